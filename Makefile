@@ -1,0 +1,43 @@
+# make demo | make test | make check : each sets up .venv first; nothing else is installed by hand.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKS := requirements/base.txt requirements/cpu.txt requirements/dev.txt
+ENGINES ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+DEMO ?= arithmetic
+
+.PHONY: demo test check proto setup clean
+
+setup: $(VENV)/.installed-$(ENGINES)
+
+$(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/base.txt -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e client -e .
+	touch $@
+
+$(VENV)/.installed-gpu: $(LOCKS) requirements/gpu.txt pyproject.toml client/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -r requirements/gpu.txt
+	$(BIN)/pip install --quiet --no-deps -r requirements/base.txt -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e client -e .
+	touch $@
+
+demo: setup
+	$(BIN)/plexctl demo $(DEMO)
+
+test: setup
+	$(BIN)/python -m pytest --run-slow $(PYTEST)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+
+proto: setup
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The wire: generated stubs and the codec of tensor bundles."""

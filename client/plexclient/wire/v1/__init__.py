@@ -1,0 +1,1 @@
+"""Generated from proto/plexsvc/v1 by `make proto`; do not edit."""

@@ -1,0 +1,95 @@
+from plexclient.wire.v1 import common_pb2 as _common_pb2
+from plexclient.wire.v1 import operations_pb2 as _operations_pb2
+from plexclient.wire.v1 import service_pb2 as _service_pb2
+from plexclient.wire.v1 import statemanager_pb2 as _statemanager_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class InstanceRequest(_message.Message):
+    __slots__ = ("request_id", "prompt", "sampling", "prompt_index", "sample_index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt: _operations_pb2.Prompt
+    sampling: _operations_pb2.SamplingParams
+    prompt_index: int
+    sample_index: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[_operations_pb2.Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_operations_pb2.SamplingParams, _Mapping]] = ..., prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
+
+class InstanceGenerateRequest(_message.Message):
+    __slots__ = ("fence", "requests", "min_version")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    requests: _containers.RepeatedCompositeFieldContainer[InstanceRequest]
+    min_version: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[InstanceRequest, _Mapping]]] = ..., min_version: _Optional[int] = ...) -> None: ...
+
+class InstanceFrame(_message.Message):
+    __slots__ = ("deltas",)
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    deltas: _containers.RepeatedCompositeFieldContainer[_operations_pb2.SampleDelta]
+    def __init__(self, deltas: _Optional[_Iterable[_Union[_operations_pb2.SampleDelta, _Mapping]]] = ...) -> None: ...
+
+class InstanceAbortRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InstanceAbortReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadVersionRequest(_message.Message):
+    __slots__ = ("fence", "manifests", "version")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    manifests: _containers.RepeatedCompositeFieldContainer[_statemanager_pb2.VersionManifest]
+    version: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., manifests: _Optional[_Iterable[_Union[_statemanager_pb2.VersionManifest, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class LoadVersionReply(_message.Message):
+    __slots__ = ("error", "nbytes", "load_us", "version", "checksum")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    nbytes: int
+    load_us: int
+    version: int
+    checksum: str
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., load_us: _Optional[int] = ..., version: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+
+class InstanceStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InstanceStats(_message.Message):
+    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    kv_usage: float
+    version: int
+    kind: _service_pb2.InstanceKind
+    generated_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ...) -> None: ...

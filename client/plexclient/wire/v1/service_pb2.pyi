@@ -1,0 +1,539 @@
+from plexclient.wire.v1 import common_pb2 as _common_pb2
+from plexclient.wire.v1 import operations_pb2 as _operations_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_QUEUED: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_COMPLETED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+
+class InstanceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCE_KIND_UNSPECIFIED: _ClassVar[InstanceKind]
+    INSTANCE_KIND_RESERVED: _ClassVar[InstanceKind]
+    INSTANCE_KIND_DEDICATED: _ClassVar[InstanceKind]
+    INSTANCE_KIND_SPOT: _ClassVar[InstanceKind]
+    INSTANCE_KIND_SERVING: _ClassVar[InstanceKind]
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_QUEUED: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_COMPLETED: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
+INSTANCE_KIND_UNSPECIFIED: InstanceKind
+INSTANCE_KIND_RESERVED: InstanceKind
+INSTANCE_KIND_DEDICATED: InstanceKind
+INSTANCE_KIND_SPOT: InstanceKind
+INSTANCE_KIND_SERVING: InstanceKind
+
+class CreateJobRequest(_message.Message):
+    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TTL_US_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    name: str
+    tenant: str
+    session_ttl_us: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TTL_US_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_DONE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    name: str
+    tenant: str
+    state: JobState
+    reason: str
+    exit_code: int
+    created_us: int
+    ended_us: int
+    session_ttl_us: int
+    labels: _containers.ScalarMap[str, str]
+    deployment_ids: _containers.RepeatedScalarFieldContainer[str]
+    operations_done: int
+    device_us: int
+    phase: str
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., created_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., deployment_ids: _Optional[_Iterable[str]] = ..., operations_done: _Optional[int] = ..., device_us: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ("job_id", "tenant", "acks", "metrics")
+    class AcksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    tenant: str
+    acks: _containers.ScalarMap[str, int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., acks: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class KeepAliveReply(_message.Message):
+    __slots__ = ("durable_seqs", "state", "reason")
+    class DurableSeqsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    DURABLE_SEQS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    durable_seqs: _containers.ScalarMap[str, int]
+    state: JobState
+    reason: str
+    def __init__(self, durable_seqs: _Optional[_Mapping[str, int]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EndJobRequest(_message.Message):
+    __slots__ = ("job_id", "tenant", "outcome", "reason", "exit_code")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    tenant: str
+    outcome: JobState
+    reason: str
+    exit_code: int
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class Optimizer(_message.Message):
+    __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    BETA1_FIELD_NUMBER: _ClassVar[int]
+    BETA2_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip_grad_norm: float
+    def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+
+class DeploymentSpec(_message.Message):
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    model: str
+    backend: str
+    parallel: _common_pb2.Parallel
+    optimizer: Optimizer
+    dtype: str
+    seed: int
+    micro_batch_tokens: int
+    max_model_len: int
+    instance_kind: InstanceKind
+    num_instances: int
+    model_deployment_id: str
+    kv_cache_bytes: int
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ...) -> None: ...
+
+class CreateDeploymentRequest(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    tenant: str
+    name: str
+    spec: DeploymentSpec
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ...) -> None: ...
+
+class GetDeploymentRequest(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "tenant")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    tenant: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class Deployment(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STAGING_NODES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FILES_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    tenant: str
+    name: str
+    spec: DeploymentSpec
+    state: str
+    error: _common_pb2.Error
+    incarnation: int
+    blocks: _containers.RepeatedCompositeFieldContainer[_common_pb2.DeviceBlock]
+    vocab_size: int
+    max_sequence_length: int
+    staging_nodes: _containers.RepeatedCompositeFieldContainer[NodeAddress]
+    executor_address: str
+    state_bytes: int
+    wpg_id: str
+    residency: _common_pb2.Residency
+    model_files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeAddress(_message.Message):
+    __slots__ = ("node_id", "agent", "state_manager")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    agent: str
+    state_manager: str
+    def __init__(self, node_id: _Optional[str] = ..., agent: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: StageHeader
+    chunk: _common_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[StageHeader, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class StageHeader(_message.Message):
+    __slots__ = ("operation_id", "job_id", "deployment_id", "tenant", "tensors", "nbytes", "rules")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    deployment_id: str
+    tenant: str
+    tensors: _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]
+    nbytes: int
+    rules: BatchRules
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., tenant: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[_common_pb2.TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., rules: _Optional[_Union[BatchRules, _Mapping]] = ...) -> None: ...
+
+class BatchRules(_message.Message):
+    __slots__ = ("vocab_size", "max_sequence_length", "required")
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    vocab_size: int
+    max_sequence_length: int
+    required: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., required: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StageReply(_message.Message):
+    __slots__ = ("nbytes", "error")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    error: _common_pb2.Error
+    def __init__(self, nbytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class PayloadStagedRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    tenant: str
+    deployment_id: str
+    error: _common_pb2.Error
+    plan: _operations_pb2.DispatchPlan
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployment_id: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., plan: _Optional[_Union[_operations_pb2.DispatchPlan, _Mapping]] = ...) -> None: ...
+
+class PayloadStagedReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchResultRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "deployment_id", "shard", "offset")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    deployment_id: str
+    shard: int
+    offset: int
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., shard: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class StreamGenerateRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "deployment_id", "after_cursor")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    deployment_id: str
+    after_cursor: int
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., after_cursor: _Optional[int] = ...) -> None: ...
+
+class FetchModelFileRequest(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "name", "offset")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    name: str
+    offset: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("tenant", "include_ended")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_ENDED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    include_ended: bool
+    def __init__(self, tenant: _Optional[str] = ..., include_ended: _Optional[bool] = ...) -> None: ...
+
+class ListJobsReply(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class ClusterStatus(_message.Message):
+    __slots__ = ("now_us", "scheduler_epoch", "nodes", "devices", "jobs", "deployments", "progress")
+    class ProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: JobProgress
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[JobProgress, _Mapping]] = ...) -> None: ...
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    now_us: int
+    scheduler_epoch: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
+    progress: _containers.MessageMap[str, JobProgress]
+    def __init__(self, now_us: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., progress: _Optional[_Mapping[str, JobProgress]] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("metrics", "at_us")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    at_us: int
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., at_us: _Optional[int] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node_id", "state", "host_bytes_used", "host_bytes_total", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    state: str
+    host_bytes_used: int
+    host_bytes_total: int
+    address: NodeAddress
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ...) -> None: ...
+
+class DeviceStatus(_message.Message):
+    __slots__ = ("node_id", "index", "kind", "bytes_used", "bytes_total", "resident_wpgs", "running_wpg", "busy_us", "switch_us", "switches", "since_us", "lease_no")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_WPGS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_WPG_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_US_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    LEASE_NO_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    index: int
+    kind: str
+    bytes_used: int
+    bytes_total: int
+    resident_wpgs: _containers.RepeatedScalarFieldContainer[str]
+    running_wpg: str
+    busy_us: int
+    switch_us: int
+    switches: int
+    since_us: int
+    lease_no: int
+    def __init__(self, node_id: _Optional[str] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., bytes_used: _Optional[int] = ..., bytes_total: _Optional[int] = ..., resident_wpgs: _Optional[_Iterable[str]] = ..., running_wpg: _Optional[str] = ..., busy_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., switches: _Optional[int] = ..., since_us: _Optional[int] = ..., lease_no: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "tenant")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    tenant: str
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("text", "facts", "state")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    facts: _containers.RepeatedScalarFieldContainer[str]
+    state: _operations_pb2.OperationState
+    def __init__(self, text: _Optional[str] = ..., facts: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[_operations_pb2.OperationState, str]] = ...) -> None: ...
+
+class TimelineRequest(_message.Message):
+    __slots__ = ("tenant", "after_index")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    after_index: int
+    def __init__(self, tenant: _Optional[str] = ..., after_index: _Optional[int] = ...) -> None: ...
+
+class TimelineReply(_message.Message):
+    __slots__ = ("spans", "next_index")
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    next_index: int
+    def __init__(self, spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., next_index: _Optional[int] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("index", "node_id", "device", "kind", "job_id", "deployment_id", "operation_id", "start_us", "end_us", "nbytes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    node_id: str
+    device: int
+    kind: str
+    job_id: str
+    deployment_id: str
+    operation_id: bytes
+    start_us: int
+    end_us: int
+    nbytes: int
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[int] = ..., kind: _Optional[str] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., operation_id: _Optional[bytes] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,268 @@
+from plexclient.wire.v1 import common_pb2 as _common_pb2
+from plexclient.wire.v1 import service_pb2 as _service_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MoveRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "move_id", "to")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    move_id: bytes
+    to: _common_pb2.Residency
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., move_id: _Optional[bytes] = ..., to: _Optional[_Union[_common_pb2.Residency, str]] = ...) -> None: ...
+
+class MoveReply(_message.Message):
+    __slots__ = ("error", "nbytes", "copy_us", "total_us", "residency")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    COPY_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    nbytes: int
+    copy_us: int
+    total_us: int
+    residency: _common_pb2.Residency
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "deployment_id", "version")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    deployment_id: str
+    version: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PublishReply(_message.Message):
+    __slots__ = ("error", "manifest", "copy_us")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    COPY_US_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    manifest: VersionManifest
+    copy_us: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., manifest: _Optional[_Union[VersionManifest, _Mapping]] = ..., copy_us: _Optional[int] = ...) -> None: ...
+
+class VersionManifest(_message.Message):
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    nbytes: int
+    pieces: _containers.RepeatedCompositeFieldContainer[CanonicalPiece]
+    block_checksums: _containers.RepeatedScalarFieldContainer[bytes]
+    node_id: str
+    data_socket: str
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ...) -> None: ...
+
+class CanonicalPiece(_message.Message):
+    __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    global_shape: _containers.RepeatedScalarFieldContainer[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    size: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    region: str
+    offset: int
+    stride: _containers.RepeatedScalarFieldContainer[int]
+    rank: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., global_shape: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., size: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., region: _Optional[str] = ..., offset: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class ReleaseVersionRequest(_message.Message):
+    __slots__ = ("deployment_id", "version", "fence")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    fence: _common_pb2.Fence
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+
+class ReleaseVersionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MaterializeRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    path: str
+    optimizer: bool
+    model: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+
+class MaterializeReply(_message.Message):
+    __slots__ = ("error", "nbytes", "files")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    nbytes: int
+    files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReadVersionRequest(_message.Message):
+    __slots__ = ("deployment_id", "version", "pieces")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    pieces: _containers.RepeatedCompositeFieldContainer[CanonicalPiece]
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ...) -> None: ...
+
+class DigestRequest(_message.Message):
+    __slots__ = ("wpg_id", "fence")
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    wpg_id: str
+    fence: _common_pb2.Fence
+    def __init__(self, wpg_id: _Optional[str] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+
+class DigestReply(_message.Message):
+    __slots__ = ("error", "digests", "applied_seq")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    digests: _containers.ScalarMap[str, str]
+    applied_seq: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "job_id")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    job_id: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class ForgetReply(_message.Message):
+    __slots__ = ("freed_bytes",)
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
+
+class InventoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InventoryReply(_message.Message):
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    WPGS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MAX_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
+    host_bytes_used: int
+    host_bytes_total: int
+    staging_bytes_used: int
+    staging_bytes_total: int
+    max_scheduler_epoch: int
+    data_socket: str
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ...) -> None: ...
+
+class WpgState(_message.Message):
+    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq")
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_NO_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    wpg_id: str
+    incarnation: int
+    residency: _common_pb2.Residency
+    device_bytes: int
+    host_bytes: int
+    switch_bytes: int
+    lease_no: int
+    applied_seq: int
+    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+
+class DeviceMemory(_message.Message):
+    __slots__ = ("index", "bytes_used", "bytes_total", "bytes_peak")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PEAK_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    bytes_used: int
+    bytes_total: int
+    bytes_peak: int
+    def __init__(self, index: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_total: _Optional[int] = ..., bytes_peak: _Optional[int] = ...) -> None: ...
+
+class ReadStagedRequest(_message.Message):
+    __slots__ = ("staging_id", "offset")
+    STAGING_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    staging_id: bytes
+    offset: int
+    def __init__(self, staging_id: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class DropStagedRequest(_message.Message):
+    __slots__ = ("staging_ids", "job_id")
+    STAGING_IDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    staging_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    job_id: str
+    def __init__(self, staging_ids: _Optional[_Iterable[bytes]] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class DropStagedReply(_message.Message):
+    __slots__ = ("freed_bytes",)
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...

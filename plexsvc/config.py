@@ -1,0 +1,76 @@
+"""Configuration: one TOML file a process, read into frozen dataclasses; unknown keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from plexsvc.errors import ErrorCode, PlexError
+
+T = TypeVar("T")
+
+
+def load(path: Path, into: type[T]) -> T:
+    """Read a TOML file into the dataclass `into`.
+
+    Raises:
+        PlexError: `bad_request`, naming the file and key, for what does not fit.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {error}") from error
+    return parse(table, into, where=str(path))
+
+
+def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
+    """Return `into` filled from `table`; missing keys take their defaults.
+
+    Raises:
+        PlexError: `bad_request` for an unknown key or a value of another type.
+    """
+    hints = typing.get_type_hints(into)
+    known = {field.name for field in dataclasses.fields(into)}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{where}: unknown key {unknown[0]!r}; {into.__name__} knows {', '.join(sorted(known))}",
+        )
+    values = {
+        key: _value(value, hints[key], where=f"{where}.{key}") for key, value in table.items()
+    }
+    return into(**values)
+
+
+def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML values are of any type
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return parse(value, hint, where=where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list):
+        return tuple(
+            _value(item, arguments[0], where=f"{where}[{i}]") for i, item in enumerate(value)
+        )
+    if origin is dict and isinstance(value, Mapping):
+        return {
+            key: _value(item, arguments[1], where=f"{where}.{key}") for key, item in value.items()
+        }
+    if origin is types.UnionType:
+        hint = next(option for option in arguments if option is not type(None))
+        return _value(value, hint, where=where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if (
+        not isinstance(hint, type)
+        or not isinstance(value, hint)
+        or (hint is int and isinstance(value, bool))
+    ):
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {hint}")
+    return value

@@ -1,0 +1,1 @@
+"""How bytes move between processes: gRPC channels, descriptors over Unix sockets, fixed mappings."""

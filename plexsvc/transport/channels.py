@@ -1,0 +1,42 @@
+"""gRPC channels and servers with the one option set that notices a silent peer in three seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+MAX_MESSAGE_BYTES: Final = 8 << 20
+"""Largest gRPC message; payloads beyond `INLINE_PAYLOAD_BYTES` stream in chunks far below it."""
+
+Options = Sequence[tuple[str, int]]
+
+_LIMITS: Final[Options] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+CHANNEL_OPTIONS: Final[Options] = (
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+SERVER_OPTIONS: Final[Options] = (
+    *_LIMITS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(target: str) -> grpc.aio.Channel:
+    """Return an aio channel to `host:port` or `unix:path`; every call on it needs a deadline."""
+    return grpc.aio.insecure_channel(target, options=list(CHANNEL_OPTIONS))
+
+
+def new_server() -> grpc.aio.Server:
+    """Return an aio server with the shared options; the caller adds servicers and ports."""
+    return grpc.aio.server(options=list(SERVER_OPTIONS))
