@@ -1,4 +1,4 @@
-"""Configuration: one TOML file a process, read into frozen dataclasses; unknown keys are refused."""
+"""Configuration: one TOML file a process, into frozen dataclasses; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
     if unknown:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"{where}: unknown key {unknown[0]!r}; {into.__name__} knows {', '.join(sorted(known))}",
+            f"{where}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(known))}",
         )
     values = {
         key: _value(value, hints[key], where=f"{where}.{key}") for key, value in table.items()
@@ -48,10 +48,19 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
     return into(**values)
 
 
-def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML values are of any type
+def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        hint = next(option for option in arguments if option is not type(None))
+        return _value(value, hint, where=where)
+    if origin in (tuple, dict):
+        return _collection(value, origin, arguments, where=where)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return parse(value, hint, where=where)  # type: ignore[arg-type]
+    return _scalar(value, hint, where=where)
+
+
+def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
     if origin is tuple and isinstance(value, list):
         return tuple(
             _value(item, arguments[0], where=f"{where}[{i}]") for i, item in enumerate(value)
@@ -60,17 +69,16 @@ def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML 
         return {
             key: _value(item, arguments[1], where=f"{where}.{key}") for key, item in value.items()
         }
-    if origin is types.UnionType:
-        hint = next(option for option in arguments if option is not type(None))
-        return _value(value, hint, where=where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {origin.__name__}")
+
+
+def _scalar(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
+    is_bool = isinstance(value, bool)
+    if hint is float and isinstance(value, int) and not is_bool:
         return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if (
-        not isinstance(hint, type)
-        or not isinstance(value, hint)
-        or (hint is int and isinstance(value, bool))
-    ):
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {hint}")
+    if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and is_bool):
+        name = getattr(hint, "__name__", hint)
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {name}")
     return value

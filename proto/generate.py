@@ -1,4 +1,4 @@
-"""Generates the gRPC stubs of proto/ into client/plexclient/wire/v1; with --check, fails when they are stale."""
+"""Generates the gRPC stubs of proto/ into plexclient; --check fails when they are stale."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def stale_files() -> list[str]:
 
 
 def main() -> None:
+    """Generate, or compare and exit 1 when stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 when stale")
     if not parser.parse_args().check:

@@ -1,4 +1,4 @@
-"""The codec of tensor bundles: named numpy arrays to one aligned byte string and back, without copies out."""
+"""The codec of tensor bundles: named arrays to one aligned byte string and back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def layout(
         if array.dtype not in NAMES:
             raise PlexError(
                 ErrorCode.BAD_BATCH,
-                f"array {name!r} has dtype {array.dtype}; the wire carries {', '.join(map(str, NAMES))}",
+                f"array {name!r} has dtype {array.dtype}; "
+                f"the wire carries {', '.join(map(str, NAMES))}",
                 array=name,
             )
         nbytes = int(array.nbytes)
@@ -107,14 +108,14 @@ def check_spec(spec: common_pb2.TensorSpec, total_bytes: int) -> None:
     if not fits:
         raise PlexError(
             ErrorCode.BAD_BATCH,
-            f"array {spec.name!r}: dtype {spec.dtype!r}, shape {list(spec.shape)}, offset {spec.offset}, "
-            f"{spec.nbytes} bytes do not describe a part of a bundle of {total_bytes} bytes",
+            f"array {spec.name!r}: dtype {spec.dtype!r}, shape {list(spec.shape)}, offset "
+            f"{spec.offset}, {spec.nbytes} bytes do not describe a part of {total_bytes} bytes",
             array=spec.name,
         )
 
 
 def chunks(parts: Sequence[memoryview], *, start: int = 0) -> Iterable[common_pb2.Chunk]:
-    """Yield a bundle's bytes (`parts` laid end to end) from `start` on in chunks of `CHUNK_BYTES`."""
+    """Yield the bytes of `parts` laid end to end, from `start` on, in `CHUNK_BYTES` pieces."""
     position = 0
     for part in parts:
         for low in range(0, len(part), CHUNK_BYTES):

@@ -1,0 +1,37 @@
+"""Options and fixtures every test may use: slow tests, the shared cluster, tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.live_cluster import LiveCluster, start_cluster
+from tests.fakes.tiny_models import make_qwen3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="also run tests longer than a second")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--run-slow"):
+        return
+    skip = pytest.mark.skip(reason="longer than a second; pass --run-slow (make test does)")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """One real service for all system tests: `plexctl up`, two nodes, warm zygotes."""
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tied Qwen3 of about 0.1 M parameters with a character tokenizer, fp32."""
+    return make_qwen3(tmp_path_factory.mktemp("models") / "tiny", seed=0)

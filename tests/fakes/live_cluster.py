@@ -1,0 +1,106 @@
+"""The real service for tests: `plexctl up` as a process, with what a test needs to look inside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import plexclient as plex
+
+MIB = 1 << 20
+CONFIG = """
+state_dir = "{state_dir}"
+listen = "127.0.0.1:0"
+
+[[nodes]]
+node_id = "node-a"
+host_bytes = {host_bytes}
+staging_bytes = {staging_bytes}
+devices = [
+  {{ kind = "train", bytes_total = {device_bytes} }},
+  {{ kind = "train", bytes_total = {device_bytes} }},
+  {{ kind = "rollout", bytes_total = {rollout_bytes} }},
+  {{ kind = "rollout", bytes_total = {rollout_bytes} }},
+]
+
+[[nodes]]
+node_id = "node-b"
+host_bytes = {host_bytes}
+staging_bytes = {staging_bytes}
+devices = [
+  {{ kind = "train", bytes_total = {device_bytes} }},
+]
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCluster:
+    """A running service and how to reach it."""
+
+    address: str
+    token: str
+    state_dir: Path
+    pid: int
+
+    def connect(self) -> plex.Cluster:
+        """Return a client connection."""
+        return plex.connect(self.address, token=self.token)
+
+
+@contextlib.contextmanager
+def start_cluster(
+    directory: Path, *, device_bytes: int = 64 * MIB, boot_s: float = 120, extra: str = ""
+) -> Iterator[LiveCluster]:
+    """Start `plexctl up`; stop it with SIGTERM and check that nothing of it remains."""
+    state_dir = directory / "state"
+    config = directory / "cluster.toml"
+    config.write_text(
+        CONFIG.format(
+            state_dir=state_dir,
+            host_bytes=2048 * MIB,
+            staging_bytes=256 * MIB,
+            device_bytes=device_bytes,
+            rollout_bytes=1024 * MIB,
+        )
+        + extra
+    )
+    log = (directory / "up.log").open("wb")
+    command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield _wait_until_up(process, state_dir=state_dir, log=directory / "up.log", boot_s=boot_s)
+    finally:
+        _stop(process)
+        log.close()
+
+
+def _wait_until_up(
+    process: subprocess.Popen[bytes], *, state_dir: Path, log: Path, boot_s: float
+) -> LiveCluster:
+    found = state_dir / "cluster.json"
+    deadline = time.monotonic() + boot_s
+    while not found.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"plexctl up did not come up:\n{log.read_text()[-4000:]}")
+        time.sleep(0.1)  # noqa: TID251 - waits for another process, not for time to pass
+    facts = json.loads(found.read_text())
+    return LiveCluster(
+        address=facts["address"], token=facts["token"], state_dir=state_dir, pid=process.pid
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=5)
