@@ -35,3 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tied Qwen3 of about 0.1 M parameters with a character tokenizer, fp32."""
     return make_qwen3(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like `tiny_model` but twice the state, for layouts that split it over two devices."""
+    return make_qwen3(tmp_path_factory.mktemp("models") / "wide", seed=1, layers=4)

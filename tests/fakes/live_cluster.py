@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
 import plexclient as plex
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 
 MIB = 1 << 20
 CONFIG = """
@@ -57,7 +60,7 @@ class LiveCluster:
 
 @contextlib.contextmanager
 def start_cluster(
-    directory: Path, *, device_bytes: int = 64 * MIB, boot_s: float = 120, extra: str = ""
+    directory: Path, *, device_bytes: int = 2 * MIB, boot_s: float = 120, extra: str = ""
 ) -> Iterator[LiveCluster]:
     """Start `plexctl up`; stop it with SIGTERM and check that nothing of it remains."""
     state_dir = directory / "state"
@@ -104,3 +107,52 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=5)
+
+
+def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]:
+    """Return the pids of the deployments' ranks, in the order of the ids."""
+    with cluster.connect() as connection:
+        status = connection.status()
+    wpg_of = {d.deployment_id: d.wpg_id for d in status.deployments}
+    procs: dict[str, list[int]] = {}
+    for node in status.nodes:
+        with grpc.insecure_channel(node.address.agent) as channel:
+            reply = node_pb2_grpc.NodeStub(channel).Describe(
+                node_pb2.NodeDescribeRequest(), timeout=5
+            )
+        for proc in reply.procs:
+            procs.setdefault(proc.wpg_id, []).append(proc.pid)
+    return [pid for deployment in deployment_ids for pid in procs[wpg_of[deployment]]]
+
+
+def shared_resident_bytes(pid: int) -> int:
+    """Return the shared memory pages a process has resident (RssShmem), in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"process {pid} reports no RssShmem")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all living processes below `pid`."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return [child for child in found if is_alive(child)]

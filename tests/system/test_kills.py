@@ -1,0 +1,123 @@
+"""What dies ends with a cause, frees what it held, and leaves the others alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from tests.fakes.live_cluster import (
+    LiveCluster,
+    descendants,
+    is_alive,
+    rank_processes,
+    start_cluster,
+)
+from tests.fakes.waiting import wait_until
+from tests.fakes.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+CONTROLLER = """
+import sys, time
+import plexclient as plex
+with plex.connect(sys.argv[1], token=sys.argv[2]) as cluster:
+    with cluster.job("doomed", session_ttl_s=2.0) as job:
+        job.deploy("actor", model=sys.argv[3], backend="noop", role="actor")
+        print(job.job_id, flush=True)
+        time.sleep(600)
+"""
+
+
+def deploy(job: plex.Job, model: Path) -> plex.Deployment:
+    return job.deploy("actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2))
+
+
+def bytes_in_use(cluster: plex.Cluster) -> int:
+    return sum(device.bytes_used for device in cluster.status().devices)
+
+
+def test_a_killed_worker_fails_its_job_with_a_cause_and_the_other_goes_on(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with cluster.connect() as connection, connection.job("survivor") as survivor:
+        kept = deploy(survivor, tiny_model)
+        doomed_job = connection.job("doomed")
+        doomed = deploy(doomed_job, tiny_model)
+        doomed.forward_backward(fixed_batch(1), loss="ppo")
+        (pid,) = rank_processes(cluster, [doomed.deployment_id])
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(plex.PlexError) as caught:
+            doomed.step()
+        assert caught.value.code == "worker_died"
+        assert doomed.info.wpg_id in caught.value.message
+        assert caught.value.facts["signal"] == "9"
+        assert "log_tail" in caught.value.facts
+        kept.forward_backward(fixed_batch(2), loss="ppo")
+        assert kept.step().metrics["grad_norm"] > 0
+        doomed_job.end("failed", reason="worker died")
+    with cluster.connect() as connection:
+        wait_until(lambda: bytes_in_use(connection) == 0, what="devices freed")
+
+
+def test_a_killed_controller_ends_its_job_after_the_grace_period(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, cluster.address, cluster.token, str(tiny_model)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert controller.stdout is not None
+    job_id = controller.stdout.readline().strip()
+    with cluster.connect() as connection:
+        (rank,) = rank_processes(cluster, [f"{job_id}/actor"])
+        controller.kill()
+        controller.communicate()
+
+        def ended() -> bool:
+            jobs = {job.job_id: job for job in connection.list_jobs(include_ended=True)}
+            return jobs[job_id].state == plex.JobState.CANCELLED
+
+        wait_until(ended, what="the job of the killed controller is cancelled", timeout_s=15)
+        jobs = {job.job_id: job for job in connection.list_jobs(include_ended=True)}
+        assert "session" in jobs[job_id].reason
+        wait_until(lambda: not is_alive(rank), what="its rank is gone")
+
+
+@pytest.mark.parametrize("victim", ["up", "agent", "statemanager"])
+def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: str) -> None:
+    with start_cluster(tmp_path) as live, live.connect() as connection:
+        job = connection.job("any")
+        actor = deploy(job, tiny_model)
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        ranks = rank_processes(live, [actor.deployment_id])
+        family = [live.pid, *descendants(live.pid)]
+        pid = live.pid if victim == "up" else _named(family, f"plexsvc.{_MODULE[victim]}")
+        below = [*descendants(pid), *ranks]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: not any(is_alive(child) for child in below),
+            what=f"processes below the killed {victim} are gone",
+        )
+        if victim != "up":
+            with pytest.raises(plex.PlexError) as caught:
+                actor.step()
+            assert caught.value.code in {"worker_died", "node_lost"}
+    wait_until(lambda: not any(is_alive(p) for p in family), what="the whole family is gone")
+    assert not [name for name in os.listdir("/dev/shm") if "plex" in name]  # noqa: PTH208
+
+
+_MODULE = {"agent": "node.agent", "statemanager": "statemanager.main"}
+
+
+def _named(pids: list[int], module: str) -> int:
+    for pid in pids:
+        if module in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+            return pid
+    raise AssertionError(f"no process runs {module}")

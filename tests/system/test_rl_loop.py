@@ -1,0 +1,100 @@
+"""The loop of the README on real engines: generate, score, train, sync, and logprobs that agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from tests.fakes.live_cluster import LiveCluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
+
+
+@pytest.fixture(scope="module")
+def loop(cluster: LiveCluster, tiny_model: Path):  # noqa: ANN201 - a generator of three clients
+    with cluster.connect() as connection, connection.job("loop") as job:
+        actor = job.deploy(
+            "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+        )
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
+        yield job, actor, rollout
+
+
+def gap(actor: plex.Deployment, samples: plex.Samples) -> tuple[float, float]:
+    batch = plex.Batch.from_samples(samples, advantages=np.zeros(len(samples)))
+    trained = actor.forward(batch).logprobs
+    difference = np.abs(trained - batch.logprobs)[batch.mask > 0]
+    return float(difference.mean()), float(difference.max())
+
+
+def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop) -> None:  # noqa: ANN001
+    _, actor, rollout = loop
+    versions = []
+    for step in range(3):
+        version = rollout.sync(actor)
+        samples = rollout.generate(PROMPTS, n=4, max_tokens=16, temperature=1.0, seed=step)
+        assert len(samples) == 8
+        assert {v for sample in samples for v in sample.versions} == {version}
+        mean, largest = gap(actor, samples)
+        assert mean <= 1e-4
+        assert largest <= 1e-3
+        rewards = np.array([float(len(set(sample.tokens))) for sample in samples])
+        advantages = plex.grpo_advantages(rewards, group=4)
+        batch = plex.Batch.from_samples(samples, advantages=advantages)
+        actor.forward_backward(batch, loss="ppo", clip=0.2)
+        actor.step()
+        versions.append(version)
+    assert versions == sorted(set(versions))
+
+
+def test_a_sync_submitted_before_a_step_carries_the_weights_before_it(loop) -> None:  # noqa: ANN001
+    _, actor, rollout = loop
+    rollout.sync(actor)
+    batch = plex.Batch.from_samples(
+        rollout.generate(PROMPTS, n=4, max_tokens=8, seed=1), advantages=np.ones(8)
+    )
+    before = actor.forward(batch).logprobs
+    syncing = rollout.sync.submit(actor)
+    training = actor.forward_backward.submit(batch, loss="importance_sampling")
+    stepping = actor.step.submit(lr=0.05)
+    sampling = rollout.generate.submit(PROMPTS, n=4, max_tokens=8, seed=1)
+    samples = sampling.result(60)
+    for call in (syncing, training, stepping):
+        call.result(60)
+    again = plex.Batch.from_samples(samples, advantages=np.ones(8))
+    assert np.abs(again.logprobs - batch.logprobs).max() <= 1e-5
+    assert np.abs(actor.forward(batch).logprobs - before).max() > 1e-3
+
+
+def test_the_same_seeds_give_the_same_samples(loop) -> None:  # noqa: ANN001
+    _, actor, rollout = loop
+    rollout.sync(actor)
+    first = rollout.generate(PROMPTS, n=3, max_tokens=12, seed=7)
+    second = rollout.generate(PROMPTS, n=3, max_tokens=12, seed=7)
+    other = rollout.generate(PROMPTS, n=3, max_tokens=12, seed=8)
+    assert [s.tokens for s in first] == [s.tokens for s in second]
+    assert [s.tokens for s in first] != [s.tokens for s in other]
+
+
+def test_text_in_gives_text_out(loop) -> None:  # noqa: ANN001
+    _, _, rollout = loop
+    samples = rollout.generate(["12+3="], n=2, max_tokens=5, seed=0)
+    assert all(isinstance(sample.text, str) for sample in samples)
+    assert [s.prompt_tokens for s in samples] == [[3, 4, 12, 5, 16]] * 2
+
+
+def test_streamed_samples_equal_the_whole_answer(loop) -> None:  # noqa: ANN001
+    _, _, rollout = loop
+    whole = rollout.generate(PROMPTS, n=2, max_tokens=10, seed=3)
+    streamed = {
+        (s.prompt_index, s.sample_index): s
+        for s in rollout.generate.stream(PROMPTS, n=2, max_tokens=10, seed=3)
+    }
+    assert {(s.prompt_index, s.sample_index): list(s.tokens) for s in whole} == {
+        key: list(sample.tokens) for key, sample in streamed.items()
+    }
