@@ -1,0 +1,1 @@
+"""One process a rank: runs a WPG's operations on a training backend."""

@@ -1,0 +1,1 @@
+"""Training backends behind one protocol; each foreign engine is known to one module here."""

@@ -1,0 +1,191 @@
+"""The protocol every training backend implements, and the values that cross it.
+
+Life of a backend: `build` (host memory only) → `attach` (its tensors move into the rank's regions
+and the model's weights are read) → any number of passes and steps. Between operations the regions
+may be taken away and brought back at the same addresses, so a backend keeps nothing of a job's
+state outside its regions but the `scalars`. Everything is called on one thread.
+"""
+
+# T = packed tokens of a micro-batch, B = sequences in it.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.worker.sources import TensorSource
+
+if TYPE_CHECKING:
+    import torch
+
+    from plexsvc.transport.state_client import RegionSpec
+
+Scalars = dict[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Some sequences of a batch, packed, plus padding that weighs nothing.
+
+    The last `padded_tokens` tokens are one extra sequence: its per-token weights are zero and what
+    is computed for it is dropped.
+    """
+
+    tokens: torch.Tensor
+    """int64[T]."""
+    cu_seqlens: torch.Tensor
+    """int32[B+1], padding's sequence included."""
+    arrays: Mapping[str, torch.Tensor]
+    """Per-token inputs of the loss, [T]: float32, `target_tokens` int64."""
+    sequences: tuple[int, ...]
+    """Indices into the batch, padding's sequence excluded."""
+    padded_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that count: padding excluded."""
+        return int(self.tokens.shape[0]) - self.padded_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """What a loss makes of one micro-batch: a differentiable sum, and sums to report."""
+
+    loss: torch.Tensor
+    sums: Mapping[str, torch.Tensor]
+
+
+TokenLoss = Callable[["torch.Tensor", Mapping[str, "torch.Tensor"]], LossTerms]
+"""From `outputs[T]` (logprobs, or a critic's values) and the micro-batch's arrays to its terms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass over this rank's micro-batches answered.
+
+    `outputs` (float32, one a micro-batch, padding dropped) are there only where `owns_results`;
+    `sums` are already added over data-parallel ranks, and empty on all but the last pipeline stage.
+    """
+
+    outputs: tuple[torch.Tensor, ...] = ()
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hyper:
+    """AdamW's hyper-parameters of one step. `clip_grad_norm` 0 turns clipping off."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad_norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What callers must know to make a batch the model takes."""
+
+    vocab_size: int
+    max_sequence_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """This rank's place in the data-parallel split, and whether it answers for it."""
+
+    dp_rank: int
+    dp_size: int
+    owns_results: bool
+    """Whether this rank answers for its data-parallel rank (tensor rank 0, last stage)."""
+    token_multiple: int = 1
+    """Micro-batches are padded to a multiple of this many tokens (sequence parallelism)."""
+
+
+class Backend(Protocol):
+    """One rank of a model on some training framework."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Return the model's limits; known after `build`."""
+        ...
+
+    @property
+    def shard(self) -> Shard:
+        """Return this rank's place; known after `build`."""
+        ...
+
+    @property
+    def is_grad_dirty(self) -> bool:
+        """Whether gradients were accumulated since the last `step` or `zero_grad`."""
+        ...
+
+    def build(self) -> None:
+        """Join the ranks' process group and build the model in host memory, uninitialised.
+
+        Raises:
+            PlexError: `unknown_model` for a directory that holds no model this backend knows.
+        """
+        ...
+
+    def regions(self) -> tuple[RegionSpec, ...]:
+        """Return the device memory this rank needs for its whole life; known after `build`."""
+        ...
+
+    def attach(self, memory: Mapping[str, torch.Tensor], weights: TensorSource) -> None:
+        """Move every state tensor into `memory` (zeroed uint8 regions) and read `weights`."""
+        ...
+
+    def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
+        """Return where every state tensor lies, by canonical key; known after `attach`."""
+        ...
+
+    def reseed(self, seed: int) -> None:
+        """Set every random generator of this rank from `seed`."""
+        ...
+
+    def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
+        """Return logprobs of `target_tokens` (a critic: values). Leaves no gradients."""
+        ...
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        """Accumulate the gradients of `loss`, summed over `batch` and data-parallel ranks."""
+        ...
+
+    def step(self, hyper: Hyper) -> dict[str, float]:
+        """Apply and clear the gradients; return metrics (`grad_norm`, `steps`).
+
+        Raises:
+            PlexError: `window_broken` when the gradients are not finite; parameters are unchanged.
+        """
+        ...
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        ...
+
+    def load_params(self, weights: TensorSource) -> None:
+        """Overwrite the parameters (and masters) from `weights`."""
+        ...
+
+    def load_moments(self, moments: TensorSource) -> None:
+        """Overwrite the optimizer's moments; names are `exp_avg/<name>` and `exp_avg_sq/<name>`."""
+        ...
+
+    def scalars(self) -> Scalars:
+        """Return the state that lies in no region, e.g. the optimizer's step count."""
+        ...
+
+    def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
+        """Take back what `scalars` returned; unknown names are ignored."""
+        ...
