@@ -236,12 +236,14 @@ class Generate(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class DispatchPlan(_message.Message):
-    __slots__ = ("version", "ranks")
+    __slots__ = ("version", "ranks", "lengths")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     version: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankPlan]
-    def __init__(self, version: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPlan, _Mapping]]] = ...) -> None: ...
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPlan, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
     __slots__ = ("micro_batches",)

@@ -1,0 +1,1 @@
+"""The gRPC front door: authentication, validation, dispatch by parallel layout. Keeps no state."""

@@ -1,0 +1,59 @@
+"""Configuration of a router: who may call, how much one call may carry, how long it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The `[router]` table."""
+
+    listen: str = "127.0.0.1:50051"
+    """Where clients connect, when the router is a process of its own; port 0 picks a free one."""
+
+    scheduler: str = ""
+    """gRPC target of the scheduler, when the router is a process of its own."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Bearer token → tenant. A call without a token listed here is refused `unauthenticated`."""
+
+    max_payload_bytes: int = 4 << 30
+    """Bytes of one batch; a larger one is refused with `payload_too_large`."""
+
+    max_batch_tokens: int = 16 << 20
+    """Tokens of one batch; a longer one is refused with `payload_too_large`."""
+
+    max_batch_sequences: int = 64 << 10
+    """Sequences of one batch; more are refused with `payload_too_large`. Bounds the plan."""
+
+    max_prompts: int = 16 << 10
+    """Prompts of one generate; more are refused with `payload_too_large`."""
+
+    max_chunk_bytes: int = 1 << 20
+    """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
+
+    max_uploads: int = 64
+    """Uploads relayed at once; the next is refused with `staging_full` and may be tried again."""
+
+    default_micro_batch_tokens: int = 4096
+    """Tokens of a micro-batch where the deployment names none."""
+
+    model_roots: tuple[Path, ...] = ()
+    """Directories models may lie in; empty: anywhere on the cluster's file system."""
+
+    max_deployments_cached: int = 4096
+    """Deployments whose layout the router remembers."""
+
+    deployment_ttl_us: int = 5_000_000
+    """How long it trusts what it remembers of a deployment."""
+
+    control_timeout_us: int = 30_000_000
+    """Deadline of a short call to the scheduler."""
+
+    wait_timeout_us: int = 3_600_000_000
+    """Deadline of calls that wait for work: operations, deployments, uploads, streams."""
+
+    announce_timeout_us: int = 30_000_000
+    """How long a finished upload waits for its operation to arrive at the scheduler."""
