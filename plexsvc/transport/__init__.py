@@ -1,1 +1,1 @@
-"""How bytes move between processes: gRPC channels, descriptors over Unix sockets, fixed mappings."""
+"""How bytes move between processes: gRPC channels, passed descriptors, fixed mappings."""

@@ -1,0 +1,129 @@
+"""Messages with file descriptors over a Unix stream socket: the synchronous data plane.
+
+A message is a fixed prefix (sizes of header and body), a JSON header, and an optional body of
+bytes. Descriptors travel with the prefix. Each connection carries requests in one direction only,
+one at a time: the answer to a request is the next message the other way. A client opens two:
+`call`, on which it asks, and `data`, on which it is asked (export, release, ready).
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from plexclient.wire import errors as wire_errors
+from plexclient.wire.v1 import common_pb2
+from plexsvc.errors import ErrorCode, PlexError
+
+MAX_HEADER_BYTES: Final = 4 << 20
+MAX_BODY_BYTES: Final = 256 << 20
+MAX_FDS: Final = 16
+
+_PREFIX: Final = struct.Struct("<4sII")
+_MAGIC: Final = b"PXD1"
+
+Header = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message; whoever receives it owns `fds`."""
+
+    header: Header
+    body: bytes = b""
+    fds: tuple[int, ...] = field(default=())
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send `message`; the sender keeps its descriptors.
+
+    Raises:
+        OSError: the connection is gone or its timeout passed.
+    """
+    header = json.dumps(message.header).encode()
+    assert len(header) <= MAX_HEADER_BYTES, len(header)
+    assert len(message.body) <= MAX_BODY_BYTES, len(message.body)
+    prefix = _PREFIX.pack(_MAGIC, len(header), len(message.body))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.fds))]
+    sent = sock.sendmsg([prefix], rights if message.fds else [])
+    sock.sendall(prefix[sent:] + header)
+    sock.sendall(message.body)
+
+
+def receive(sock: socket.socket) -> Message:
+    """Return the next message.
+
+    Raises:
+        EOFError: the peer closed the connection.
+        PlexError: `bad_request`: what came is not this protocol; close the connection.
+        OSError: the connection broke or its timeout passed.
+    """
+    prefix, fds = _receive_prefix(sock)
+    try:
+        header_bytes, body_bytes = _sizes(prefix)
+        header = json.loads(_exactly(sock, header_bytes))
+        return Message(header=header, body=bytes(_exactly(sock, body_bytes)), fds=fds)
+    except (ValueError, PlexError) as error:
+        close_all(fds)
+        raise PlexError(ErrorCode.BAD_REQUEST, f"not a data-plane message: {error}") from error
+    except BaseException:
+        close_all(fds)
+        raise
+
+
+def close_all(fds: tuple[int, ...]) -> None:
+    """Close received descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def failure(error: PlexError) -> Message:
+    """Return the answer that carries `error`."""
+    return Message(header={"error": True}, body=wire_errors.to_wire(error).SerializeToString())
+
+
+def raise_if_failure(message: Message) -> Message:
+    """Return `message`, unless it carries an error.
+
+    Raises:
+        PlexError: what the other side raised.
+    """
+    if message.header.get("error"):
+        close_all(message.fds)
+        raise wire_errors.from_wire(common_pb2.Error.FromString(message.body))
+    return message
+
+
+def _receive_prefix(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    data, ancillary, _, _ = sock.recvmsg(_PREFIX.size, socket.CMSG_SPACE(MAX_FDS * 4))
+    if not data:
+        raise EOFError("the peer closed the data connection")
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data + _exactly(sock, _PREFIX.size - len(data)), tuple(fds)
+
+
+def _sizes(prefix: bytes) -> tuple[int, int]:
+    magic, header_bytes, body_bytes = _PREFIX.unpack(prefix)
+    if magic != _MAGIC or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"prefix {prefix.hex()}")
+    return header_bytes, body_bytes
+
+
+def _exactly(sock: socket.socket, nbytes: int) -> bytearray:
+    data = bytearray(nbytes)
+    view, got = memoryview(data), 0
+    while got < nbytes:
+        count = sock.recv_into(view[got:])
+        if count == 0:
+            raise EOFError("the peer closed the data connection inside a message")
+        got += count
+    return data

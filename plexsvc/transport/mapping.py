@@ -1,0 +1,126 @@
+"""Memory at an address that never changes: reserved once, mapped to memory files, parked.
+
+A parked mapping keeps its addresses and nothing else: touching it ends the process with SIGSEGV,
+which is what a rank that computes while it is off the device deserves. Pointers and views stay
+valid across `park` and `attach` (resizing torch storages on shared memory crashes instead).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+PAGE_BYTES: Final = mmap.PAGESIZE
+HUGE_PAGE_BYTES: Final = 2 << 20
+
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_READ: Final = 22
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Bytes `[offset, offset + nbytes)` of a memory file; both are multiples of the page."""
+
+    offset: int
+    nbytes: int
+
+
+def round_to_pages(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole pages, at least one.
+
+    >>> round_to_pages(1), round_to_pages(4096), round_to_pages(4097)
+    (4096, 4096, 8192)
+    """
+    return max(1, -(-nbytes // PAGE_BYTES)) * PAGE_BYTES
+
+
+class FixedMapping:
+    """A reserved range of addresses onto which extents of a memory file are mapped and unmapped."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = round_to_pages(nbytes)
+        self._reserved_bytes = self.nbytes + HUGE_PAGE_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._base = _map(None, self._reserved_bytes, _PROT_NONE, flags)
+        self.address = -(-self._base // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self.is_attached = False
+
+    def attach(self, fd: int, extents: Iterable[Extent], *, is_populated: bool = True) -> None:
+        """Map `extents` of `fd` end to end, readable and writable; `fd` may be closed afterwards.
+
+        With `is_populated` the page tables are filled now (about 70 ms per GiB of present pages),
+        so that the first touch does not pay.
+
+        Raises:
+            OSError: the kernel refused; the mapping is parked.
+        """
+        try:
+            address = self.address
+            for extent in extents:
+                self._attach_one(fd, extent, address=address, is_populated=is_populated)
+                address += extent.nbytes
+        except OSError:
+            self.park()
+            raise
+        assert address <= self.address + self.nbytes, (self.nbytes, address - self.address)
+        self.is_attached = True
+
+    def park(self) -> None:
+        """Make the range inaccessible and let go of its pages; the addresses stay reserved."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        _map(self.address, self.nbytes, _PROT_NONE, flags)
+        self.is_attached = False
+
+    def close(self) -> None:
+        """Give the addresses back; only when nothing points there any more."""
+        _check(_libc.munmap(self._base, self._reserved_bytes))
+
+    def buffer(self) -> ctypes.Array[ctypes.c_uint8]:
+        """Return the range as a writable ctypes buffer of the whole mapping; nothing is copied."""
+        return (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+
+    def _attach_one(self, fd: int, extent: Extent, *, address: int, is_populated: bool) -> None:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        _map(address, extent.nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, extent.offset)
+        advise_huge(address, extent.nbytes)
+        if is_populated:
+            _check(_libc.madvise(address, extent.nbytes, _MADV_POPULATE_READ))
+
+
+def advise_huge(address: int, nbytes: int) -> None:
+    """Ask for huge pages; a kernel that gives none for shared memory is no error."""
+    _libc.madvise(address, nbytes, _MADV_HUGEPAGE)
+
+
+def copy(target: int, source: int, nbytes: int) -> None:
+    """Copy between addresses at memcpy speed, without the interpreter's lock."""
+    ctypes.memmove(target, source, nbytes)
+
+
+def _map(
+    address: int | None, nbytes: int, access: int, flags: int, fd: int = -1, offset: int = 0
+) -> int:
+    found = _libc.mmap(address, nbytes, access, flags, fd, offset)
+    if found is None or found == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mmap of {nbytes} bytes: {os.strerror(code)}")
+    return int(found)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
