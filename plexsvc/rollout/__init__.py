@@ -1,0 +1,1 @@
+"""Rollout: engine instances, and the per-job manager that owns the token record."""

@@ -1,0 +1,216 @@
+"""The engine protocol: what an instance asks of whatever generates tokens.
+
+All methods are called on the instance's event loop; an engine does its work on threads of its own
+and hands deltas over through the `DeltaBox` of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, statemanager_pb2
+
+FINISH_STOP = operations_pb2.FINISH_REASON_STOP
+FINISH_LENGTH = operations_pb2.FINISH_REASON_LENGTH
+FINISH_ABORT = operations_pb2.FINISH_REASON_ABORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine is: fixed for its life."""
+
+    vocab_size: int
+    max_model_len: int
+    device_bytes: int
+    """Weights and KV cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What an engine is doing now."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """A finished weight update."""
+
+    nbytes: int
+    checksum: str
+    """xxh3-128 over the version's block checksums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A weight version of this node: its manifest and its bytes, mapped read-only."""
+
+    manifest: statemanager_pb2.VersionManifest
+    data: memoryview
+
+
+class Engine(Protocol):
+    """Generates tokens from one set of weights, whose version it knows at every token."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Return what the engine is."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Return the weight version in use; 0 is the model directory's own weights."""
+        ...
+
+    def generate(
+        self, requests: Sequence[rollout_pb2.InstanceRequest]
+    ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
+        """Yield deltas of all `requests` until each has finished.
+
+        Every delta carries the versions of its own tokens. Closing the iterator aborts what is
+        left.
+
+        Raises:
+            PlexError: `bad_request` for a request this engine cannot run, before the first delta;
+                `internal` when the engine broke.
+        """
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests with finish reason `abort`; unknown ids are ignored."""
+        ...
+
+    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+        """Replace the weights in place, between two steps, and recompute what was cached.
+
+        Raises:
+            PlexError: `checksum_mismatch` or `bad_request`; the old weights are still in use.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return counts and usage."""
+        ...
+
+    async def dispose(self) -> None:
+        """Free everything; the engine answers nothing afterwards."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleState:
+    """One request in flight, as the event loop sees it."""
+
+    request: rollout_pb2.InstanceRequest
+    position: int
+    pending: operations_pb2.SampleDelta | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class DeltaBox:
+    """Deltas of one call, merged per sample until they are taken. Owned by the event loop.
+
+    Bounded by what the call may generate: a slow reader gets fewer, longer deltas.
+    """
+
+    samples: dict[str, SampleState] = field(default_factory=dict)
+    error: Exception | None = None
+    _dirty: list[SampleState] = field(default_factory=list)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _open: int = 0
+
+    def add_request(self, request: rollout_pb2.InstanceRequest) -> None:
+        """Register a request before its first delta."""
+        state = SampleState(request=request, position=len(request.prompt.generated))
+        self.samples[request.request_id] = state
+        self._open += 1
+
+    def put(
+        self,
+        request_id: str,
+        *,
+        tokens: Sequence[int] = (),
+        logprobs: Sequence[float] = (),
+        version: int = 0,
+        prompt_logprobs: Sequence[float] = (),
+    ) -> None:
+        """Append tokens of one sample."""
+        state = self.samples[request_id]
+        if state.done:
+            return
+        delta = self._pending(state)
+        delta.prompt_logprobs.extend(prompt_logprobs)
+        delta.token_ids.extend(tokens)
+        delta.logprobs.extend(logprobs)
+        extend_spans(delta, version=version, start=state.position, count=len(tokens))
+        state.position += len(tokens)
+
+    def finish(self, request_id: str, *, reason: int, stop_reason: str = "") -> None:
+        """Mark a sample as ended; nothing is accepted for it afterwards."""
+        state = self.samples[request_id]
+        if state.done:
+            return
+        delta = self._pending(state)
+        delta.finish_reason = reason  # type: ignore[assignment]  # stubs know only their enum type
+        delta.stop_reason = stop_reason
+        state.done = True
+        self._open -= 1
+
+    def fail(self, error: Exception) -> None:
+        """End the call with `error` once what came before it was taken."""
+        self.error = error
+        self._ready.set()
+
+    async def take(self) -> list[operations_pb2.SampleDelta]:
+        """Wait for deltas and return them; an empty list when every sample has ended.
+
+        Raises:
+            Exception: what `fail` was given.
+        """
+        while not self._dirty:
+            if self.error is not None:
+                raise self.error
+            if not self._open:
+                return []
+            self._ready.clear()
+            await self._ready.wait()
+        taken, self._dirty = self._dirty, []
+        return [self._release(state) for state in taken]
+
+    @staticmethod
+    def _release(state: SampleState) -> operations_pb2.SampleDelta:
+        assert state.pending is not None, state
+        delta, state.pending = state.pending, None
+        return delta
+
+    def _pending(self, state: SampleState) -> operations_pb2.SampleDelta:
+        if state.pending is None:
+            request = state.request
+            state.pending = operations_pb2.SampleDelta(
+                prompt_index=request.prompt_index,
+                sample_index=request.sample_index,
+                position=state.position,
+            )
+            self._dirty.append(state)
+            self._ready.set()
+        return state.pending
+
+
+def extend_spans(
+    delta: operations_pb2.SampleDelta, *, version: int, start: int, count: int
+) -> None:
+    """Say that tokens [start, start + count) came from `version`, widening the last span."""
+    if not count:
+        return
+    spans = delta.versions
+    if spans and spans[-1].version == version and spans[-1].end == start:
+        spans[-1].end = start + count
+    else:
+        spans.add(version=version, start=start, end=start + count)

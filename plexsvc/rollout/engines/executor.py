@@ -1,0 +1,106 @@
+"""The thread that owns the device: runs engine steps one at a time, and calls between them.
+
+Theory of operation. Engines of one process share it: process-wide state of the engine library
+allows only one step at a time. A policy picks who steps next, which is where co-serving decides.
+With nothing to step the thread sleeps on its queue; it never polls.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Steppable(Protocol):
+    """Something that advances by steps; both methods run on the executor's thread."""
+
+    def has_work(self) -> bool:
+        """Return whether a step would do anything."""
+        ...
+
+    def step(self) -> None:
+        """Advance once; failures are the engine's own to report."""
+        ...
+
+
+Policy = Callable[[Sequence[Steppable]], "Steppable | None"]
+
+
+class RoundRobin:
+    """Steps those with work in turn."""
+
+    def __init__(self) -> None:
+        self._last: Steppable | None = None
+
+    def __call__(self, ready: Sequence[Steppable]) -> Steppable | None:
+        """Return the one after the last chosen."""
+        if not ready:
+            return None
+        after = ready.index(self._last) + 1 if self._last in ready else 0
+        self._last = ready[after % len(ready)]
+        return self._last
+
+
+class StepExecutor:
+    """One thread; `call` runs a function on it between steps."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._policy = policy or RoundRobin()
+        self._engines: list[Steppable] = []
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="step-executor", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the thread before the next step; its outcome is the future's."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - every outcome belongs to the caller
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def add(self, engine: Steppable) -> None:
+        """Step `engine` from now on."""
+        self.call(lambda: self._engines.append(engine)).result()
+
+    def remove(self, engine: Steppable) -> None:
+        """Never step `engine` again; when this returns it is not being stepped."""
+        self.call(lambda: self._engines.remove(engine)).result()
+
+    def close(self) -> None:
+        """End the thread after the calls already queued."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            ready = [engine for engine in self._engines if engine.has_work()]
+            chosen = self._policy(ready)
+            if not self._run_calls(wait=chosen is None):
+                return
+            if chosen is not None and chosen in self._engines and chosen.has_work():
+                chosen.step()
+
+    def _run_calls(self, *, wait: bool) -> bool:
+        """Run queued calls; with `wait` sleep for the first. Return False at the end."""
+        while True:
+            try:
+                call = self._calls.get(block=wait)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+            wait = False

@@ -1,0 +1,493 @@
+"""The vLLM adapter: an in-process EngineCore stepped by the instance's executor thread.
+
+Theory of operation. vLLM's front end (tokeniser, detokeniser, one async queue a request) is left
+out: requests go to the core as token ids, and each step's outputs come back to the event loop in
+one call, where they join the `DeltaBox` of their caller. Whatever changes the core (requests,
+aborts, weights) runs on the executor thread between two steps. A front end for serving traffic can
+be put on the same core later; the executor's policy then decides who steps.
+
+What vLLM does by default and must not: it packs CPU weights away (so in-place updates would miss
+them in silence), draws a request's random numbers from one running generator (so a sample could
+not move, and on the CPU a chunked prefill of a seeded request crashes), keeps its prefix cache
+over a weight update, and tears down process-wide state with the first engine that goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import vllm.v1.engine.core as vllm_core
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm import _custom_ops as vllm_ops
+from vllm.distributed.weight_transfer.sharded_rdt_fake import FakeRDTTensor
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.executor import Executor
+
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.rollout.engines.base import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    DeltaBox,
+    EngineFacts,
+    EngineStats,
+    LoadReport,
+    Published,
+)
+from plexsvc.rollout.engines.executor import StepExecutor
+from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
+from plexsvc.rollout.engines.stopping import StopWatcher
+from plexsvc.rollout.engines.weights import DTYPES, Target, fill
+from plexsvc.rollout.sampling import draw_seed
+from plexsvc.rollout.versions import verify
+
+log = Log(__name__)
+
+BLOCK_TOKENS: Final = 32
+"""Tokens a KV block holds: the least the CPU backend takes, so that short prompts share."""
+
+DRAW_ORIGIN: Final = "plex_draw_origin"
+"""Key of a request's extra arguments: the position in the sequence that draw 0 belongs to."""
+
+FINISH: Final = {
+    FinishReason.STOP: FINISH_STOP,
+    FinishReason.LENGTH: FINISH_LENGTH,
+    FinishReason.ABORT: FINISH_ABORT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """How one engine is built."""
+
+    model: Path
+    dtype: str
+    """`float32`, `bfloat16`; empty takes the checkpoint's."""
+    max_model_len: int
+    kv_cache_bytes: int
+    max_num_seqs: int
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request in the engine: whose box it fills, and its stop strings."""
+
+    box: DeltaBox
+    watcher: StopWatcher | None
+
+
+class VllmEngine:
+    """One model on one vLLM core. Create with `start`, inside a running event loop."""
+
+    def __init__(
+        self, core: vllm_core.EngineCore, config: VllmConfig, model: ModelDir, *, clock: Clock
+    ) -> None:
+        self._core, self._config, self._model, self._clock = core, config, model, clock
+        self._loop = asyncio.get_running_loop()
+        self._flights: dict[str, _Flight] = {}
+        self._broken: PlexError | None = None
+        self._generated = 0
+        self._version = 0
+        self._tokenizer: Tokenizer | None = None
+        self._executor: StepExecutor
+
+    @classmethod
+    async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
+        """Return a serving engine with the model directory's weights as version 0.
+
+        Takes seconds; the core is built on the executor's thread.
+
+        Raises:
+            PlexError: `unknown_model` or `bad_request` when vLLM cannot run the model so.
+        """
+        model = read_model_dir(config.model)
+        try:
+            core = await asyncio.wrap_future(executor.call(lambda: _build_core(config)))
+        except (ValueError, RuntimeError) as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"vLLM cannot run {config.model} as configured: {error}"
+            ) from error
+        engine = cls(core, config, model, clock=clock)
+        engine._executor = executor
+        engine._targets = await asyncio.wrap_future(
+            executor.call(lambda: core.collective_rpc(_prepare_worker, args=(model,))[0])
+        )
+        core.set_weight_version("0")
+        await asyncio.to_thread(executor.add, engine)
+        return engine
+
+    _targets: _Prepared
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Return what the engine is."""
+        return EngineFacts(
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._config.max_model_len,
+            device_bytes=self._targets.weight_bytes + self._config.kv_cache_bytes,
+        )
+
+    @property
+    def version(self) -> int:
+        """Return the weight version in use."""
+        return self._version
+
+    def stats(self) -> EngineStats:
+        """Return counts and usage, as of the last step."""
+        running, waiting = self._core.scheduler.get_request_counts()
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            kv_usage=self._core.scheduler.get_kv_cache_usage(),
+            generated_tokens=self._generated,
+        )
+
+    async def generate(
+        self, requests: Sequence[rollout_pb2.InstanceRequest]
+    ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
+        """Yield deltas of all `requests` until each has finished.
+
+        Raises:
+            PlexError: `bad_request` for a request that does not fit; `internal` when vLLM failed.
+        """
+        if self._broken is not None:
+            raise self._broken
+        box = DeltaBox()
+        built = [self._admit(request, box) for request in requests]
+        try:
+            self._submit([request for request in built if request is not None], box)
+            while deltas := await box.take():
+                yield deltas
+        finally:
+            await self.abort([r.request_id for r in requests if r.request_id in box.samples])
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests with finish reason `abort`; unknown ids are ignored."""
+        mine = [request_id for request_id in request_ids if request_id in self._flights]
+        for request_id in mine:
+            self._flights.pop(request_id).box.finish(request_id, reason=FINISH_ABORT)
+        if mine:
+            self._executor.call(lambda: self._core.abort_requests(mine))
+
+    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+        """Verify, then replace the weights in place and drop what was computed with the old.
+
+        Raises:
+            PlexError: `checksum_mismatch` or `bad_request`; the old weights are still in use.
+        """
+        checksums = [
+            await asyncio.to_thread(verify, part.manifest, part.data) for part in published
+        ]
+        targets = self._targets.targets()
+
+        def swap() -> int:
+            written = fill(targets, published)
+            self._core.reset_prefix_cache(reset_running_requests=True)
+            self._core.set_weight_version(str(version))
+            return written
+
+        nbytes = await asyncio.wrap_future(self._executor.call(swap))
+        self._version = version
+        return LoadReport(nbytes=nbytes, checksum="+".join(checksums))
+
+    async def dispose(self) -> None:
+        """Stop stepping and free the model and its cache."""
+        await asyncio.to_thread(self._executor.remove, self)
+        await asyncio.wrap_future(self._executor.call(self._core.shutdown))
+        self._fail(PlexError(ErrorCode.UNAVAILABLE, "the engine was disposed of"))
+
+    # -- on the executor's thread
+
+    def has_work(self) -> bool:
+        """Return whether the core has requests."""
+        return self._broken is None and self._core.scheduler.has_requests()
+
+    def step(self) -> None:
+        """Run one step and hand its outputs to the event loop."""
+        try:
+            outputs, ran = self._core.step_fn()
+            self._core.post_step(ran)
+        except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
+            log.error("engine step failed")
+            failure = PlexError(ErrorCode.INTERNAL, f"vLLM failed in a step: {error!r}")
+            self._broken = failure
+            self._post(lambda: self._fail(failure))
+            return
+        if outputs:
+            self._post(lambda: self._deliver(outputs))
+
+    def _post(self, function: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    # -- on the event loop
+
+    def _admit(
+        self, request: rollout_pb2.InstanceRequest, box: DeltaBox
+    ) -> EngineCoreRequest | None:
+        """Check and register a request; None when nothing is left to generate."""
+        self._check(request)
+        box.add_request(request)
+        prompt, sampling = request.prompt, request.sampling
+        had = len(prompt.generated)
+        if sampling.max_tokens <= had:
+            box.finish(request.request_id, reason=FINISH_LENGTH)
+            return None
+        watcher = self._watcher(request) if sampling.stop else None
+        self._flights[request.request_id] = _Flight(box, watcher)
+        tokens = [*prompt.token_ids, *prompt.generated]
+        return EngineCoreRequest(
+            request_id=request.request_id,
+            prompt_token_ids=tokens,
+            mm_features=None,
+            sampling_params=_sampling_params(
+                request,
+                eos=() if sampling.ignore_eos else self._model.eos_token_ids,
+                draw_origin=len(tokens) - prompt.draws_used,
+            ),
+            pooling_params=None,
+            arrival_time=self._clock.wall_us() / 1e6,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+
+    def _check(self, request: rollout_pb2.InstanceRequest) -> None:
+        prompt = request.prompt
+        length = len(prompt.token_ids) + len(prompt.generated)
+        problem = ""
+        if request.request_id in self._flights:
+            problem = "this id is already running here"
+        elif not prompt.token_ids:
+            problem = "its prompt has no token ids"
+        elif length >= self._config.max_model_len:
+            problem = f"prompt and generated tokens are {length}, max_model_len is {self._config.max_model_len}"
+        elif max((*prompt.token_ids, *prompt.generated)) >= self._model.vocab_size:
+            problem = f"a token id is not below the vocabulary's {self._model.vocab_size}"
+        elif request.sampling.stop and self._model.tokenizer is None:
+            problem = f"stop strings need {self._model.path}/tokenizer.json, which is not there"
+        if problem:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"request {request.request_id} refused: {problem}"
+            )
+
+    def _watcher(self, request: rollout_pb2.InstanceRequest) -> StopWatcher:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_file(str(self._model.tokenizer))
+        sampling = request.sampling
+        watcher = StopWatcher(
+            list(sampling.stop), _Decoder(self._tokenizer), min_tokens=sampling.min_tokens
+        )
+        watcher.feed(request.prompt.generated)
+        return watcher
+
+    def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox) -> None:
+        def add() -> None:
+            for request in requests:
+                self._core.add_request(*self._core.preprocess_add_request(request))
+
+        def added(future: Any) -> None:  # noqa: ANN401 - concurrent.futures gives Future[T]
+            if future.exception() is not None:
+                error = PlexError(ErrorCode.INTERNAL, f"vLLM refused: {future.exception()!r}")
+                self._post(lambda: box.fail(error))
+
+        self._executor.call(add).add_done_callback(added)
+
+    def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for step in outputs.values():
+            version = int(step.weight_version or 0)
+            for output in step.outputs:
+                flight = self._flights.get(output.request_id)
+                if flight is not None:
+                    self._collect(output, flight, version=version)
+
+    def _collect(self, output: EngineCoreOutput, flight: _Flight, *, version: int) -> None:
+        tokens, request_id = output.new_token_ids, output.request_id
+        stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
+        kept = len(tokens) if stop is None else stop.kept
+        logprobs, prompt = output.new_logprobs, output.new_prompt_logprobs_tensors
+        self._generated += kept
+        flight.box.put(
+            request_id,
+            tokens=tokens[:kept],
+            logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
+            prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
+            version=version,
+        )
+        if stop is not None:
+            self._end(request_id, flight, reason=FINISH_STOP, stop_reason=stop.text)
+            if output.finish_reason is None:
+                self._executor.call(lambda: self._core.abort_requests([request_id]))
+        elif output.finish_reason in FINISH:
+            stop_reason = "" if output.stop_reason is None else str(output.stop_reason)
+            reason = FINISH[output.finish_reason]
+            self._end(request_id, flight, reason=reason, stop_reason=stop_reason)
+        elif output.finish_reason is not None:
+            cause = f"vLLM ended {request_id} with {output.finish_reason.name}"
+            flight.box.fail(PlexError(ErrorCode.INTERNAL, cause))
+
+    def _end(self, request_id: str, flight: _Flight, *, reason: int, stop_reason: str) -> None:
+        del self._flights[request_id]
+        flight.box.finish(request_id, reason=reason, stop_reason=stop_reason)
+
+    def _fail(self, error: PlexError) -> None:
+        self._broken = error
+        for flight in self._flights.values():
+            flight.box.fail(error)
+        self._flights.clear()
+
+
+class _Decoder:
+    """A tokenizers stream, as `StopWatcher` wants it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def step(self, token: int) -> str | None:
+        """Return the text that `token` completes."""
+        text: str | None = self._stream.step(self._tokenizer, token)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a worker told about its weights after loading."""
+
+    found: list[Target]
+    refusal: str
+    weight_bytes: int
+
+    def targets(self) -> list[Target]:
+        """Return the plan.
+
+        Raises:
+            PlexError: `bad_request` when the model's loader cannot be planned.
+        """
+        if self.refusal:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"weights of this model cannot be replaced in place: {self.refusal}",
+            )
+        return self.found
+
+
+def _sampling_params(
+    request: rollout_pb2.InstanceRequest, *, eos: Sequence[int], draw_origin: int
+) -> SamplingParams:
+    sampling, had = request.sampling, len(request.prompt.generated)
+    return SamplingParams(
+        max_tokens=sampling.max_tokens - had,
+        min_tokens=max(0, sampling.min_tokens - had),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,
+        top_k=max(0, sampling.top_k),
+        stop_token_ids=sorted({*sampling.stop_token_ids, *eos}),
+        ignore_eos=True,  # end-of-sequence ids are among the stop ids, or not at all
+        seed=sampling.seed,
+        logprobs=0,
+        prompt_logprobs=0 if sampling.prompt_logprobs and not had else None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={DRAW_ORIGIN: draw_origin},
+    )
+
+
+def _build_core(config: VllmConfig) -> vllm_core.EngineCore:
+    """Build the core with live, unpacked weights. Runs on the executor's thread."""
+    vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
+    vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
+    arguments = AsyncEngineArgs(
+        model=str(config.model),
+        dtype=config.dtype or "auto",
+        enforce_eager=True,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        kv_cache_memory_bytes=config.kv_cache_bytes,
+        block_size=BLOCK_TOKENS,
+        logprobs_mode="processed_logprobs",
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        disable_log_stats=True,
+    )
+    engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
+
+
+def _prepare_worker(worker: Any, model: ModelDir) -> _Prepared:  # noqa: ANN401 - vLLM's wrapper
+    """Make sampling a function of position, and learn what fills each weight."""
+    _draw_by_position(worker.model_runner)
+    module = worker.get_model()
+    weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    try:
+        found, refusal = _bake(module, model), ""
+    except NotImplementedError as error:
+        found, refusal = [], str(error)
+    return _Prepared(found, refusal, weight_bytes)
+
+
+def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
+    """Run the model's own loaders on fakes that record which slices land where; copies nothing."""
+    sink = _Sink(model)
+    cpu = torch.device("cpu")
+    module.load_weights(
+        (name, FakeRDTTensor(name, torch.Size(t.shape), DTYPES[t.dtype], cpu, sink=sink))
+        for name, t in model.tensors.items()
+    )
+    return sink.targets
+
+
+class _Sink:
+    """Takes the place of the copy at the end of each loader."""
+
+    def __init__(self, model: ModelDir) -> None:
+        self._model = model
+        self.targets: list[Target] = []
+
+    def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:  # noqa: ANN401 - a fake
+        if live.numel() != fake.numel():
+            raise NotImplementedError(f"{fake._name} is broadcast into its weight")  # noqa: SLF001
+        name, ops = fake._key()  # noqa: SLF001 - the recorder has no public reader
+        shape = self._model.tensors[name].shape
+        self.targets.append(Target(live=live.detach(), name=name, shape=shape, ops=ops))
+        return live
+
+
+def _draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+    """Reseed each request's generator before each step from (seed, position of its next token)."""
+    update_states, bookkeep = runner._update_states, runner._bookkeeping_sync  # noqa: SLF001
+
+    def update_and_seed(scheduled: Any) -> Any:  # noqa: ANN401 - vLLM's own types
+        result = update_states(scheduled)
+        for request_id, count in scheduled.num_scheduled_tokens.items():
+            state = runner.requests[request_id]
+            if state.generator is not None:
+                origin = state.sampling_params.extra_args[DRAW_ORIGIN]
+                position = max(0, state.num_computed_tokens + count - origin)
+                seed = draw_seed(state.sampling_params.seed, position=position)
+                state.generator.manual_seed(seed)
+        return result
+
+    def bookkeep_without_rewind(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
+        # A draw for an unfinished prefill is normally taken back, which CPU generators cannot do.
+        batch = runner.input_batch
+        generators, batch.generators = batch.generators, {}
+        try:
+            return bookkeep(*args, **kwargs)
+        finally:
+            batch.generators = generators
+
+    runner._update_states = update_and_seed  # noqa: SLF001 - the hook vLLM has not
+    runner._bookkeeping_sync = bookkeep_without_rewind  # noqa: SLF001
