@@ -1,0 +1,151 @@
+"""The node agent's process: state manager, warm zygotes, process table, lease and `Node` service.
+
+`python -m plexsvc.node.agent --config FILE` prints one JSON line `{"address": ..., "node_id": ...}`
+on stdout when it serves. TERM ends its ranks, its zygotes and its state manager, then itself; KILL
+does the same by the kernel's hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexsvc import config as configuration
+from plexsvc import log as logging
+from plexsvc.clock import Clock, SystemClock
+from plexsvc.errors import PlexError
+from plexsvc.log import Log
+from plexsvc.node.config import AgentConfig, ImageConfig
+from plexsvc.node.event_log import EventLog
+from plexsvc.node.lease import NodeLease
+from plexsvc.node.servicer import NodeServicer
+from plexsvc.node.sidecar import Sidecar, SidecarAddress
+from plexsvc.node.table import RankTable
+from plexsvc.node.tether import die_with_parent, set_process_name
+from plexsvc.node.warm import WarmImage
+from plexsvc.transport.channels import new_server
+
+log = Log(__name__)
+
+
+class Agent:
+    """A node's processes, from the first zygote to the last rank."""
+
+    def __init__(self, config: AgentConfig, *, clock: Clock, tasks: asyncio.TaskGroup) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._log_dir = config.runtime_dir / "logs"
+        self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._events = EventLog(limit=config.max_events)
+        self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
+        kinds = {device.kind for device in config.devices}
+        self._images = [self._warm_image(image) for image in config.images if image.name in kinds]
+        self._table.use({image.name: image for image in self._images})
+        self._sidecar = Sidecar(
+            config,
+            log_dir=self._log_dir,
+            on_died=self.kill_ranks,
+            on_restarted=self._sidecar_is_back,
+        )
+        self._lease = NodeLease(clock, tasks=tasks, on_expired=self.kill_ranks)
+        self.servicer = NodeServicer(
+            config,
+            clock=clock,
+            table=self._table,
+            lease=self._lease,
+            events=self._events,
+            sidecar=self._sidecar,
+        )
+
+    async def start(self) -> None:
+        """Return once the state manager serves; the images get warm behind the caller's back.
+
+        Raises:
+            PlexError: `unavailable` when the state manager does not start.
+        """
+        for image in self._images:
+            self._tasks.create_task(image.run())
+        await self._sidecar.start()
+        self._tasks.create_task(self._sidecar.run())
+
+    async def kill_ranks(self) -> None:
+        """Kill every rank of the node; return when they are gone."""
+        await self._table.kill(self._table.living())
+
+    def _warm_image(self, image: ImageConfig) -> WarmImage:
+        return WarmImage(
+            image,
+            log_dir=self._log_dir,
+            start_timeout_us=self._config.start_timeout_us,
+            max_restarts=self._config.max_restarts,
+            on_report=self._table.on_report,
+            on_lost=self._table.on_lost,
+        )
+
+    def _sidecar_is_back(self, where: SidecarAddress) -> None:
+        restarted = node_pb2.StateManagerRestarted(address=where.address)
+        self._events.append(node_pb2.NodeEvent(state_manager_restarted=restarted))
+
+
+async def serve(config: AgentConfig, *, clock: Clock) -> None:
+    """Run the agent until cancelled, then leave no process behind.
+
+    Raises:
+        PlexError: `unavailable` when the state manager does not start.
+    """
+    server = new_server()
+    async with asyncio.TaskGroup() as tasks:
+        agent = Agent(config, clock=clock, tasks=tasks)
+        node_pb2_grpc.add_NodeServicer_to_server(agent.servicer, server)
+        try:
+            await agent.start()
+            port = server.add_insecure_port(config.listen)
+            await server.start()
+            _announce(config, port=port)
+            await server.wait_for_termination()
+        finally:
+            await server.stop(grace=None)
+            await agent.kill_ranks()
+
+
+def _announce(config: AgentConfig, *, port: int) -> None:
+    host = config.listen.rpartition(":")[0]
+    line = json.dumps({"address": f"{host}:{port}", "node_id": config.node_id})
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _serve_until_signalled(config: AgentConfig) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await serve(config, clock=SystemClock())
+    except asyncio.CancelledError:
+        log.info("node agent leaves", node_id=config.node_id)
+
+
+def main() -> None:
+    """Serve the node described by `--config`."""
+    parser = argparse.ArgumentParser(prog="plexsvc.node.agent")
+    parser.add_argument("--config", required=True, type=Path, help="TOML file of an AgentConfig")
+    parser.add_argument("--parent-death", type=int, metavar="PID", help="die when PID dies")
+    options = parser.parse_args()
+    if options.parent_death is not None:
+        die_with_parent(options.parent_death)
+    set_process_name("plex-agent")
+    logging.setup()
+    try:
+        asyncio.run(_serve_until_signalled(configuration.load(options.config, AgentConfig)))
+    except PlexError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

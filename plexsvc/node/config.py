@@ -1,0 +1,69 @@
+"""Configuration of a node agent: one TOML file, read by `plexsvc.config.load`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """One device of the node; its index is its place in the list."""
+
+    kind: str
+    """`train` or `rollout`: which processes may use it."""
+    bytes_total: int
+    """Memory of the device: enforced on a CPU host, where a device is an arena."""
+    index: int | None = None
+    """Must equal its place when given: what the agent writes for the state manager."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """A warm process image: what a zygote has imported before it forks."""
+
+    name: str
+    """What `ProcSpec.image` calls it, and the kind of device whose nodes have it warm."""
+    preload: str
+    """Module to import. Its literal `ZYGOTE_ENV` is the environment; `preload()` is then called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What a node agent needs to know."""
+
+    node_id: str
+    """Name of the node, unique in the cluster."""
+    devices: tuple[DeviceConfig, ...]
+    """Devices of the node, in index order."""
+    runtime_dir: Path
+    """Sockets, rendezvous files, logs. Short: a Unix socket's path has at most 107 bytes."""
+    host_bytes: int = 8 << 30
+    """Host memory the state manager may use for parked state and published versions."""
+    staging_bytes: int = 1 << 30
+    """Memory in which payloads wait on this node."""
+    listen: str = "127.0.0.1:0"
+    """Where the agent serves; port 0 takes a free one."""
+    images: tuple[ImageConfig, ...] = (
+        ImageConfig(name="train", preload="plexsvc.worker.preload"),
+        ImageConfig(name="rollout", preload="plexsvc.rollout.preload"),
+    )
+    """Warm images this node can fork from."""
+    state_manager_argv: tuple[str, ...] = ()
+    """Command of the state manager; empty: this Python with `-m plexsvc.statemanager.main`."""
+    max_versions_per_deployment: int = 2
+    """Published weight versions the state manager keeps of one deployment."""
+    start_timeout_us: int = 120_000_000
+    """How long the state manager may take to start, and a zygote to preload."""
+    ready_timeout_us: int = 300_000_000
+    """How long a process may take from its fork to `ready(address)`."""
+    max_processes: int = 256
+    """Living ranks on this node; the next spawn is refused."""
+    max_records: int = 2048
+    """Ended processes remembered, so that a repeated spawn is answered from the record."""
+    max_events: int = 4096
+    """Events kept for replay."""
+    max_logs: int = 256
+    """Log files of ended processes kept; the oldest go first."""
+    max_restarts: int = 8
+    """Restarts of the state manager, and of each zygote, before the agent gives the node up."""

@@ -1,0 +1,39 @@
+"""Log files of a node's processes: their names, their tails, their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+TAIL_BYTES: Final = 4096
+
+
+def log_path(log_dir: Path, *, proc_id: str, incarnation: int) -> Path:
+    """Return where the process's output goes, e.g. `wpg_3_0.2.log` for `wpg_3/0`."""
+    name = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in proc_id)
+    return log_dir / f"{name}.{incarnation}.log"
+
+
+def tail(path: Path, *, num_bytes: int = TAIL_BYTES) -> str:
+    """Return the last `num_bytes` of a log from a line's start, or "" when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - num_bytes))
+            data = file.read(num_bytes)
+    except OSError:
+        return ""
+    if size > num_bytes and b"\n" in data:
+        data = data.split(b"\n", 1)[1]
+    return data.decode(errors="replace").strip()
+
+
+def prune(log_dir: Path, *, max_logs: int, keep: Collection[Path]) -> None:
+    """Delete the oldest logs beyond `max_logs`, sparing those in `keep`."""
+    logs = sorted(
+        (path for path in log_dir.glob("*.log") if path not in keep),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
+    for path in logs[: max(0, len(logs) - max_logs)]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""What the node agent and a zygote say to each other: one JSON object a line over a socket pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+MAX_LINE_BYTES: Final = 1 << 20
+"""Longest line either side accepts; a process's configuration must fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOrder:
+    """The agent wants a process. `token` names it in every report that follows."""
+
+    token: int
+    name: str
+    entrypoint: str
+    config: Mapping[str, Any]
+    env: Mapping[str, str]
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preloaded:
+    """The zygote's imports are done. `threads` and `has_grpc` must be 1 and false: it will fork."""
+
+    threads: int
+    has_grpc: bool
+    took_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """The process exists."""
+
+    token: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The process could not be made."""
+
+    token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The process called `ready(address)`."""
+
+    token: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """The process ended and was reaped, with whatever else was left in its process group."""
+
+    token: int
+    exit_code: int
+    signal: int
+
+
+Report = Preloaded | Forked | Refused | Ready | Exited
+_REPORTS: Final[Mapping[str, type[Report]]] = {
+    kind.__name__: kind for kind in (Preloaded, Forked, Refused, Ready, Exited)
+}
+
+
+def encode_order(order: ForkOrder) -> bytes:
+    """Return `order` as one line."""
+    return json.dumps(asdict(order), separators=(",", ":")).encode() + b"\n"
+
+
+def decode_order(line: bytes) -> ForkOrder:
+    """Return the order that `encode_order` wrote."""
+    return ForkOrder(**json.loads(line))
+
+
+def encode_report(report: Report) -> bytes:
+    """Return `report` as one line."""
+    table = {"kind": type(report).__name__, **asdict(report)}
+    return json.dumps(table, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_report(line: bytes) -> Report:
+    """Return the report that `encode_report` wrote."""
+    table = json.loads(line)
+    return _REPORTS[table.pop("kind")](**table)

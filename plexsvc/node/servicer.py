@@ -1,0 +1,134 @@
+"""The `Node` service: the wire's view of the agent."""
+
+# ruff: noqa: N802, ARG002 - the wire names the methods and gives them their parameters
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import grpc
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexsvc.clock import Clock
+from plexsvc.errors import PlexError
+from plexsvc.node.config import AgentConfig
+from plexsvc.node.event_log import EventLog
+from plexsvc.node.lease import NodeLease
+from plexsvc.node.ranks import Rank
+from plexsvc.node.sidecar import Sidecar
+from plexsvc.node.table import RankTable
+from plexsvc.transport.status import abort_with
+
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+
+
+class NodeServicer(node_pb2_grpc.NodeServicer):
+    """Checks fences, then hands each call to the part that owns it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        clock: Clock,
+        table: RankTable,
+        lease: NodeLease,
+        events: EventLog,
+        sidecar: Sidecar,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._table = table
+        self._lease = lease
+        self._events = events
+        self._sidecar = sidecar
+
+    async def Spawn(
+        self, request: node_pb2.SpawnRequest, context: Context | None
+    ) -> node_pb2.SpawnReply:
+        """Answer once the process is ready, or why it is not."""
+        try:
+            self._lease.check_epoch(request.fence.scheduler_epoch)
+            self._lease.check_alive()
+            rank = await self._table.spawn(request.spec, incarnation=request.fence.incarnation)
+        except PlexError as error:
+            return node_pb2.SpawnReply(error=to_wire(error))
+        return node_pb2.SpawnReply(pid=rank.pid, address=rank.address, log_path=str(rank.log_path))
+
+    async def Stop(
+        self, request: node_pb2.StopRequest, context: Context | None
+    ) -> node_pb2.StopReply:
+        """Answer once the process is gone."""
+        try:
+            self._lease.check_epoch(request.fence.scheduler_epoch)
+        except PlexError as error:
+            await abort_with(context, error)
+        await self._table.stop(
+            request.proc_id,
+            incarnation=request.fence.incarnation,
+            grace_us=request.grace_us,
+        )
+        return node_pb2.StopReply()
+
+    async def Events(
+        self, request: node_pb2.EventsRequest, context: Context | None
+    ) -> AsyncIterator[node_pb2.NodeEvent]:
+        """Stream the held events above `after_index`, then new ones as they come."""
+        async for event in self._events.follow(request.after_index):
+            yield event
+
+    async def Renew(
+        self, request: node_pb2.RenewRequest, context: Context | None
+    ) -> node_pb2.RenewReply:
+        """Extend the lease, counted from now: the call has just arrived."""
+        try:
+            self._lease.renew(
+                epoch=request.scheduler_epoch,
+                ttl_us=request.ttl_us,
+                arrived_us=self._clock.monotonic_us(),
+            )
+        except PlexError as error:
+            return node_pb2.RenewReply(
+                error=to_wire(error), max_scheduler_epoch=self._lease.max_epoch
+            )
+        return node_pb2.RenewReply(max_scheduler_epoch=self._lease.max_epoch)
+
+    async def Describe(
+        self, request: node_pb2.NodeDescribeRequest, context: Context | None
+    ) -> node_pb2.NodeDescription:
+        """Return what the node has and what runs on it."""
+        where = self._sidecar.where
+        assert where is not None, "the agent serves before its state manager"
+        return node_pb2.NodeDescription(
+            node_id=self._config.node_id,
+            devices=_devices(self._config),
+            host_bytes=self._config.host_bytes,
+            state_manager=where.address,
+            data_socket=where.data_socket,
+            hostname=socket.gethostname(),
+            procs=[_summary(rank) for rank in self._table.living()],
+            next_event_index=self._events.next_index,
+            runtime_dir=str(self._config.runtime_dir),
+        )
+
+
+def _devices(config: AgentConfig) -> list[node_pb2.DeviceDescription]:
+    return [
+        node_pb2.DeviceDescription(
+            index=index, kind=device.kind, bytes_total=device.bytes_total, model="cpu-arena"
+        )
+        for index, device in enumerate(config.devices)
+    ]
+
+
+def _summary(rank: Rank) -> node_pb2.ProcSummary:
+    return node_pb2.ProcSummary(
+        proc_id=rank.spec.proc_id,
+        pid=rank.pid,
+        wpg_id=rank.spec.wpg_id,
+        rank=rank.spec.rank,
+        incarnation=rank.incarnation,
+        address=rank.address,
+    )

@@ -1,0 +1,288 @@
+"""The node's process table: starts each rank once per incarnation, stops it, records its end.
+
+Theory of operation. A rank is ordered from its image's zygote, forked, ready, ended; any step may
+be the last. The key is (proc_id, incarnation): a repeated spawn waits for the first's outcome or is
+answered from the record; a newer incarnation first kills the older; an older one is refused. A
+process that existed leaves exactly one `ProcExited` event, after the kernel has let it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+from plexclient.wire.v1 import node_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.node import logs
+from plexsvc.node.config import AgentConfig
+from plexsvc.node.event_log import EventLog
+from plexsvc.node.messages import Exited, Forked, ForkOrder, Preloaded, Ready, Refused, Report
+from plexsvc.node.ranks import Rank, until_dead
+from plexsvc.node.warm import WarmImage
+
+log = Log(__name__)
+
+KILL_WAIT_S: Final = 5.0
+"""How long a killed rank may take to go before its zygote is killed too."""
+
+
+class RankTable:
+    """All processes this agent has started, living ones and a bounded record of ended ones."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        tasks: asyncio.TaskGroup,
+        events: EventLog,
+        log_dir: Path,
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._events = events
+        self._log_dir = log_dir
+        self._tokens = itertools.count(1)
+        self._by_id: dict[str, Rank] = {}
+        self._by_token: dict[int, Rank] = {}
+        self._images: Mapping[str, WarmImage] = {}
+
+    def use(self, images: Mapping[str, WarmImage]) -> None:
+        """Fork from `images`, by the name that `ProcSpec.image` gives."""
+        self._images = images
+
+    def living(self) -> list[Rank]:
+        """Return the ranks that have not ended, oldest first."""
+        return list(self._by_token.values())
+
+    async def spawn(self, spec: node_pb2.ProcSpec, *, incarnation: int) -> Rank:
+        """Return the rank once it is ready; a repeat starts nothing.
+
+        Raises:
+            PlexError: `stale_fence` for an older incarnation; `bad_request` for an unknown image or
+                malformed configuration; `queue_full` above `max_processes`; `worker_died` with exit
+                code, signal and log tail when it ended, or was not ready in time.
+        """
+        rank = self._by_id.get(spec.proc_id)
+        if rank is not None and rank.incarnation > incarnation:
+            raise _stale_incarnation(rank, incarnation)
+        if rank is None or rank.incarnation < incarnation:
+            rank = self._begin(spec, incarnation=incarnation, older=rank)
+        await rank.settled.wait()
+        if rank.error is not None:
+            raise rank.error
+        return rank
+
+    async def stop(self, proc_id: str, *, incarnation: int, grace_us: int) -> None:
+        """End a process: TERM to its group, KILL after `grace_us`; return when it is gone.
+
+        A process that is unknown, has ended, or is of a newer incarnation is left as it is.
+        """
+        rank = self._by_id.get(proc_id)
+        if rank is None or rank.ended.is_set() or 0 < incarnation < rank.incarnation:
+            return
+        self._doom(rank, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_us / 1e6):
+                await rank.ended.wait()
+        except TimeoutError:
+            await self.kill([rank])
+
+    async def kill(self, ranks: list[Rank]) -> None:
+        """Kill `ranks` at once; return when they are gone, by their zygote's death if need be.
+
+        Raises:
+            TimeoutError: the kernel did not let them go within twice `KILL_WAIT_S`.
+        """
+        for rank in ranks:
+            self._doom(rank, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                await _all_ended(ranks)
+        except TimeoutError:
+            self._kill_zygotes({rank.spec.image for rank in ranks if not rank.ended.is_set()})
+            async with asyncio.timeout(KILL_WAIT_S):
+                await _all_ended(ranks)
+
+    def on_report(self, image: str, report: Report) -> None:
+        """Take what the zygote of `image` says."""
+        match report:
+            case Preloaded():
+                log.debug("image warm", image=image)
+            case Forked():
+                self._by_token[report.token].forked(report.pid)
+            case Refused():
+                self._refused(self._by_token.pop(report.token), reason=report.reason)
+            case Ready():
+                self._ready(self._by_token[report.token], address=report.address)
+            case Exited():
+                self._exited(self._by_token.pop(report.token), report)
+            case _ as never:
+                assert_never(never)
+
+    async def on_lost(self, image: str) -> None:
+        """Bury the children of a zygote that died: nobody else will report their exits."""
+        for rank in self.living():
+            if rank.spec.image == image and rank.is_ordered:
+                await self._bury(rank)
+
+    def _begin(self, spec: node_pb2.ProcSpec, *, incarnation: int, older: Rank | None) -> Rank:
+        config = self._checked_config(spec)
+        self._forget_old_records()
+        rank = Rank(
+            spec=spec,
+            incarnation=incarnation,
+            token=next(self._tokens),
+            log_path=logs.log_path(self._log_dir, proc_id=spec.proc_id, incarnation=incarnation),
+        )
+        self._by_id[spec.proc_id] = rank
+        self._by_token[rank.token] = rank
+        self._tasks.create_task(self._start(rank, config=config, older=older))
+        return rank
+
+    async def _start(self, rank: Rank, *, config: Mapping[str, Any], older: Rank | None) -> None:
+        """Bring `rank` to its settled state, within `ready_timeout_us`."""
+        try:
+            async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
+                if older is not None and not older.ended.is_set():
+                    await self.kill([older])
+                await self._images[rank.spec.image].wait_warm()
+                self._order(rank, config=config)
+                await rank.settled.wait()
+        except TimeoutError:
+            await self._give_up(rank)
+        except PlexError as error:
+            self._abandon(rank, error)
+
+    def _order(self, rank: Rank, *, config: Mapping[str, Any]) -> None:
+        if rank.is_doomed:
+            raise _stopped_early(rank)
+        self._images[rank.spec.image].send(
+            ForkOrder(
+                token=rank.token,
+                name=rank.spec.proc_id,
+                entrypoint=rank.spec.entrypoint,
+                config=config,
+                env=dict(rank.spec.env),
+                log_path=str(rank.log_path),
+            )
+        )
+        rank.is_ordered = True
+
+    def _doom(self, rank: Rank, number: signal.Signals) -> None:
+        rank.is_doomed = True
+        if rank.is_ordered:
+            rank.send_signal(number)
+        else:
+            self._abandon(rank, _stopped_early(rank))
+
+    def _abandon(self, rank: Rank, error: PlexError) -> None:
+        """Record that `rank` was never forked."""
+        self._by_token.pop(rank.token, None)
+        rank.fail(error)
+
+    async def _give_up(self, rank: Rank) -> None:
+        """End a rank that was not ready in time."""
+        rank.error = PlexError(
+            ErrorCode.WORKER_DIED,
+            f"{rank.spec.proc_id} was not ready within {self._config.ready_timeout_us} us "
+            f"(node.ready_timeout_us) and was killed; its log ends:\n{logs.tail(rank.log_path)}",
+            worker=rank.spec.proc_id,
+            log_tail=logs.tail(rank.log_path),
+        )
+        await self.kill([rank])
+        rank.settled.set()
+
+    def _ready(self, rank: Rank, *, address: str) -> None:
+        rank.address = address
+        rank.settled.set()
+        ready = node_pb2.ProcReady(
+            proc_id=rank.spec.proc_id, address=address, incarnation=rank.incarnation
+        )
+        self._events.append(node_pb2.NodeEvent(ready=ready))
+
+    def _refused(self, rank: Rank, *, reason: str) -> None:
+        message = f"{rank.spec.proc_id} not started: {reason}"
+        rank.fail(PlexError(ErrorCode.INTERNAL, message, worker=rank.spec.proc_id))
+
+    def _exited(self, rank: Rank, report: Exited) -> None:
+        event = rank.exited(report)
+        log.info(
+            "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
+        )
+        self._events.append(node_pb2.NodeEvent(exited=event))
+
+    async def _bury(self, rank: Rank) -> None:
+        """Record the end of a rank whose zygote died, once the kernel has let it go."""
+        if rank.pid == 0:
+            self._refused(self._by_token.pop(rank.token), reason="its zygote died")
+            return
+        rank.send_signal(signal.SIGKILL)
+        if rank.pidfd >= 0:
+            await until_dead(rank.pidfd)
+        if self._by_token.pop(rank.token, None) is not None:
+            self._exited(rank, Exited(token=rank.token, exit_code=0, signal=int(signal.SIGKILL)))
+
+    def _kill_zygotes(self, images: set[str]) -> None:
+        for image in sorted(images):
+            log.warning("killing a zygote whose ranks do not die", image=image)
+            self._images[image].kill()
+
+    def _checked_config(self, spec: node_pb2.ProcSpec) -> Mapping[str, Any]:
+        if spec.image not in self._images:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{spec.proc_id}: no image {spec.image!r} on this node; "
+                f"it has {', '.join(sorted(self._images))} (node.images)",
+            )
+        if len(self._by_token) >= self._config.max_processes:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{spec.proc_id} not started: {self._config.max_processes} processes run on this "
+                "node (node.max_processes); stop some and spawn again",
+                limit=self._config.max_processes,
+            )
+        return _parse_config(spec)
+
+    def _forget_old_records(self) -> None:
+        ended = [proc_id for proc_id, rank in self._by_id.items() if rank.ended.is_set()]
+        for proc_id in ended[: max(0, len(ended) - self._config.max_records + 1)]:
+            del self._by_id[proc_id]
+        keep = {rank.log_path for rank in self.living()}
+        logs.prune(self._log_dir, max_logs=self._config.max_logs, keep=keep)
+
+
+def _parse_config(spec: node_pb2.ProcSpec) -> Mapping[str, Any]:
+    try:
+        config = json.loads(spec.config_json or "{}")
+    except json.JSONDecodeError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not JSON: {error}"
+        ) from error
+    if not isinstance(config, dict):
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{spec.proc_id}: config_json is not an object")
+    return config
+
+
+def _stopped_early(rank: Rank) -> PlexError:
+    return PlexError(ErrorCode.CANCELLED, f"{rank.spec.proc_id} was stopped before it was forked")
+
+
+def _stale_incarnation(rank: Rank, asked: int) -> PlexError:
+    return PlexError(
+        ErrorCode.STALE_FENCE,
+        f"{rank.spec.proc_id} incarnation {asked} refused: incarnation {rank.incarnation} was "
+        "started after it",
+        incarnation=asked,
+        newest=rank.incarnation,
+    )
+
+
+async def _all_ended(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        await rank.ended.wait()

@@ -1,0 +1,48 @@
+"""Ties a process to its parent: when the parent dies, of whatever cause, the kernel kills it.
+
+As a program, `python -m plexsvc.node.tether PARENT_PID COMMAND ...` ties itself and then becomes
+COMMAND: the tie survives `exec`. It imports only the standard library, so a zygote may use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_MAX_NAME_BYTES: Final = 15
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+ORPHANED: Final = 74
+"""Exit code of a process whose parent was gone before the tie was made."""
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when `parent_pid` dies; leave now if it already has.
+
+    The kernel watches the parent's *thread* that started this process: start it from one that lives
+    as long as the parent does.
+    """
+    if _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(ORPHANED)
+
+
+def set_process_name(name: str) -> None:
+    """Show this process as the last 15 bytes of `name` in `ps` and `top`."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[-_MAX_NAME_BYTES:], 0, 0, 0)
+
+
+def main() -> NoReturn:
+    """Tie this process to argument 1 and become the rest."""
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

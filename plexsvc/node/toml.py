@@ -1,0 +1,46 @@
+"""Writes a configuration dataclass as TOML, for the processes that a parent starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def dumps(config: object) -> str:
+    """Return `config`, a dataclass, as TOML that `plexsvc.config.load` reads; None is left out.
+
+    >>> from plexsvc.node.config import DeviceConfig
+    >>> print(dumps(DeviceConfig(kind="train", bytes_total=64)), end="")
+    kind = "train"
+    bytes_total = 64
+    """
+    return "".join(f"{key} = {_value(value)}\n" for key, value in _items(config))
+
+
+def _items(config: object) -> list[tuple[str, object]]:
+    assert dataclasses.is_dataclass(config), config
+    pairs = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return [(key, value) for key, value in pairs if value is not None]
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            return json.dumps(str(value))  # a JSON string is a TOML basic string
+        case tuple() | list():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+        case Mapping():
+            return _table([(str(key), item) for key, item in value.items()])
+        case _:
+            return _table(_items(value))
+
+
+def _table(items: list[tuple[str, object]]) -> str:
+    inside = ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in items)
+    return "{" + inside + "}"

@@ -1,0 +1,164 @@
+"""The agent's side of a zygote: starts it by exec, sends it orders, hands on its reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.node import messages
+from plexsvc.node.config import ImageConfig
+from plexsvc.node.logs import tail
+from plexsvc.node.messages import ForkOrder, Preloaded, Report
+
+log = Log(__name__)
+
+
+class WarmImage:
+    """One zygote, restarted a bounded number of times; `Refused`, `Exited` etc. go to `on_report`.
+
+    `on_lost` is awaited after the zygote's own death, before it is restarted: the kernel has killed
+    its children by then or is about to, and nobody will report their exits.
+    """
+
+    def __init__(
+        self,
+        image: ImageConfig,
+        *,
+        log_dir: Path,
+        start_timeout_us: int,
+        max_restarts: int,
+        on_report: Callable[[str, Report], None],
+        on_lost: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._image = image
+        self._log_path = log_dir / f"zygote-{image.name}.log"
+        self._start_timeout_s = start_timeout_us / 1e6
+        self._max_restarts = max_restarts
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._is_warm = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        """Return what `ProcSpec.image` calls it."""
+        return self._image.name
+
+    async def run(self) -> None:
+        """Keep the zygote running until cancelled.
+
+        Raises:
+            PlexError: `internal` when it died more often than it may.
+        """
+        for _ in range(self._max_restarts + 1):
+            await self._run_once()
+            log.warning("zygote died", image=self._image.name, log_tail=tail(self._log_path))
+        raise PlexError(
+            ErrorCode.INTERNAL,
+            f"the {self._image.name} zygote died {self._max_restarts + 1} times; its log "
+            f"{self._log_path} ends: {tail(self._log_path)}",
+        )
+
+    async def wait_warm(self) -> None:
+        """Return once processes can be forked.
+
+        Raises:
+            PlexError: `unavailable` when the zygote does not get warm in time.
+        """
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._is_warm.wait()
+        except TimeoutError as error:
+            raise self._not_warm() from error
+
+    def send(self, order: ForkOrder) -> None:
+        """Order a process; `Forked` or `Refused` follows, or `on_lost`.
+
+        Raises:
+            PlexError: `payload_too_large` for a configuration over `messages.MAX_LINE_BYTES`;
+                `unavailable` while the zygote is not warm.
+        """
+        line = messages.encode_order(order)
+        if len(line) > messages.MAX_LINE_BYTES:
+            raise PlexError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"{order.name} not started: its configuration has {len(line)} bytes, "
+                f"at most {messages.MAX_LINE_BYTES} are taken",
+            )
+        if self._writer is None:
+            raise self._not_warm()
+        self._writer.write(line)
+
+    def kill(self) -> None:
+        """Kill the zygote, and with it every process it forked; it is then restarted."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def _not_warm(self) -> PlexError:
+        return PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"process not started: the {self._image.name} image is not warm; its log "
+            f"{self._log_path} ends: {tail(self._log_path)}",
+        )
+
+    async def _run_once(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = process = await self._start(theirs)
+        reader, writer = await asyncio.open_unix_connection(
+            sock=ours, limit=2 * messages.MAX_LINE_BYTES
+        )
+        self._writer = writer
+        try:
+            await self._read_reports(reader)
+            await process.wait()
+        finally:
+            self._is_warm.clear()
+            self._writer = None
+            self.kill()
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            await process.wait()
+            await self._on_lost(self._image.name)
+
+    async def _start(self, control: socket.socket) -> asyncio.subprocess.Process:
+        with self._log_path.open("ab") as log_file:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-u", "-m", "plexsvc.node.zygote"),
+                *("--preload", self._image.preload),
+                *("--control-fd", str(control.fileno()), "--parent", str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(control.fileno(),),
+                start_new_session=True,
+            )
+
+    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                report = messages.decode_report(line)
+                if isinstance(report, Preloaded):
+                    self._take_preloaded(report)
+                else:
+                    self._on_report(self._image.name, report)
+
+    def _take_preloaded(self, report: Preloaded) -> None:
+        log.info("zygote warm", image=self._image.name, took_us=report.took_us)
+        if report.threads != 1 or report.has_grpc:
+            log.warning(
+                "zygote may not fork safely: its preload started threads or imported gRPC",
+                image=self._image.name,
+                threads=report.threads,
+                has_grpc=report.has_grpc,
+            )
+        self._is_warm.set()

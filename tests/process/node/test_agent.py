@@ -1,0 +1,208 @@
+"""The node agent as a process: it starts a rank once, records its end, leaves nothing behind."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plexclient.wire.v1 import node_pb2
+from plexsvc.node.logs import tail
+from tests.fakes.live_cluster import descendants, is_alive
+from tests.process.node.conftest import RunningAgent
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+
+async def gone(pids: list[int]) -> None:
+    async with asyncio.timeout(10):
+        while any(is_alive(pid) for pid in pids):  # noqa: ASYNC110 - other processes tell nobody
+            await asyncio.sleep(0.01)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    assert isinstance(error, grpc.aio.AioRpcError)
+    return error.code()
+
+
+async def test_a_spawned_process_is_ready_and_described(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve", name="x")
+    assert reply.error.code == ""
+    assert reply.address == f"fake:{reply.pid}"
+    assert is_alive(reply.pid)
+    described = await agent.describe()
+    assert [(proc.proc_id, proc.pid) for proc in described.procs] == [("wpg_1/0", reply.pid)]
+    assert described.state_manager.startswith("fake:")
+    assert "serving x" in tail(Path(reply.log_path))
+    ready = await agent.next_event("ready")
+    assert (ready.index, ready.ready.proc_id, ready.ready.incarnation) == (1, "wpg_1/0", 1)
+
+
+async def test_repeating_a_spawn_starts_nothing(agent: RunningAgent) -> None:
+    replies = await asyncio.gather(*(agent.spawn("serve") for _ in range(4)))
+    assert len({reply.pid for reply in replies}) == 1
+    assert len((await agent.describe()).procs) == 1
+
+
+async def test_a_newer_incarnation_replaces_the_older_and_refuses_its_return(
+    agent: RunningAgent,
+) -> None:
+    first = await agent.spawn("serve", incarnation=1)
+    second = await agent.spawn("serve", incarnation=2)
+    assert not is_alive(first.pid)
+    assert is_alive(second.pid)
+    assert (await agent.spawn("serve", incarnation=1)).error.code == "stale_fence"
+
+
+async def test_an_older_scheduler_is_refused_everywhere(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve", epoch=7)
+    assert (await agent.spawn("serve", epoch=6, proc_id="wpg_2/0")).error.code == "stale_fence"
+    renewal = await agent.renew(epoch=6, ttl_us=1)
+    assert renewal.error.code == "stale_fence"
+    assert renewal.max_scheduler_epoch == 7
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await agent.stop("wpg_1/0", epoch=6)
+    assert code_of(caught.value) is grpc.StatusCode.FAILED_PRECONDITION
+    assert is_alive(reply.pid)
+
+
+async def test_a_process_that_leaves_early_answers_with_its_code_and_log(
+    agent: RunningAgent,
+) -> None:
+    reply = await agent.spawn("exit_early", code=7)
+    assert reply.error.code == "worker_died"
+    assert reply.error.facts["exit_code"] == "7"
+    assert "leaving early" in reply.error.facts["log_tail"]
+    exited = (await agent.next_event("exited")).exited
+    assert (exited.exit_code, exited.signal, exited.proc_id) == (7, 0, "wpg_1/0")
+    assert (await agent.spawn("exit_early", code=7)).error.code == "worker_died"
+
+
+async def test_a_crash_is_recorded_with_its_traceback(agent: RunningAgent) -> None:
+    await agent.spawn("crash", message="out of luck")
+    exited = (await agent.next_event("exited")).exited
+    assert exited.exit_code == 1
+    assert "RuntimeError: out of luck" in exited.log_tail
+
+
+async def test_a_killed_process_is_recorded_with_its_signal(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve")
+    os.kill(reply.pid, signal.SIGKILL)
+    exited = (await agent.next_event("exited")).exited
+    assert (exited.signal, exited.pid) == (9, reply.pid)
+    assert not (await agent.describe()).procs
+
+
+async def test_stop_ends_a_process_by_term(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve")
+    await agent.stop("wpg_1/0")
+    assert not is_alive(reply.pid)
+    assert (await agent.next_event("exited")).exited.signal == signal.SIGTERM
+    await agent.stop("wpg_1/0")
+    await agent.stop("unknown/0")
+
+
+async def test_stop_kills_what_ignores_term(agent: RunningAgent) -> None:
+    await agent.spawn("ignore_term")
+    await agent.stop("wpg_1/0", grace_us=50_000)
+    assert (await agent.next_event("exited")).exited.signal == signal.SIGKILL
+
+
+async def test_what_a_rank_started_dies_with_it(agent: RunningAgent) -> None:
+    reply = await agent.spawn("with_child")
+    child = int(reply.address)
+    os.kill(reply.pid, signal.SIGKILL)
+    await agent.next_event("exited")
+    await gone([child])
+
+
+async def test_a_process_that_is_not_ready_in_time_is_killed(
+    impatient_agent: RunningAgent,
+) -> None:
+    reply = await impatient_agent.spawn("stay_silent")
+    assert reply.error.code == "worker_died"
+    assert "ready_timeout_us" in reply.error.message
+    exited = (await impatient_agent.next_event("exited")).exited
+    assert (exited.proc_id, exited.signal) == ("wpg_1/0", 9)
+
+
+async def test_a_process_starts_clean(agent: RunningAgent) -> None:
+    reply = await agent.spawn("report_inside", env={"FAKE_RANK_ENV": "mine"}, number=3)
+    facts = ast.literal_eval(reply.address)
+    assert facts["env"] == "mine"
+    assert facts["zygote_env"] == "set before the import"
+    assert facts["config"] == {"number": 3}
+    assert facts["own_group"]
+    assert len(facts["fds"]) <= 5, "0, 1, 2, the ready pipe and the listing itself"
+
+
+async def test_a_wrong_request_is_refused_with_what_would_be_right(agent: RunningAgent) -> None:
+    spec = node_pb2.ProcSpec(proc_id="a/0", image="trian", entrypoint="a:b")
+    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
+    assert reply.error.code == "bad_request"
+    assert "train" in reply.error.message
+    spec = node_pb2.ProcSpec(proc_id="a/0", image="train", entrypoint="a:b", config_json="{")
+    reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
+    assert reply.error.code == "bad_request"
+    reply = await agent.spawn("no_such_function")
+    assert "no_such_function" in reply.error.facts["log_tail"]
+
+
+async def test_an_expired_lease_kills_every_rank_until_it_is_renewed(agent: RunningAgent) -> None:
+    pids = [(await agent.spawn("ignore_term", proc_id=f"wpg_{n}/0")).pid for n in range(3)]
+    await agent.renew(ttl_us=50_000)
+    await gone(pids)
+    assert (await agent.next_event("exited")).exited.signal == 9
+    refused = await agent.spawn("serve", proc_id="wpg_9/0")
+    assert refused.error.code == "unavailable"
+    assert refused.error.retryable
+    await agent.renew(ttl_us=60_000_000)
+    assert (await agent.spawn("serve", proc_id="wpg_9/0")).error.code == ""
+
+
+async def test_events_replay_from_any_index(agent: RunningAgent) -> None:
+    for number in range(3):
+        await agent.spawn("serve", proc_id=f"wpg_{number}/0")
+    assert (await agent.next_event("ready", after=1)).index == 2
+    assert (await agent.next_event("ready", after=2)).ready.proc_id == "wpg_2/0"
+    assert (await agent.describe()).next_event_index == 4
+
+
+async def test_a_dead_zygote_takes_its_ranks_and_is_replaced(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve")
+    os.kill(parent_of(reply.pid), signal.SIGKILL)
+    exited = (await agent.next_event("exited")).exited
+    assert exited.proc_id == "wpg_1/0"
+    assert not is_alive(reply.pid)
+    assert (await agent.spawn("serve", incarnation=2)).error.code == ""
+
+
+async def test_a_dead_state_manager_takes_the_ranks_and_is_replaced(agent: RunningAgent) -> None:
+    reply = await agent.spawn("serve")
+    before = (await agent.describe()).state_manager
+    os.kill(int(before.removeprefix("fake:")), signal.SIGKILL)
+    restarted = await agent.next_event("state_manager_restarted")
+    assert not is_alive(reply.pid)
+    assert restarted.state_manager_restarted.address != before
+    assert (await agent.describe()).state_manager == restarted.state_manager_restarted.address
+    assert (await agent.next_event("exited")).index < restarted.index
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_nothing_outlives_the_agent(agent: RunningAgent, number: signal.Signals) -> None:
+    ranks = [(await agent.spawn("ignore_term", proc_id=f"wpg_{n}/0")).pid for n in range(2)]
+    family = descendants(agent.process.pid)
+    assert set(ranks) < set(family)
+    assert len(family) == 4, "two ranks, a zygote, a state manager"
+    agent.process.send_signal(number)
+    await agent.process.wait()
+    await gone(family)
