@@ -1,0 +1,371 @@
+"""The FSDP2 backend: any causal model of transformers, sharded over all ranks.
+
+Gradients are sums: FSDP2's averaging is turned off. The optimizer is torch's AdamW over each rank's
+own shards, which lie in the rank's regions (see `fsdp_state`).
+"""
+
+# T = packed tokens, V = vocabulary, H = hidden size, D = head size.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.transport.state_client import RegionSpec
+from plexsvc.worker import canonical
+from plexsvc.worker.backends import fsdp_state
+from plexsvc.worker.backends.base import (
+    Hyper,
+    LossTerms,
+    MicroBatch,
+    ModelFacts,
+    PassResult,
+    Shard,
+    TokenLoss,
+)
+from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.process_group import join
+from plexsvc.worker.sources import TensorSource, fill
+
+ATTENTION: Final = "plex_packed"
+VALUE_HEAD: Final = "value_head.weight"
+VECTOR_DIMS: Final = 1
+"""Parameters of this many dimensions (norms, biases) take no weight decay."""
+
+
+class FsdpBackend:
+    """One rank of a fully sharded model; the world is one data-parallel group."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._is_critic = config.role == "critic"
+        self._steps = 0
+        self._is_grad_dirty = False
+        self._grad_region: Tensor | None = None
+        self._params: list[Tensor] = []
+        self._grads: list[Tensor] = []
+        self._pieces: list[statemanager_pb2.CanonicalPiece] = []
+        self._moments: dict[str, list[canonical.Slice]] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Return the model's limits."""
+        hf = self._hf
+        return ModelFacts(vocab_size=hf.vocab_size, max_sequence_length=hf.max_position_embeddings)
+
+    @property
+    def shard(self) -> Shard:
+        """Return this rank's place: every rank is a data-parallel rank of its own."""
+        return Shard(dp_rank=self._config.rank, dp_size=self._config.world_size, owns_results=True)
+
+    @property
+    def is_grad_dirty(self) -> bool:
+        """Whether gradients were accumulated since the last step."""
+        return self._is_grad_dirty
+
+    def build(self) -> None:
+        """Join the ranks and shard the model on the meta device."""
+        parallel = self._config.parallel
+        if parallel.dp != self._config.world_size:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"fsdp splits over data-parallel ranks only; {parallel} asks for another layout. "
+                "Use Parallel(dp=N), or the megatron backend",
+            )
+        join(self._config)
+        self._hf = _read_config(self._config.model)
+        mesh = init_device_mesh(_device().type, (self._config.world_size,))
+        with torch.device("meta"):
+            self._model = _build_model(self._hf, is_critic=self._is_critic)
+        for layer in self._model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self._model, mesh=mesh)
+        for module in self._sharded_modules():
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        self._layout = fsdp_state.plan_layout(self._model)
+
+    def regions(self) -> tuple[RegionSpec, ...]:
+        """Return the regions this rank needs."""
+        return self._layout.regions(is_trained=self._config.has_optimizer)
+
+    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource) -> None:
+        """Move the shards into `memory` and read `weights`."""
+        _materialize(self._model, self._hf)
+        for held in self._layout.held:
+            local = fsdp_state.adopt_params(held, memory["params"])
+            self._params.append(local)
+            self._add_piece("param", held, local, memory["params"], region="params")
+        if self._config.has_optimizer:
+            self._attach_training(memory)
+        else:
+            self._model.requires_grad_(False)
+        self.load_params(weights)
+
+    def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
+        self._grad_region = memory["grads"]
+        self._moments = {kind: [] for kind in fsdp_state.MOMENTS}
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for held, param in zip(self._layout.held, self._params, strict=True):
+            grad = fsdp_state.adopt_grad(held, memory["grads"])
+            self._grads.append(grad)
+            self._add_piece("grad", held, grad, memory["grads"], region="grads")
+            moments = fsdp_state.moment_views(
+                held, memory["moments"], shard_bytes=self._layout.shard_bytes
+            )
+            for kind, moment in zip(fsdp_state.MOMENTS, moments, strict=True):
+                self._moments[kind].append(held.slice_of(moment))
+                self._add_piece(kind, held, moment, memory["moments"], region="moments")
+            state[param] = dict(zip(fsdp_state.MOMENTS, moments, strict=True))
+            param.grad = grad
+        self._optimizer = self._new_optimizer(state)
+
+    def _new_optimizer(self, state: Mapping[Tensor, dict[str, Tensor]]) -> torch.optim.AdamW:
+        ranks = [len(held.global_shape) for held in self._layout.held]
+        groups = [
+            [p for p, dims in zip(self._params, ranks, strict=True) if (dims > VECTOR_DIMS) is big]
+            for big in (True, False)
+        ]
+        optimizer = torch.optim.AdamW([{"params": group} for group in groups if group])
+        for param, moments in state.items():
+            optimizer.state[param] = {"step": torch.tensor(0.0), **moments}
+        return optimizer
+
+    def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
+        """Return where every state tensor lies."""
+        return self._pieces
+
+    def reseed(self, seed: int) -> None:
+        """Seed torch's generators."""
+        torch.manual_seed(seed)
+
+    def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
+        """Return logprobs of the targets, or a critic's values."""
+        with torch.no_grad():
+            outputs = [self._outputs(micro, temperature=temperature) for micro in batch]
+        self._reshard()
+        return PassResult(outputs=tuple(map(_without_padding, outputs, batch)))
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        """Accumulate the gradients of `loss` over `batch`."""
+        self._is_grad_dirty = True
+        outputs, sums = [], dict[str, Tensor]()
+        for micro in batch:
+            output = self._outputs(micro, temperature=temperature)
+            terms: LossTerms = loss(output, micro.arrays)
+            terms.loss.backward()
+            for name, value in terms.sums.items():
+                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double()
+            outputs.append(_without_padding(output.detach(), micro))
+        self._reshard()
+        return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=self._summed(sums))
+
+    def step(self, hyper: Hyper) -> dict[str, float]:
+        """Apply AdamW to this rank's shards with the norm of the whole gradient."""
+        norm = self._grad_norm()
+        if not torch.isfinite(norm):
+            raise PlexError(
+                ErrorCode.WINDOW_BROKEN,
+                f"the gradient norm is {norm.item()}; parameters are unchanged. Call zero_grad and "
+                "submit the batches again without the ones that overflow",
+            )
+        if hyper.clip_grad_norm > 0:
+            scale = torch.clamp(hyper.clip_grad_norm / (norm + 1e-6), max=1.0)
+            for grad in self._grads:
+                grad.mul_(scale)
+        self._set_hyper(hyper)
+        self._optimizer.step()
+        self._steps += 1
+        self.zero_grad()
+        return {"grad_norm": float(norm), "steps": float(self._steps)}
+
+    def _set_hyper(self, hyper: Hyper) -> None:
+        for group in self._optimizer.param_groups:
+            held = self._layout.held[_index_of(group["params"][0], self._params)]
+            is_matrix = len(held.global_shape) > VECTOR_DIMS
+            group["lr"], group["eps"] = hyper.lr, hyper.eps
+            group["betas"] = (hyper.beta1, hyper.beta2)
+            group["weight_decay"] = hyper.weight_decay if is_matrix else 0.0
+        for state in self._optimizer.state.values():
+            state["step"].fill_(self._steps)
+
+    def zero_grad(self) -> None:
+        """Clear the gradients in place."""
+        if self._grad_region is not None:
+            self._grad_region.zero_()
+        self._is_grad_dirty = False
+
+    def load_params(self, weights: TensorSource) -> None:
+        """Read this rank's shards."""
+        for held, param in zip(self._layout.held, self._params, strict=True):
+            if held.name == VALUE_HEAD and not weights.has(VALUE_HEAD):
+                param.zero_()
+            elif param.numel():
+                fill([held.slice_of(param)], weights)
+
+    def load_moments(self, moments: TensorSource) -> None:
+        """Read this rank's shards of both moments."""
+        for kind, slices in self._moments.items():
+            fill([item for item in slices if item.view.numel()], moments, prefix=f"{kind}/")
+
+    def scalars(self) -> dict[str, int | float | str]:
+        """Return the optimizer's step count."""
+        return {"adam_step": self._steps}
+
+    def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
+        """Take back the optimizer's step count."""
+        self._steps = int(scalars.get("adam_step", self._steps))
+
+    def _outputs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
+        bounds = micro.cu_seqlens.tolist()
+        positions = [torch.arange(b - a) for a, b in pairwise(bounds)]
+        out = self._model(
+            input_ids=micro.tokens[None],
+            position_ids=torch.cat(positions)[None].to(micro.tokens.device),
+            use_cache=False,
+            packed_bounds=bounds,
+        )
+        if self._is_critic:
+            values_T: Tensor = out[0].float()
+            return values_T
+        logits_TV = out.logits[0].float() / temperature
+        logprobs_TV = torch.log_softmax(logits_TV, -1)
+        return logprobs_TV.gather(-1, micro.arrays["target_tokens"][:, None])[:, 0]
+
+    def _grad_norm(self) -> Tensor:
+        squares = [grad.double().square().sum() for grad in self._grads]
+        total = torch.stack(squares).sum()
+        dist.all_reduce(total)
+        return total.sqrt()
+
+    def _summed(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        if not sums:
+            return {}
+        packed = torch.stack([value.reshape(()) for value in sums.values()])
+        dist.all_reduce(packed)
+        return dict(zip(sums, packed.tolist(), strict=True))
+
+    def _sharded_modules(self) -> list[FSDPModule]:
+        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+    def _reshard(self) -> None:
+        """Drop gathered parameters: the root stays gathered after a pass without gradients."""
+        for module in self._sharded_modules():
+            module.reshard()
+
+    def _add_piece(
+        self, kind: str, held: fsdp_state.Held, tensor: Tensor, base: Tensor, *, region: str
+    ) -> None:
+        if tensor.numel():
+            made = canonical.piece(
+                kind, held.slice_of(tensor), region=region, base=base, rank=self._config.rank
+            )
+            self._pieces.append(made)
+
+
+def create(config: WorkerConfig) -> FsdpBackend:
+    """Return the backend of one rank; every worker module has this function."""
+    return FsdpBackend(config)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_bounds: Sequence[int],
+    scaling: float,
+    **_unused: Any,  # noqa: ANN401 - transformers passes its own options
+) -> tuple[Tensor, None]:
+    """Attend causally inside each packed sequence; tensors are [1, heads, T, D].
+
+    One scaled-dot-product call a sequence, so that a sequence's result does not depend on its
+    neighbours. Registered with transformers as `plex_packed`.
+    """
+    del module, attention_mask
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, a:b],
+            key[:, :, a:b],
+            value[:, :, a:b],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+        for a, b in pairwise(packed_bounds)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+class ValueModel(torch.nn.Module):
+    """A causal model's trunk under a linear head: one value a token."""
+
+    def __init__(self, trunk: torch.nn.Module, *, hidden: int) -> None:
+        super().__init__()
+        self.model = trunk
+        self.value_head = torch.nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, **inputs: Any) -> Tensor:  # noqa: ANN401 - the trunk's inputs
+        """Return values [1, T]."""
+        hidden_1TH = self.model(**inputs).last_hidden_state
+        values_1T: Tensor = self.value_head(hidden_1TH)[..., 0]
+        return values_1T
+
+
+def _build_model(hf: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - transformers is untyped
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=ATTENTION)
+    return ValueModel(model.model, hidden=hf.hidden_size) if is_critic else model
+
+
+def _materialize(model: Any, hf: Any) -> None:  # noqa: ANN401 - transformers is untyped
+    """Give the meta model memory; its rotary frequencies, in no checkpoint, are computed anew."""
+    device = _device()
+    model.to_empty(device=device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(hf).to(device)
+
+
+def _read_config(path: str) -> Any:  # noqa: ANN401 - transformers is untyped
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"cannot read the model configuration in {path}: {error}; give a Hugging Face "
+            "directory on the cluster's file system",
+            path=path,
+        ) from error
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _without_padding(output_T: Tensor, micro: MicroBatch) -> Tensor:
+    return output_T[: micro.num_tokens]
+
+
+def _index_of(tensor: Tensor, among: Sequence[Tensor]) -> int:
+    return next(index for index, other in enumerate(among) if other is tensor)

@@ -1,0 +1,147 @@
+"""FSDP2's sharded tensors laid out in a rank's flat memory regions.
+
+FSDP2 gathers from each parameter's flat padded shard (`_sharded_param_data`), of which the
+DTensor's local tensor is a view, and adds into `grad._local_tensor` when a gradient is already
+there. So a rank whose shards and gradients alias its regions from the start needs no copies later:
+parking takes the pages away under them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plexsvc.transport.state_client import RegionSpec
+from plexsvc.worker.canonical import Box, Slice
+from plexsvc.worker.regions import Place, RegionLayout, view
+
+if TYPE_CHECKING:
+    import torch
+
+ITEMSIZE = 4
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One parameter's shard on this rank: rows `[first_row, first_row + local_shape[0])`."""
+
+    name: str
+    """Hugging Face checkpoint name."""
+    sharded: Any
+    """FSDP2's bookkeeping of the parameter (`FSDPParam`)."""
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    first_row: int
+    padded: Place
+    """The shard with FSDP2's padding rows, in the `params` region."""
+    place: Place
+    """The shard without padding, in `grads` and in each half of `moments`."""
+
+    def slice_of(self, tensor: torch.Tensor) -> Slice:
+        """Return the canonical box that `tensor`, of the shard's shape, holds."""
+        start = (self.first_row, *(0 for _ in self.local_shape[1:]))
+        box = Box(
+            name=self.name, global_shape=self.global_shape, start=start, size=self.local_shape
+        )
+        return Slice(box=box, view=tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where every shard lies in this rank's regions."""
+
+    held: tuple[Held, ...]
+    param_bytes: int
+    shard_bytes: int
+
+    def regions(self, *, is_trained: bool) -> tuple[RegionSpec, ...]:
+        """Return the regions; only a trained model has gradients and moments."""
+        params = RegionSpec(name="params", nbytes=self.param_bytes)
+        if not is_trained:
+            return (params,)
+        return (
+            params,
+            RegionSpec(name="moments", nbytes=2 * self.shard_bytes),
+            RegionSpec(name="grads", nbytes=self.shard_bytes, droppable=True),
+        )
+
+
+def plan_layout(model: torch.nn.Module) -> Layout:
+    """Return where the shards of a `fully_shard`ed model go."""
+    params, shards, held = RegionLayout(itemsize=ITEMSIZE), RegionLayout(itemsize=ITEMSIZE), []
+    for name, sharded in sharded_params(model):
+        local_shape, first_row = _own_rows(sharded)
+        held.append(
+            Held(
+                name=name,
+                sharded=sharded,
+                global_shape=tuple(sharded.sharded_param.shape),
+                local_shape=local_shape,
+                first_row=first_row,
+                padded=params.add(sharded.padded_sharded_param_size),
+                place=shards.add(local_shape),
+            )
+        )
+    return Layout(held=tuple(held), param_bytes=params.nbytes, shard_bytes=shards.nbytes)
+
+
+def sharded_params(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield (name, FSDPParam) once for each parameter, in the model's order."""
+    from torch.distributed.fsdp import FSDPModule
+
+    of: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for sharded in _params_of(module):
+                of[id(sharded.sharded_param)] = sharded
+    for name, param in model.named_parameters():
+        yield name, of[id(param)]
+
+
+def adopt_params(held: Held, memory: torch.Tensor) -> torch.Tensor:
+    """Make FSDP2 keep this shard in `memory` (the `params` region); return the shard's view."""
+    padded = view(memory, held.padded, dtype=held.sharded.sharded_param.dtype)
+    local = padded.narrow(0, 0, held.local_shape[0])
+    held.sharded._sharded_param_data = padded.view(-1)  # noqa: SLF001 - see the module's docstring
+    held.sharded.sharded_param._local_tensor = local  # noqa: SLF001
+    return local
+
+
+def adopt_grad(held: Held, memory: torch.Tensor) -> torch.Tensor:
+    """Make FSDP2 add this shard's gradients into `memory` (the `grads` region); return the view."""
+    import torch
+
+    local = view(memory, held.place, dtype=torch.float32)
+    held.sharded.sharded_param.grad = held.sharded.to_sharded_dtensor(local)
+    return local
+
+
+def moment_views(held: Held, memory: torch.Tensor, *, shard_bytes: int) -> list[torch.Tensor]:
+    """Return the shard's two moments in `memory` (the `moments` region)."""
+    import torch
+
+    halves = (memory.narrow(0, half * shard_bytes, shard_bytes) for half in range(2))
+    return [view(half, held.place, dtype=torch.float32) for half in halves]
+
+
+def _params_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - an FSDPModule, untyped here
+    state = module._get_fsdp_state()  # noqa: SLF001 - FSDP2 has no public list of its parameters
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.13; one group before
+    if groups is None:
+        groups = [state._fsdp_param_group] if state._fsdp_param_group else []  # noqa: SLF001
+    for group in groups:
+        yield from group.fsdp_params
+
+
+def _own_rows(sharded: Any) -> tuple[tuple[int, ...], int]:  # noqa: ANN401 - an FSDPParam
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    param = sharded.sharded_param
+    shape, offset = compute_local_shape_and_global_offset(
+        param.shape, param.device_mesh, param.placements
+    )
+    is_empty = math.prod(shape) == 0
+    return tuple(shape), 0 if is_empty else int(offset[0])
