@@ -1,0 +1,163 @@
+"""Whom the router speaks to: the scheduler and the rollout manager, in this process or by wire."""
+# ruff: noqa: N802 - methods are called what service.proto calls them
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
+from plexsvc.router.config import RouterConfig
+from plexsvc.transport.status import error_from
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class SchedulerApi(Protocol):
+    """The Scheduler service. Embedded it is the servicer object, called without a context.
+
+    Every method raises a `PlexError` for what the scheduler refuses; `SubmitOperation` carries an
+    operation's own refusal or failure in its result.
+    """
+
+    async def CreateJob(self, request: pb.CreateJobRequest, context: None, /) -> pb.Job:
+        """Register a job; repeating it changes nothing."""
+        ...
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: None, /) -> pb.KeepAliveReply:
+        """Extend a session and acknowledge answers."""
+        ...
+
+    async def EndJob(self, request: pb.EndJobRequest, context: None, /) -> pb.Job:
+        """End a job."""
+        ...
+
+    async def CreateDeployment(
+        self, request: pb.CreateDeploymentRequest, context: None, /
+    ) -> pb.Deployment:
+        """Bring a deployment up; return when it is ready."""
+        ...
+
+    async def GetDeployment(
+        self, request: pb.GetDeploymentRequest, context: None, /
+    ) -> pb.Deployment:
+        """Return a deployment as it is."""
+        ...
+
+    async def SubmitOperation(
+        self, request: ops.Operation, context: None, /
+    ) -> ops.OperationResult:
+        """Run an operation, or attach to it, or answer it from the record."""
+        ...
+
+    async def PayloadStaged(
+        self, request: pb.PayloadStagedRequest, context: None, /
+    ) -> pb.PayloadStagedReply:
+        """Make an operation eligible, or refuse it for what its payload holds."""
+        ...
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: None, /) -> pb.ListJobsReply:
+        """Return a tenant's jobs."""
+        ...
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: None, /) -> pb.ClusterStatus:
+        """Return what a tenant may see of the cluster."""
+        ...
+
+    async def ExplainOperation(
+        self, request: pb.ExplainRequest, context: None, /
+    ) -> pb.ExplainReply:
+        """Say why an operation waits."""
+        ...
+
+    async def Timeline(self, request: pb.TimelineRequest, context: None, /) -> pb.TimelineReply:
+        """Return what devices did."""
+        ...
+
+
+class FrameSource(Protocol):
+    """The rollout manager, when it lives in this process."""
+
+    def StreamFrames(
+        self, request: worker_pb2.StreamFramesRequest, context: None, /
+    ) -> AsyncIterator[ops.GenerateFrame]:
+        """Yield the frames of a generate after a cursor, to the last."""
+        ...
+
+
+class RemoteScheduler:
+    """A scheduler in another process: every call has a deadline, every failure is a `PlexError`."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, config: RouterConfig) -> None:
+        self._stub = service_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._control_s = config.control_timeout_us / 1e6
+        self._wait_s = config.wait_timeout_us / 1e6
+
+    async def CreateJob(self, request: pb.CreateJobRequest, _: None = None, /) -> pb.Job:
+        """Register a job."""
+        return await _call(self._stub.CreateJob, request, timeout_s=self._control_s)
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, _: None = None, /) -> pb.KeepAliveReply:
+        """Extend a session."""
+        return await _call(self._stub.KeepAlive, request, timeout_s=self._control_s)
+
+    async def EndJob(self, request: pb.EndJobRequest, _: None = None, /) -> pb.Job:
+        """End a job; waits until its devices are free."""
+        return await _call(self._stub.EndJob, request, timeout_s=self._wait_s)
+
+    async def CreateDeployment(
+        self, request: pb.CreateDeploymentRequest, _: None = None, /
+    ) -> pb.Deployment:
+        """Bring a deployment up."""
+        return await _call(self._stub.CreateDeployment, request, timeout_s=self._wait_s)
+
+    async def GetDeployment(
+        self, request: pb.GetDeploymentRequest, _: None = None, /
+    ) -> pb.Deployment:
+        """Return a deployment."""
+        return await _call(self._stub.GetDeployment, request, timeout_s=self._control_s)
+
+    async def SubmitOperation(
+        self, request: ops.Operation, _: None = None, /
+    ) -> ops.OperationResult:
+        """Run an operation."""
+        return await _call(self._stub.SubmitOperation, request, timeout_s=self._wait_s)
+
+    async def PayloadStaged(
+        self, request: pb.PayloadStagedRequest, _: None = None, /
+    ) -> pb.PayloadStagedReply:
+        """Make an operation eligible."""
+        return await _call(self._stub.PayloadStaged, request, timeout_s=self._control_s)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, _: None = None, /) -> pb.ListJobsReply:
+        """Return jobs."""
+        return await _call(self._stub.ListJobs, request, timeout_s=self._control_s)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, _: None = None, /) -> pb.ClusterStatus:
+        """Return the cluster's status."""
+        return await _call(self._stub.GetStatus, request, timeout_s=self._control_s)
+
+    async def ExplainOperation(
+        self, request: pb.ExplainRequest, _: None = None, /
+    ) -> pb.ExplainReply:
+        """Explain an operation."""
+        return await _call(self._stub.ExplainOperation, request, timeout_s=self._control_s)
+
+    async def Timeline(self, request: pb.TimelineRequest, _: None = None, /) -> pb.TimelineReply:
+        """Return spans."""
+        return await _call(self._stub.Timeline, request, timeout_s=self._control_s)
+
+
+async def _call(
+    method: Callable[..., Awaitable[Reply]], request: Request, *, timeout_s: float
+) -> Reply:
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as failure:
+        raise error_from(failure) from failure

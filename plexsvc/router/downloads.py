@@ -1,0 +1,189 @@
+"""Relays bytes to a client: results staged on nodes, token streams, tokenizer files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+from plexclient.wire import tensors
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId, show
+from plexsvc.router.api import FrameSource, SchedulerApi
+from plexsvc.router.channels import READ_STAGED, STREAM_FRAMES, ChannelPool
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.deployments import DeploymentCache
+from plexsvc.router.models import MODEL_FILES
+from plexsvc.router.validation import bad_request, check_operation_id
+from plexsvc.transport.status import error_from
+
+MAX_MODEL_FILE_BYTES: Final = 256 << 20
+
+
+class Downloads:
+    """Relays streams to clients, a message at a time, as the bytes they come as."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        *,
+        deployments: DeploymentCache,
+        channels: ChannelPool,
+        config: RouterConfig,
+        frames: FrameSource | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._deployments = deployments
+        self._channels = channels
+        self._timeout_s = config.wait_timeout_us / 1e6
+        self._frames = frames
+
+    async def result(
+        self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
+    ) -> AsyncGenerator[bytes]:
+        """Yield a shard's bytes from `offset` on, as serialised chunks.
+
+        Raises:
+            PlexError: `not_found`, `result_gone`, or what the operation itself failed with.
+        """
+        check_operation_id(request.operation_id)
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
+        )
+        payload = (await self._shard(request, tenant=tenant)).payload
+        if payload.WhichOneof("form") == "staged":
+            target = _holder(payload.staged, deployment)
+            read = statemanager_pb2.ReadStagedRequest(
+                staging_id=payload.staged.staging_id, offset=request.offset
+            )
+            stream = self._stream(target, READ_STAGED, read.SerializeToString())
+            async with aclosing(stream) as messages:
+                async for message in messages:
+                    yield message
+            return
+        for chunk in tensors.chunks([memoryview(payload.inline.data)], start=request.offset):
+            yield chunk.SerializeToString()
+
+    async def frames(
+        self, request: service_pb2.StreamGenerateRequest, *, tenant: TenantId
+    ) -> AsyncGenerator[bytes]:
+        """Yield a generate's frames after a cursor, serialised.
+
+        Raises:
+            PlexError: what the rollout manager refused, or why it could not be reached.
+        """
+        check_operation_id(request.operation_id)
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
+        )
+        ask = worker_pb2.StreamFramesRequest(
+            operation_id=request.operation_id,
+            after_cursor=request.after_cursor,
+            deployment_id=request.deployment_id,
+        )
+        async with aclosing(self._frames_of(deployment, ask)) as messages:
+            async for message in messages:
+                yield message
+
+    async def model_file(
+        self, request: service_pb2.FetchModelFileRequest, *, tenant: TenantId
+    ) -> AsyncGenerator[bytes]:
+        """Yield a tokenizer or configuration file from `offset` on, as serialised chunks.
+
+        Raises:
+            PlexError: `bad_request` for a name that is not one of `MODEL_FILES`, `not_found` for
+                one the model does not have.
+        """
+        if request.name not in MODEL_FILES:
+            known = ", ".join(MODEL_FILES)
+            raise bad_request(f"model file {request.name!r} is not served; ask for one of {known}")
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
+        )
+        path = Path(deployment.spec.model) / request.name
+        offset = request.offset
+        while data := await asyncio.to_thread(_read, path, offset=offset):
+            yield common_pb2.Chunk(offset=offset, data=data).SerializeToString()
+            offset += len(data)
+
+    def _frames_of(
+        self, deployment: service_pb2.Deployment, ask: worker_pb2.StreamFramesRequest
+    ) -> AsyncGenerator[bytes]:
+        if deployment.spec.role != "rollout":
+            raise bad_request(
+                f"deployment {deployment.name!r} streams no tokens; generate on one in role rollout"
+            )
+        if self._frames is not None:
+            return _serialised(self._frames.StreamFrames(ask, None))
+        return self._stream(deployment.executor_address, STREAM_FRAMES, ask.SerializeToString())
+
+    async def _shard(
+        self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
+    ) -> operations_pb2.ResultShard:
+        """Ask for the operation again: a repeat is answered from the scheduler's record."""
+        result = await self._scheduler.SubmitOperation(
+            operations_pb2.Operation(
+                operation_id=request.operation_id,
+                tenant=tenant,
+                job_id=request.job_id,
+                deployment_id=request.deployment_id,
+            ),
+            None,
+        )
+        if request.shard >= len(result.shards):
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{show(request.operation_id)} has no result shard {request.shard}; it answered "
+                f"{len(result.shards)}",
+            )
+        return result.shards[request.shard]
+
+    async def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
+        call = self._channels.to(target).unary_stream(method)(request, timeout=self._timeout_s)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as failure:
+            raise error_from(failure) from failure
+        finally:
+            call.cancel()
+
+
+async def _serialised(frames: AsyncIterator[operations_pb2.GenerateFrame]) -> AsyncGenerator[bytes]:
+    async for frame in frames:
+        yield frame.SerializeToString()
+
+
+def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str:
+    for node in deployment.staging_nodes:
+        if node.node_id in staged.node_ids:
+            return node.state_manager
+    raise PlexError(
+        ErrorCode.RESULT_GONE,
+        f"the result is on {', '.join(staged.node_ids) or 'no node'}, which deployment "
+        f"{deployment.name!r} no longer runs on; run the operation again",
+    )
+
+
+def _read(path: Path, *, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return b"" if offset >= MAX_MODEL_FILE_BYTES else file.read(tensors.CHUNK_BYTES)
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"the model has no {path.name} ({error.strerror}); Deployment.model_files lists those "
+            "it has",
+        ) from error

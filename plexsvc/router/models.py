@@ -1,0 +1,175 @@
+"""What a deployment must satisfy: a model that is there, degrees it divides by, a fitting role."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.router.validation import bad_request, check_hyper
+
+MODEL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""The files of a model directory a client may fetch: the tokenizer's, never weights."""
+
+ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": ("actor", "critic", "reference"),
+    "fsdp": ("actor", "critic", "reference"),
+    "noop": ("actor", "critic", "reference"),
+    "vllm": ("rollout",),
+}
+DTYPES: Final = ("", "float32", "bfloat16")
+MAX_DEGREE: Final = 1024
+MAX_INSTANCES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The numbers of a `config.json` that a layout must divide; 0 where the model has none."""
+
+    heads: int
+    layers: int
+    experts: int
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelShape:
+        """Read them from a model directory.
+
+        Raises:
+            PlexError: `unknown_model`.
+        """
+        try:
+            table = json.loads((directory / "config.json").read_text())
+            return cls(
+                heads=int(table.get("num_attention_heads") or 0),
+                layers=int(table.get("num_hidden_layers") or 0),
+                experts=int(table.get("num_experts") or table.get("num_local_experts") or 0),
+            )
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise unknown_model(directory, f"its config.json cannot be read ({error})") from error
+
+
+def unknown_model(directory: object, found: str) -> PlexError:
+    """Return an `unknown_model` that says what was found at `directory`."""
+    return PlexError(
+        ErrorCode.UNKNOWN_MODEL,
+        f"model {str(directory)!r}: {found}; give a Hugging Face directory on the cluster's file "
+        "system with config.json and *.safetensors",
+        model=directory,
+    )
+
+
+def find_model(model: str, *, roots: Sequence[Path]) -> Path:
+    """Return the directory `model` names: an absolute path, or a name below one of `roots`.
+
+    Raises:
+        PlexError: `unknown_model` when it is not there, is not a model, or lies outside `roots`.
+    """
+    if not model or "\0" in model:
+        raise unknown_model(model, "the name is empty or no path")
+    path = Path(model)
+    candidates = [path] if path.is_absolute() else [root / path for root in roots]
+    directory = next((c for c in candidates if c.is_dir()), None)
+    if directory is None:
+        raise unknown_model(model, "there is no such directory (router.model_roots)")
+    if roots and not any(directory.resolve().is_relative_to(root.resolve()) for root in roots):
+        raise unknown_model(model, "it lies outside router.model_roots")
+    if not (directory / "config.json").is_file():
+        raise unknown_model(model, "the directory has no config.json")
+    if not any(directory.glob("*.safetensors")):
+        raise unknown_model(model, "the directory has no *.safetensors")
+    return directory
+
+
+def model_files(directory: Path) -> list[str]:
+    """Return which of `MODEL_FILES` a model directory holds."""
+    return [name for name in MODEL_FILES if (directory / name).is_file()]
+
+
+def check_spec(spec: service_pb2.DeploymentSpec) -> None:
+    """Refuse a spec that contradicts itself, whatever the model.
+
+    Raises:
+        PlexError: `bad_request` naming the field, what it holds and what it may hold.
+    """
+    if spec.backend not in ROLES_OF_BACKEND:
+        raise bad_request(
+            f"backend {spec.backend!r} is not known; use one of {', '.join(ROLES_OF_BACKEND)}"
+        )
+    roles = ROLES_OF_BACKEND[spec.backend]
+    if spec.role not in roles:
+        raise bad_request(
+            f"backend {spec.backend!r} cannot run role {spec.role!r}; it runs {', '.join(roles)}"
+        )
+    if spec.dtype not in DTYPES:
+        raise bad_request(f"dtype {spec.dtype!r} is not known; use float32 or bfloat16")
+    if spec.num_instances > MAX_INSTANCES:
+        raise bad_request(f"num_instances is {spec.num_instances}; at most {MAX_INSTANCES}")
+    _check_optimizer(spec)
+    _check_degrees(spec)
+
+
+def check_layout(spec: service_pb2.DeploymentSpec, shape: ModelShape) -> None:
+    """Refuse degrees that the model does not divide by.
+
+    Raises:
+        PlexError: `bad_request` naming the degree and the number it must divide.
+    """
+    if spec.backend != "megatron":
+        return
+    wire = spec.parallel
+    for degree, value, what, count in (
+        ("tp", wire.tp, "attention heads", shape.heads),
+        ("pp", wire.pp, "layers", shape.layers),
+        ("ep", wire.ep, "experts", shape.experts),
+    ):
+        if value > 1 and (count == 0 or count % value):
+            raise bad_request(
+                f"parallel {degree} = {value} does not divide the model's {count} {what}; choose a "
+                "divisor",
+                degree=degree,
+            )
+
+
+def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
+    wire = spec.parallel
+    degrees = {"tp": wire.tp, "pp": wire.pp, "dp": wire.dp, "cp": wire.cp, "ep": wire.ep}
+    for name, value in degrees.items():
+        if value > MAX_DEGREE:
+            raise bad_request(f"parallel {name} = {value}; at most {MAX_DEGREE}")
+    only = {"fsdp": {"dp"}, "vllm": set[str]()}.get(spec.backend)
+    wide = [name for name, value in degrees.items() if value > 1]
+    if only is not None and not only.issuperset(wide):
+        got = ", ".join(f"{name}={degrees[name]}" for name in wide)
+        raise bad_request(
+            f"backend {spec.backend!r} got parallel {got}; "
+            f"it splits over {' and '.join(only) if only else 'nothing: ask for more instances'}"
+        )
+    if wire.sequence_parallel and wire.tp <= 1:
+        raise bad_request("sequence_parallel needs tp above 1; raise tp or turn it off")
+
+
+def _check_optimizer(spec: service_pb2.DeploymentSpec) -> None:
+    if not spec.HasField("optimizer"):
+        return
+    if spec.role not in {"actor", "critic"}:
+        raise bad_request(f"role {spec.role!r} takes no optimizer; deploy it without one")
+    if spec.optimizer.kind not in {"", "adamw"}:
+        raise bad_request(f"optimizer {spec.optimizer.kind!r} is not known; use adamw")
+    hyper = {
+        field.name: float(value)
+        for field, value in spec.optimizer.ListFields()
+        if field.name != "kind"
+    }
+    check_hyper(hyper)

@@ -1,0 +1,324 @@
+"""Relays an upload from a client to the nodes that need it, a chunk at a time.
+
+The header is parsed, checked and given the batch's rules. After it each message goes on as the
+bytes it came as, to every target, before the next is read: the router holds one message a target
+and what gRPC's flow control lets in. The only bytes looked at are those of `cu_seqlens`, wherever
+it lies in the bundle (bounded by `router.max_batch_sequences`): its lengths make the dispatch plan.
+When all targets have the whole bundle the scheduler is told; an upload that breaks off leaves
+nothing, and repeating one that had finished is answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from plexclient.wire import tensors
+from plexclient.wire.errors import from_wire, to_wire
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId, show
+from plexsvc.log import Log
+from plexsvc.router.api import SchedulerApi
+from plexsvc.router.channels import STAGE, ChannelPool
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.deployments import DeploymentCache, staging_targets
+from plexsvc.router.validation import (
+    OperationRules,
+    bad_request,
+    check_operation_id,
+    lengths_of,
+    rules_of,
+)
+from plexsvc.transport.status import error_from
+
+log = Log(__name__)
+
+FIRST_RETRY_US = 20_000
+LAST_RETRY_US = 1_000_000
+
+
+class LengthsTap:
+    """Copies the bytes of `cu_seqlens` out of a passing stream: at most a few hundred KiB."""
+
+    def __init__(self, spec: common_pb2.TensorSpec) -> None:
+        self._spec = spec
+        self._bytes = bytearray(spec.nbytes)
+        self._position = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every byte has passed."""
+        return self._position >= self._spec.offset + self._spec.nbytes
+
+    def look(self, message: bytes) -> None:
+        """Take what a serialised `StageRequest` holds of the array.
+
+        Raises:
+            PlexError: `bad_request` for a message that is no chunk, or not the next one.
+        """
+        chunk = _chunk(message)
+        if chunk.offset != self._position:
+            raise bad_request(
+                f"an upload's chunk starts at byte {chunk.offset}, expected {self._position}; send "
+                "chunks in order, each byte once"
+            )
+        self._position += len(chunk.data)
+        low = max(chunk.offset, self._spec.offset)
+        high = min(chunk.offset + len(chunk.data), self._spec.offset + self._spec.nbytes)
+        if low < high:
+            piece = chunk.data[low - chunk.offset : high - chunk.offset]
+            self._bytes[low - self._spec.offset : high - self._spec.offset] = piece
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the sequence lengths.
+
+        Raises:
+            PlexError: `bad_batch` when one is not positive.
+        """
+        lengths = lengths_of(np.frombuffer(self._bytes, dtype=tensors.DTYPES[self._spec.dtype]))
+        if lengths.size == 0 or lengths.min() < 1:
+            raise PlexError(ErrorCode.BAD_BATCH, "cu_seqlens must grow from 0 with each sequence")
+        return lengths
+
+
+class Target:
+    """The upload's stream to one state manager."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+        self._call = channel.stream_unary(STAGE)(timeout=timeout_s)
+        self.has_answered = False
+
+    async def send(self, message: bytes) -> None:
+        """Pass a message on; a target that has answered already needs no more."""
+        if self.has_answered:
+            return
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self.has_answered = True
+
+    async def finish(self) -> None:
+        """Wait for the answer.
+
+        Raises:
+            PlexError: what the state manager refused or why it could not be reached.
+        """
+        try:
+            if not self.has_answered:
+                await self._call.done_writing()
+            reply = service_pb2.StageReply.FromString(await self._call)
+        except asyncio.InvalidStateError:
+            reply = service_pb2.StageReply.FromString(await self._call)
+        except grpc.aio.AioRpcError as failure:
+            raise error_from(failure) from failure
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+
+    def cancel(self) -> None:
+        """Drop the stream; the state manager frees what had arrived. Safe after the end."""
+        self._call.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload whose header stands: what is coming, for whom, and the rest of the stream."""
+
+    header: service_pb2.StageHeader
+    deployment: service_pb2.Deployment
+    messages: AsyncIterator[bytes]
+
+
+class Uploads:
+    """Relays uploads, at most `max_uploads` at once."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        *,
+        deployments: DeploymentCache,
+        rules: OperationRules,
+        channels: ChannelPool,
+        config: RouterConfig,
+        clock: Clock,
+    ) -> None:
+        self._scheduler = scheduler
+        self._deployments = deployments
+        self._rules = rules
+        self._channels = channels
+        self._config = config
+        self._clock = clock
+        self._running = 0
+
+    async def relay(
+        self, messages: AsyncIterator[bytes], *, tenant: TenantId
+    ) -> service_pb2.StageReply:
+        """Relay one upload and tell the scheduler; a refused payload is answered in the reply.
+
+        Raises:
+            PlexError: what the client may try again, and uploads that belong to no operation.
+        """
+        upload = await self._open(messages, tenant=tenant)
+        try:
+            self._rules.check_header(upload.header)
+            plan = await self._forward(upload)
+        except PlexError as refusal:
+            if refusal.retryable:
+                self._deployments.forget(upload.deployment)
+                raise
+            await self._announce(upload.header, error=refusal)
+            return service_pb2.StageReply(error=to_wire(refusal))
+        await self._announce(upload.header, plan=plan)
+        return service_pb2.StageReply(nbytes=upload.header.nbytes)
+
+    async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> Upload:
+        header = _header(await anext(messages, b""))
+        check_operation_id(header.operation_id)
+        header.tenant = tenant
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=header.job_id, deployment_id=header.deployment_id
+        )
+        header.rules.CopyFrom(rules_of(deployment, required=("tokens", "cu_seqlens")))
+        return Upload(header, deployment, messages)
+
+    async def _forward(self, upload: Upload) -> operations_pb2.DispatchPlan:
+        spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
+        tap = LengthsTap(spec)
+        targets = [node.state_manager for node in staging_targets(upload.deployment)]
+        async with self._slot(), self._streams(targets) as streams:
+            await self._pump(upload, streams=streams, tap=tap)
+            for stream in streams:
+                await stream.finish()
+        if not tap.is_full:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the upload for {show(upload.header.operation_id)} ended before its cu_seqlens; "
+                "send it again",
+            )
+        return self._rules.plan(tap.lengths(), upload.deployment)
+
+    async def _pump(self, upload: Upload, *, streams: Sequence[Target], tap: LengthsTap) -> None:
+        header = service_pb2.StageRequest(header=upload.header).SerializeToString()
+        for stream in streams:
+            await stream.send(header)
+        async for message in upload.messages:
+            if len(message) > self._config.max_chunk_bytes + 64:
+                raise bad_request(
+                    f"an upload message of {len(message)} bytes exceeds router.max_chunk_bytes = "
+                    f"{self._config.max_chunk_bytes}; send chunks of {tensors.CHUNK_BYTES}"
+                )
+            if not tap.is_full:
+                tap.look(message)
+            for stream in streams:
+                await stream.send(message)
+            if tap.is_full and all(stream.has_answered for stream in streams):
+                return
+
+    async def _announce(
+        self,
+        header: service_pb2.StageHeader,
+        *,
+        plan: operations_pb2.DispatchPlan | None = None,
+        error: PlexError | None = None,
+    ) -> None:
+        """Tell the scheduler; wait for an operation that is still on its way to it."""
+        request = service_pb2.PayloadStagedRequest(
+            operation_id=header.operation_id,
+            job_id=header.job_id,
+            tenant=header.tenant,
+            deployment_id=header.deployment_id,
+            plan=plan,
+            error=to_wire(error) if error else None,
+        )
+        await announce(
+            self._scheduler,
+            request,
+            clock=self._clock,
+            timeout_us=self._config.announce_timeout_us,
+        )
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        if self._running >= self._config.max_uploads:
+            raise PlexError(
+                ErrorCode.STAGING_FULL,
+                f"this router relays {self._running} uploads already (router.max_uploads); try "
+                "again when some have finished",
+            )
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    @asynccontextmanager
+    async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
+        timeout_s = self._config.wait_timeout_us / 1e6
+        streams = [Target(self._channels.to(target), timeout_s=timeout_s) for target in targets]
+        try:
+            yield streams
+        finally:
+            for stream in streams:
+                stream.cancel()
+
+
+async def announce(
+    scheduler: SchedulerApi,
+    request: service_pb2.PayloadStagedRequest,
+    *,
+    clock: Clock,
+    timeout_us: int,
+) -> None:
+    """Tell the scheduler what became of a payload; its operation may come `timeout_us` later.
+
+    Raises:
+        PlexError: `unavailable` when the operation did not come, else what the scheduler says.
+    """
+    deadline_us = clock.monotonic_us() + timeout_us
+    pause_us = FIRST_RETRY_US
+    while True:
+        try:
+            await scheduler.PayloadStaged(request, None)
+        except PlexError as error:
+            if error.code != ErrorCode.NOT_FOUND:
+                raise
+            if clock.monotonic_us() + pause_us > deadline_us:
+                raise PlexError(
+                    ErrorCode.UNAVAILABLE,
+                    f"the payload of {show(request.operation_id)} is staged but its operation has "
+                    f"not come within {timeout_us // 1_000_000} s (router.announce_timeout_us); "
+                    "submit it and send the payload again",
+                ) from error
+        else:
+            return
+        await clock.sleep(pause_us)
+        pause_us = min(2 * pause_us, LAST_RETRY_US)
+
+
+def _header(message: bytes) -> service_pb2.StageHeader:
+    request = _parse(message)
+    if request.WhichOneof("part") != "header":
+        raise bad_request("an upload starts with its header; none came")
+    return request.header
+
+
+def _chunk(message: bytes) -> common_pb2.Chunk:
+    request = _parse(message)
+    if request.WhichOneof("part") != "chunk":
+        raise bad_request("after its header an upload has only chunks; something else came")
+    return request.chunk
+
+
+def _parse(message: bytes) -> service_pb2.StageRequest:
+    try:
+        return service_pb2.StageRequest.FromString(message)
+    except DecodeError as error:
+        raise bad_request("an upload message is no StageRequest") from error

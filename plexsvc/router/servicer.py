@@ -1,0 +1,335 @@
+"""The Router service: what every call goes through, and where each goes.
+
+The router keeps nothing but a few seconds of deployments' layouts: any replica can take any call.
+Requests are authenticated, given their tenant and checked here; the order of operations, their
+record and their deduplication are the scheduler's. A final refusal of an operation takes its place
+in the order there, like an operation whose payload turned out bad: a gap would hold its successors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId
+from plexsvc.log import Log
+from plexsvc.router import models
+from plexsvc.router.api import FrameSource, SchedulerApi
+from plexsvc.router.auth import Tenants
+from plexsvc.router.channels import ChannelPool
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.deployments import DeploymentCache
+from plexsvc.router.downloads import Downloads
+from plexsvc.router.relay import Uploads, announce
+from plexsvc.router.validation import (
+    OperationRules,
+    bad_request,
+    check_identity,
+    check_operation_id,
+)
+from plexsvc.transport.status import abort_with
+
+log = Log(__name__)
+
+SERVICE: Final = "plexsvc.v1.Router"
+
+Request = TypeVar("Request", bound=Message)
+Context: TypeAlias = grpc.aio.ServicerContext
+Unary = Callable[..., Coroutine[Any, Any, Message]]
+Streaming = Callable[..., AsyncGenerator[bytes]]
+
+
+class RouterServicer:
+    """The Router's methods, each given the caller's tenant; `add_to_server` puts it on the wire."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        *,
+        config: RouterConfig,
+        clock: Clock,
+        frames: FrameSource | None = None,
+    ) -> None:
+        self.tenants = Tenants(config.tokens)
+        self._scheduler = scheduler
+        self._config = config
+        self._clock = clock
+        self._rules = OperationRules(config)
+        self._channels = ChannelPool()
+        self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
+        self._uploads = Uploads(
+            scheduler,
+            deployments=self._deployments,
+            rules=self._rules,
+            channels=self._channels,
+            config=config,
+            clock=clock,
+        )
+        self.downloads = Downloads(
+            scheduler,
+            deployments=self._deployments,
+            channels=self._channels,
+            config=config,
+            frames=frames,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections to nodes."""
+        await self._channels.aclose()
+
+    async def create_job(self, request: pb.CreateJobRequest, *, tenant: TenantId) -> pb.Job:
+        """Register a job."""
+        if not request.job_id:
+            raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
+        request.tenant = tenant
+        return await self._scheduler.CreateJob(request, None)
+
+    async def keep_alive(
+        self, request: pb.KeepAliveRequest, *, tenant: TenantId
+    ) -> pb.KeepAliveReply:
+        """Extend a session."""
+        request.tenant = tenant
+        return await self._scheduler.KeepAlive(request, None)
+
+    async def end_job(self, request: pb.EndJobRequest, *, tenant: TenantId) -> pb.Job:
+        """End a job."""
+        outcomes = (pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED)
+        if request.outcome not in outcomes:
+            raise bad_request("end_job needs the outcome COMPLETED, FAILED or CANCELLED")
+        request.tenant = tenant
+        return await self._scheduler.EndJob(request, None)
+
+    async def create_deployment(
+        self, request: pb.CreateDeploymentRequest, *, tenant: TenantId
+    ) -> pb.Deployment:
+        """Check a deployment against its model and bring it up."""
+        request.tenant = tenant
+        if not request.deployment_id or not request.job_id:
+            raise bad_request("create_deployment needs job_id and deployment_id")
+        spec = request.spec
+        models.check_spec(spec)
+        if spec.model_deployment_id:
+            await self._take_model(request, tenant=tenant)
+        files: list[str] = []
+        if spec.backend != "noop":
+            files = await asyncio.to_thread(_check_model, spec, self._config)
+        deployment = await self._scheduler.CreateDeployment(request, None)
+        del deployment.model_files[:]
+        deployment.model_files.extend(files)
+        return deployment
+
+    async def submit_operation(
+        self, operation: ops.Operation, *, tenant: TenantId
+    ) -> ops.OperationResult:
+        """Admit an operation and wait for its answer; refusals are answers too."""
+        try:
+            return await self._submit(operation, tenant=tenant)
+        except PlexError as error:
+            return ops.OperationResult(
+                operation_id=operation.operation_id,
+                state=ops.OPERATION_STATE_REFUSED,
+                error=to_wire(error),
+            )
+
+    async def stage_payload(
+        self, messages: AsyncIterator[bytes], *, tenant: TenantId
+    ) -> pb.StageReply:
+        """Relay a batch to the nodes that need it."""
+        return await self._uploads.relay(messages, tenant=tenant)
+
+    async def list_jobs(self, request: pb.ListJobsRequest, *, tenant: TenantId) -> pb.ListJobsReply:
+        """Return the tenant's jobs."""
+        request.tenant = tenant
+        return await self._scheduler.ListJobs(request, None)
+
+    async def get_status(
+        self, request: pb.GetStatusRequest, *, tenant: TenantId
+    ) -> pb.ClusterStatus:
+        """Return what the tenant may see."""
+        request.tenant = tenant
+        return await self._scheduler.GetStatus(request, None)
+
+    async def explain_operation(
+        self, request: pb.ExplainRequest, *, tenant: TenantId
+    ) -> pb.ExplainReply:
+        """Say why an operation waits."""
+        check_operation_id(request.operation_id)
+        request.tenant = tenant
+        return await self._scheduler.ExplainOperation(request, None)
+
+    async def timeline(self, request: pb.TimelineRequest, *, tenant: TenantId) -> pb.TimelineReply:
+        """Return what devices did."""
+        request.tenant = tenant
+        return await self._scheduler.Timeline(request, None)
+
+    async def _submit(self, operation: ops.Operation, *, tenant: TenantId) -> ops.OperationResult:
+        check_identity(operation)
+        operation.tenant = tenant
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=operation.job_id, deployment_id=operation.deployment_id
+        )
+        try:
+            self._rules.admit(operation, deployment)
+        except PlexError as refusal:
+            return await self._refuse(operation, refusal)
+        return await self._scheduler.SubmitOperation(operation, None)
+
+    async def _refuse(self, operation: ops.Operation, refusal: PlexError) -> ops.OperationResult:
+        """Let a refused operation take its number: submit its outline, refused by its payload."""
+        outline = _outline(operation)
+        request = pb.PayloadStagedRequest(
+            operation_id=operation.operation_id,
+            job_id=operation.job_id,
+            tenant=operation.tenant,
+            deployment_id=operation.deployment_id,
+            error=to_wire(refusal),
+        )
+        timeout_us = self._config.announce_timeout_us
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(
+                _told(announce(self._scheduler, request, clock=self._clock, timeout_us=timeout_us))
+            )
+            result = await self._answer(outline)
+            telling.cancel()
+        return result
+
+    async def _answer(self, outline: ops.Operation) -> ops.OperationResult:
+        try:
+            return await self._scheduler.SubmitOperation(outline, None)
+        except PlexError as error:
+            return ops.OperationResult(
+                operation_id=outline.operation_id,
+                state=ops.OPERATION_STATE_REFUSED,
+                error=to_wire(error),
+            )
+
+    async def _take_model(self, request: pb.CreateDeploymentRequest, *, tenant: TenantId) -> None:
+        """Use the model of another deployment of the job."""
+        source = await self._deployments.get(
+            tenant=tenant,
+            job_id=request.job_id,
+            deployment_id=request.spec.model_deployment_id,
+        )
+        if request.spec.model not in {"", source.spec.model}:
+            raise bad_request(
+                f"deployment {request.name!r} names model {request.spec.model!r} and takes the one "
+                f"of {source.name!r}, which is {source.spec.model!r}; give one of the two"
+            )
+        request.spec.model = source.spec.model
+
+
+def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
+    """Serve `router` on `server`. Streams of bytes pass through unparsed."""
+    unary: Mapping[str, tuple[Unary, type[Message]]] = {
+        "CreateJob": (router.create_job, pb.CreateJobRequest),
+        "KeepAlive": (router.keep_alive, pb.KeepAliveRequest),
+        "EndJob": (router.end_job, pb.EndJobRequest),
+        "CreateDeployment": (router.create_deployment, pb.CreateDeploymentRequest),
+        "SubmitOperation": (router.submit_operation, ops.Operation),
+        "ListJobs": (router.list_jobs, pb.ListJobsRequest),
+        "GetStatus": (router.get_status, pb.GetStatusRequest),
+        "ExplainOperation": (router.explain_operation, pb.ExplainRequest),
+        "Timeline": (router.timeline, pb.TimelineRequest),
+    }
+    streaming: Mapping[str, tuple[Streaming, type[Message]]] = {
+        "FetchResult": (router.downloads.result, pb.FetchResultRequest),
+        "StreamGenerate": (router.downloads.frames, pb.StreamGenerateRequest),
+        "FetchModelFile": (router.downloads.model_file, pb.FetchModelFileRequest),
+    }
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _unary(router, method),
+            request_deserializer=kind.FromString,
+            response_serializer=kind_serializer,
+        )
+        for name, (method, kind) in unary.items()
+    }
+    handlers |= {
+        name: grpc.unary_stream_rpc_method_handler(
+            _streaming(router, method), request_deserializer=kind.FromString
+        )
+        for name, (method, kind) in streaming.items()
+    }
+    handlers["StagePayload"] = grpc.stream_unary_rpc_method_handler(
+        _unary(router, router.stage_payload), response_serializer=kind_serializer
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def kind_serializer(message: Message) -> bytes:
+    """Return the bytes of a reply."""
+    return message.SerializeToString()
+
+
+def _unary(router: RouterServicer, method: Unary) -> Callable[..., Coroutine[Any, Any, Message]]:
+    async def handle(request: object, context: Context) -> Message:
+        try:
+            return await method(request, tenant=router.tenants.caller(context))
+        except PlexError as error:
+            await abort_with(context, error)
+        except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
+            await _abort_internal(context, error, method=method.__name__)
+
+    return handle
+
+
+def _streaming(router: RouterServicer, method: Streaming) -> Callable[..., AsyncGenerator[bytes]]:
+    async def handle(request: object, context: Context) -> AsyncGenerator[bytes]:
+        try:
+            tenant = router.tenants.caller(context)
+            async with aclosing(method(request, tenant=tenant)) as messages:
+                async for message in messages:
+                    yield message
+        except PlexError as error:
+            await abort_with(context, error)
+        except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
+            await _abort_internal(context, error, method=method.__name__)
+
+    return handle
+
+
+async def _abort_internal(context: Context, error: Exception, *, method: str) -> NoReturn:
+    log.error("call failed", method=method)
+    text = f"the router failed in {method}: {type(error).__name__}: {error}; its log says where"
+    await abort_with(context, PlexError(ErrorCode.INTERNAL, text))
+
+
+async def _told(announcement: Coroutine[Any, Any, None]) -> None:
+    """Await an announcement whose failure the submission answers better."""
+    try:
+        await announcement
+    except PlexError as error:
+        log.info("refusal not announced", error=error)
+
+
+def _outline(operation: ops.Operation) -> ops.Operation:
+    """Return the operation without its contents: it waits for a payload and then is refused."""
+    outline = ops.Operation(
+        operation_id=operation.operation_id,
+        tenant=operation.tenant,
+        job_id=operation.job_id,
+        deployment_id=operation.deployment_id,
+        seq=operation.seq,
+    )
+    outline.payload.staged.staging_id = operation.operation_id
+    kind = operation.WhichOneof("body") or "noop"
+    getattr(outline, "noop" if kind == "initialize" else kind).SetInParent()
+    return outline
+
+
+def _check_model(spec: pb.DeploymentSpec, config: RouterConfig) -> list[str]:
+    directory = models.find_model(spec.model, roots=config.model_roots)
+    models.check_layout(spec, models.ModelShape.read(directory))
+    spec.model = str(directory)
+    return models.model_files(directory)

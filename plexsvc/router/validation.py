@@ -1,0 +1,364 @@
+"""What an operation must satisfy before it takes a place in a queue: complete messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.ids import OPERATION_ID_BYTES
+from plexclient.losses import BUILT_IN_LOSSES
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.router import layout
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.deployments import degrees_of
+from plexsvc.transport.batch_rules import check_batch
+
+BATCH_KINDS: Final = frozenset({"forward", "forward_backward", "backward"})
+"""Operations that take a batch; the others take no payload."""
+
+_TRAINING: Final = frozenset({"actor", "critic", "reference"})
+_TRAINED: Final = frozenset({"actor", "critic"})
+ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
+    "forward": _TRAINING,
+    "forward_backward": _TRAINED,
+    "backward": _TRAINED,
+    "step": _TRAINED,
+    "zero_grad": _TRAINED,
+    "publish": _TRAINING,
+    "pull": _TRAINING | {"rollout"},
+    "generate": frozenset({"rollout"}),
+    "save": _TRAINING,
+    "load": _TRAINING,
+    "export": _TRAINING,
+    "state_digest": _TRAINING,
+    "noop": _TRAINING | {"rollout"},
+}
+"""Which roles know which operations; `initialize` is the scheduler's own."""
+
+CRITIC_LOSSES: Final = frozenset({"value_mse"})
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+def bad_request(message: str, **facts: object) -> PlexError:
+    """Return a `bad_request` with `message`."""
+    return PlexError(ErrorCode.BAD_REQUEST, message, **facts)
+
+
+def check_operation_id(operation_id: bytes) -> None:
+    """Refuse an id that is not 16 bytes.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if len(operation_id) != OPERATION_ID_BYTES:
+        raise bad_request(
+            f"an operation id has {OPERATION_ID_BYTES} bytes, this one has {len(operation_id)}; "
+            "mint it with plexclient.ids.new_operation_id()"
+        )
+
+
+def check_identity(operation: operations_pb2.Operation) -> None:
+    """Refuse an operation that cannot even take its place in the order: it consumes no number.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    check_operation_id(operation.operation_id)
+    name = show(operation.operation_id)
+    if not operation.job_id or not operation.deployment_id:
+        raise bad_request(f"{name} names no job or no deployment; set job_id and deployment_id")
+    if operation.seq == 0:
+        raise bad_request(f"{name} has seq 0; a deployment's operations count from 1")
+    for before in operation.after:
+        check_operation_id(before)
+
+
+class OperationRules:
+    """Checks of operations against their deployment, and the plan of their batch."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+
+    def admit(
+        self, operation: operations_pb2.Operation, deployment: service_pb2.Deployment
+    ) -> None:
+        """Check `operation` and fill its `plan` when its batch came inline.
+
+        Raises:
+            PlexError: a final refusal that names what is wrong; it consumes the sequence number.
+        """
+        operation.ClearField("plan")
+        kind = _kind(operation)
+        _check_role(kind, deployment)
+        self._check_body(kind, operation, deployment)
+        if kind in BATCH_KINDS:
+            self._check_payload(kind, operation, deployment)
+        elif operation.HasField("payload"):
+            raise bad_request(f"{kind} takes no payload; send it without one")
+
+    def check_header(self, header: service_pb2.StageHeader) -> None:
+        """Check what an upload says it will bring, and set the rules for where it lands.
+
+        Raises:
+            PlexError: `bad_batch` or `payload_too_large`.
+        """
+        self._check_specs(header.tensors, nbytes=header.nbytes, required=("tokens", "cu_seqlens"))
+
+    def plan(
+        self, lengths: npt.NDArray[np.int64], deployment: service_pb2.Deployment
+    ) -> operations_pb2.DispatchPlan:
+        """Return the cut of a batch for the deployment's layout."""
+        limit = deployment.spec.micro_batch_tokens or self._config.default_micro_batch_tokens
+        degrees = degrees_of(deployment)
+        return layout.plan(lengths.tolist(), dp=degrees.dp, micro_batch_tokens=limit)
+
+    def _check_body(
+        self,
+        kind: str,
+        operation: operations_pb2.Operation,
+        deployment: service_pb2.Deployment,
+    ) -> None:
+        match kind:
+            case "forward":
+                _check_temperature(operation.forward.temperature)
+            case "forward_backward":
+                _check_loss(operation.forward_backward, role=deployment.spec.role)
+                _check_temperature(operation.forward_backward.temperature)
+            case "backward":
+                _check_temperature(operation.backward.temperature)
+            case "step":
+                _check_step(operation.step, deployment)
+            case "generate":
+                self._check_prompts(operation.generate)
+            case "pull":
+                _check_pull(operation.pull)
+            case "save" | "load" | "export":
+                _check_path(kind, getattr(operation, kind).path)
+            case _:
+                pass  # publish, zero_grad, state_digest and noop have no contents
+
+    def _check_payload(
+        self,
+        kind: str,
+        operation: operations_pb2.Operation,
+        deployment: service_pb2.Deployment,
+    ) -> None:
+        required = ("tokens", "cu_seqlens", *_arrays_of(kind, operation, deployment.spec.role))
+        match operation.payload.WhichOneof("form"):
+            case "inline":
+                bundle = operation.payload.inline
+                self._check_inline(bundle.tensors, bundle.data, required=required)
+                arrays = tensors.decode(bundle)
+                check_batch(bundle.tensors, arrays, rules_of(deployment, required=required))
+                operation.plan.CopyFrom(self.plan(lengths_of(arrays["cu_seqlens"]), deployment))
+            case "staged":
+                staged = operation.payload.staged
+                self._check_specs(staged.tensors, nbytes=staged.nbytes, required=required)
+                staged.staging_id = operation.operation_id
+            case _:
+                raise PlexError(
+                    ErrorCode.BAD_BATCH,
+                    f"{kind} needs a batch with {', '.join(required)}; none came",
+                )
+
+    def _check_inline(
+        self,
+        specs: Iterable[common_pb2.TensorSpec],
+        data: bytes,
+        *,
+        required: tuple[str, ...],
+    ) -> None:
+        if len(data) > tensors.INLINE_PAYLOAD_BYTES:
+            raise _too_large(
+                f"an inline payload of {len(data)} bytes",
+                key="wire.inline_payload_bytes",
+                limit=tensors.INLINE_PAYLOAD_BYTES,
+                remedy="stage it with StagePayload",
+            )
+        self._check_specs(specs, nbytes=len(data), required=required)
+
+    def _check_specs(
+        self, specs: Iterable[common_pb2.TensorSpec], *, nbytes: int, required: tuple[str, ...]
+    ) -> None:
+        by_name = {spec.name: spec for spec in specs}
+        if nbytes > self._config.max_payload_bytes:
+            raise _too_large(
+                f"a batch of {nbytes} bytes",
+                key="router.max_payload_bytes",
+                limit=self._config.max_payload_bytes,
+            )
+        missing = [name for name in required if name not in by_name]
+        if missing:
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"the batch lacks {', '.join(missing)}; it has {', '.join(by_name) or 'no arrays'}",
+                missing=",".join(missing),
+            )
+        for spec in by_name.values():
+            tensors.check_spec(spec, nbytes)
+        self._check_counts(by_name["tokens"], by_name["cu_seqlens"])
+
+    def _check_counts(
+        self, tokens: common_pb2.TensorSpec, cu_seqlens: common_pb2.TensorSpec
+    ) -> None:
+        for spec in (tokens, cu_seqlens):
+            if len(spec.shape) != 1 or spec.dtype not in {"I32", "I64"}:
+                raise PlexError(
+                    ErrorCode.BAD_BATCH,
+                    f"{spec.name} is {spec.dtype} of shape {list(spec.shape)}; it must be one row "
+                    "of I32 or I64",
+                    array=spec.name,
+                )
+        if tokens.shape[0] > self._config.max_batch_tokens:
+            raise _too_large(
+                f"a batch of {tokens.shape[0]} tokens",
+                key="router.max_batch_tokens",
+                limit=self._config.max_batch_tokens,
+            )
+        if cu_seqlens.shape[0] > self._config.max_batch_sequences + 1:
+            raise _too_large(
+                f"a batch of {cu_seqlens.shape[0] - 1} sequences",
+                key="router.max_batch_sequences",
+                limit=self._config.max_batch_sequences,
+            )
+
+    def _check_prompts(self, generate: operations_pb2.Generate) -> None:
+        if not generate.prompts:
+            raise bad_request("generate got no prompts; give at least one")
+        if len(generate.prompts) > self._config.max_prompts:
+            raise _too_large(
+                f"a generate of {len(generate.prompts)} prompts",
+                key="router.max_prompts",
+                limit=self._config.max_prompts,
+                remedy="split it",
+            )
+
+
+def rules_of(
+    deployment: service_pb2.Deployment, *, required: Iterable[str]
+) -> service_pb2.BatchRules:
+    """Return what the arrays of a batch for `deployment` must satisfy."""
+    return service_pb2.BatchRules(
+        vocab_size=deployment.vocab_size,
+        max_sequence_length=deployment.max_sequence_length,
+        required=required,
+    )
+
+
+def lengths_of(cu_seqlens: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """Return the sequence lengths that boundaries `cu_seqlens[B+1]` describe."""
+    return np.diff(cu_seqlens.astype(np.int64))
+
+
+def _kind(operation: operations_pb2.Operation) -> str:
+    kind: str | None = operation.WhichOneof("body")
+    if kind is None:
+        raise bad_request(
+            f"{show(operation.operation_id)} says not what to do; set one of "
+            f"{', '.join(ROLES_OF_KIND)}"
+        )
+    if kind not in ROLES_OF_KIND:
+        raise bad_request(f"{kind} is the service's own; ask for one of {', '.join(ROLES_OF_KIND)}")
+    return kind
+
+
+def _check_role(kind: str, deployment: service_pb2.Deployment) -> None:
+    role = deployment.spec.role
+    if role not in ROLES_OF_KIND[kind]:
+        raise bad_request(
+            f"{kind} was asked of deployment {deployment.name!r}, whose role is {role!r}; it is "
+            f"for {', '.join(sorted(ROLES_OF_KIND[kind]))}",
+            role=role,
+        )
+
+
+def _arrays_of(kind: str, operation: operations_pb2.Operation, role: str) -> tuple[str, ...]:
+    if kind == "forward_backward":
+        return BUILT_IN_LOSSES[operation.forward_backward.loss]
+    targets = () if role == "critic" else ("target_tokens",)
+    return targets if kind == "forward" else (*targets, "grad_logprobs")
+
+
+def _check_loss(body: operations_pb2.ForwardBackward, *, role: str) -> None:
+    if body.loss not in BUILT_IN_LOSSES:
+        raise PlexError(
+            ErrorCode.UNKNOWN_LOSS,
+            f"loss {body.loss!r} is not built in; known are {', '.join(BUILT_IN_LOSSES)}. For any "
+            "other call forward, differentiate it yourself and call backward",
+            loss=body.loss,
+        )
+    if (body.loss in CRITIC_LOSSES) != (role == "critic"):
+        fitting = sorted(n for n in BUILT_IN_LOSSES if (n in CRITIC_LOSSES) == (role == "critic"))
+        raise bad_request(
+            f"loss {body.loss!r} does not fit a deployment in role {role!r}; use "
+            f"{', '.join(fitting)}"
+        )
+    for name, value in body.loss_args.items():
+        if not math.isfinite(value):
+            raise bad_request(
+                f"argument {name} of loss {body.loss!r} is {value}; it must be finite"
+            )
+
+
+def _check_temperature(temperature: float) -> None:
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise bad_request(f"temperature is {temperature}; it must be finite and not negative")
+
+
+def _check_step(step: operations_pb2.Step, deployment: service_pb2.Deployment) -> None:
+    if not deployment.spec.HasField("optimizer"):
+        raise bad_request(
+            f"step was asked of deployment {deployment.name!r}, which has no optimizer; deploy it "
+            "with one, e.g. optimizer=plex.AdamW(lr=1e-6)"
+        )
+    given = {field.name: float(value) for field, value in step.ListFields()}
+    check_hyper(given)
+
+
+def check_hyper(given: Mapping[str, float]) -> None:
+    """Refuse hyper-parameters AdamW cannot take; names are those of `Step`.
+
+    Raises:
+        PlexError: `bad_request` naming the first bad one and its bounds.
+    """
+    for name, value in given.items():
+        bound = "in [0, 1)" if name in {"beta1", "beta2"} else "finite and not negative"
+        fits = math.isfinite(value) and value >= 0 and (value < 1 or not name.startswith("beta"))
+        if name == "eps":
+            bound, fits = "finite and above 0", math.isfinite(value) and value > 0
+        if not fits:
+            raise bad_request(f"optimizer {name} is {value}; it must be {bound}", parameter=name)
+
+
+def _check_pull(pull: operations_pb2.Pull) -> None:
+    if not pull.source_deployment_id or pull.version == 0:
+        raise bad_request(
+            "pull needs source_deployment_id and a version; a version is the seq of its publish"
+        )
+
+
+def _check_path(kind: str, path: str) -> None:
+    if "\0" in path or not PurePosixPath(path).is_absolute():
+        raise bad_request(
+            f"{kind} got path {path!r}; give an absolute path on the cluster's file system"
+        )
+
+
+def _too_large(
+    what: str, *, key: str, limit: int, remedy: str = "split it or raise the limit"
+) -> PlexError:
+    return PlexError(
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        f"{what} exceeds {key} = {limit}; {remedy}",
+        key=key,
+        limit=limit,
+    )
