@@ -5,6 +5,7 @@ The node agent starts the zygote with `ZYGOTE_ENV`; vLLM reads most of it once, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Mapping
 from typing import Final
@@ -30,3 +31,6 @@ MODULES: Final = (
 
 for _module in MODULES:
     importlib.import_module(_module)
+
+gc.collect()
+gc.freeze()  # forks share these pages, and the engine's own collections (1 s otherwise) skip them

@@ -39,9 +39,9 @@ class Box:
         """Return the common part, None when there is none."""
         low = tuple(map(max, self.start, other.start))
         high = tuple(map(min, self._end, other._end))
-        if any(h <= l for l, h in zip(low, high, strict=True)):
+        if any(end <= at for at, end in zip(low, high, strict=True)):
             return None
-        return Box(low, tuple(h - l for l, h in zip(low, high, strict=True)))
+        return Box(low, tuple(end - at for at, end in zip(low, high, strict=True)))
 
     def minus(self, hole: Box) -> list[Box]:
         """Return disjoint boxes that cover `self` without `hole`, which lies inside. At most 2n.

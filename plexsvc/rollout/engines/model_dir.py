@@ -13,6 +13,9 @@ from plexsvc.errors import ErrorCode, PlexError
 MAX_HEADER_BYTES: Final = 100 << 20
 """Largest safetensors header that is read: the format's own limit."""
 
+DEFAULT_POSITIONS: Final = 2048
+"""Longest sequence of a model whose configuration does not say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
@@ -27,7 +30,9 @@ class ModelDir:
     """A checkpoint directory."""
 
     path: Path
+    architectures: tuple[str, ...]
     vocab_size: int
+    max_positions: int
     eos_token_ids: tuple[int, ...]
     tensors: Mapping[str, TensorFacts]
     tokenizer: Path | None
@@ -54,7 +59,9 @@ def read_model_dir(path: Path) -> ModelDir:
     tokenizer = path / "tokenizer.json"
     return ModelDir(
         path=path,
+        architectures=tuple(config.get("architectures") or ()),
         vocab_size=int(config["vocab_size"]),
+        max_positions=int(config.get("max_position_embeddings", DEFAULT_POSITIONS)),
         eos_token_ids=_ids(stops.get("eos_token_id", config.get("eos_token_id"))),
         tensors=tensors,
         tokenizer=tokenizer if tokenizer.exists() else None,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from tokenizers.decoders import DecodeStream
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm import _custom_ops as vllm_ops
 from vllm.distributed.weight_transfer.sharded_rdt_fake import FakeRDTTensor
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -74,8 +76,9 @@ class VllmConfig:
 
     model: Path
     dtype: str
-    """`float32`, `bfloat16`; empty takes the checkpoint's."""
+    """`float32`, `bfloat16`; empty: fp32 on CPUs, bf16 on GPUs."""
     max_model_len: int
+    """0: the model's own limit."""
     kv_cache_bytes: int
     max_num_seqs: int
 
@@ -114,7 +117,8 @@ class VllmEngine:
         """
         model = read_model_dir(config.model)
         try:
-            core = await asyncio.wrap_future(executor.call(lambda: _build_core(config)))
+            config = replace(config, max_model_len=config.max_model_len or model.max_positions)
+            core = await asyncio.wrap_future(executor.call(lambda: _build_core(config, model)))
         except (ValueError, RuntimeError) as error:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"vLLM cannot run {config.model} as configured: {error}"
@@ -220,7 +224,7 @@ class VllmEngine:
             outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
         except Exception as error:  # noqa: BLE001 - whatever broke ends the engine with a cause
-            log.error("engine step failed")
+            log.error("engine step failed")  # noqa: TRY400 - our log adds the traceback
             failure = PlexError(ErrorCode.INTERNAL, f"vLLM failed in a step: {error!r}")
             self._broken = failure
             self._post(lambda: self._fail(failure))
@@ -273,7 +277,8 @@ class VllmEngine:
         elif not prompt.token_ids:
             problem = "its prompt has no token ids"
         elif length >= self._config.max_model_len:
-            problem = f"prompt and generated tokens are {length}, max_model_len is {self._config.max_model_len}"
+            limit = self._config.max_model_len
+            problem = f"prompt and generated tokens are {length}, max_model_len is {limit}"
         elif max((*prompt.token_ids, *prompt.generated)) >= self._model.vocab_size:
             problem = f"a token id is not below the vocabulary's {self._model.vocab_size}"
         elif request.sampling.stop and self._model.tokenizer is None:
@@ -405,13 +410,14 @@ def _sampling_params(
     )
 
 
-def _build_core(config: VllmConfig) -> vllm_core.EngineCore:
+def _build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     """Build the core with live, unpacked weights. Runs on the executor's thread."""
+    _register_loaded(model.architectures)
     vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
     arguments = AsyncEngineArgs(
         model=str(config.model),
-        dtype=config.dtype or "auto",
+        dtype=config.dtype or ("float32" if current_platform.is_cpu() else "bfloat16"),
         enforce_eager=True,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -424,6 +430,14 @@ def _build_core(config: VllmConfig) -> vllm_core.EngineCore:
     )
     engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
+
+
+def _register_loaded(architectures: Sequence[str]) -> None:
+    """Register models by class: by name, vLLM inspects each in a fresh process, for seconds."""
+    for name in architectures:
+        entry = ModelRegistry.models.get(name)
+        if entry is not None:
+            ModelRegistry.register_model(name, entry.load_model_cls())
 
 
 def _prepare_worker(worker: Any, model: ModelDir) -> _Prepared:  # noqa: ANN401 - vLLM's wrapper

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -77,7 +76,7 @@ class Source:
         return torch.as_strided(flat, box.size, tuple(piece.stride), element_offset(piece, box))
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
 def fill(targets: Iterable[Target], published: Sequence[Published]) -> int:
     """Fill every target from `published`; return the bytes written.
 
@@ -126,7 +125,7 @@ def _by_name(published: Sequence[Published]) -> dict[str, list[Source]]:
     found: dict[str, dict[str, list[Source]]] = {"param": {}, "master": {}}
     for version in published:
         for piece in version.manifest.pieces:
-            if piece.kind in found and prod(piece.size):
+            if piece.kind in found and all(piece.size):
                 found[piece.kind].setdefault(piece.name, []).append(Source(piece, version.data))
     return found["master"] | found["param"]
 

@@ -1,0 +1,72 @@
+"""Configuration: of an instance (from the scheduler) and of the manager (from the cluster)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceConfig:
+    """What the scheduler tells a rollout process at its start."""
+
+    wpg_id: str
+    rank: int
+    incarnation: int
+    scheduler_epoch: int
+    job_id: str
+    deployment_id: str
+    model: str
+    """Hugging Face directory; its weights are version 0."""
+    dtype: str = ""
+    """`float32`, `bfloat16`; empty: the device's default."""
+    max_model_len: int = 0
+    """Longest prompt with answer, in tokens; 0: what the model was made for."""
+    kv_cache_bytes: int = 0
+    """Memory of the KV cache; 0: `DEFAULT_KV_CACHE_BYTES`."""
+    max_num_seqs: int = 0
+    """Samples in one step; 0: `DEFAULT_MAX_NUM_SEQS`."""
+    data_socket: str = ""
+    """The state manager's data plane; weight versions are mapped through it."""
+    node_id: str = ""
+    seed: int = 0
+    """The deployment's; samples draw from seeds of their own."""
+    instance_kind: int = 0
+    """`plexsvc.v1.InstanceKind`."""
+    device_index: int = 0
+    """The device of the node that this instance reserves."""
+
+
+DEFAULT_KV_CACHE_BYTES = 256 << 20
+DEFAULT_MAX_NUM_SEQS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """Bounds and cadence of the rollout manager."""
+
+    frame_us: int = 20_000
+    """Deltas are gathered for so long before they become a frame."""
+    record_bytes: int = 256 << 20
+    """Token records kept, all operations together; the oldest finished ones go first."""
+    max_operations: int = 256
+    """Generates of one manager that may run at once; the next is refused with `queue_full`."""
+    max_samples_per_operation: int = 65_536
+    """Prompts times n of one generate."""
+    max_tries_per_sample: int = 3
+    """Instances that may be lost under one sample before its operation fails."""
+    instance_wait_us: int = 10_000_000
+    """How long samples without a serving instance wait for one to come back."""
+    probe_us: int = 500_000
+    """Pause between two looks at a lost instance."""
+    stall_us: int = 120_000_000
+    """An instance that sends nothing for so long, with work to do, counts as lost."""
+    call_us: int = 120_000_000
+    """Deadline of a unary call to an instance (a weight update is the longest)."""
+    operation_us: int = 3_600_000_000
+    """Deadline of a generate as a whole."""
+    frames_wait_us: int = 3_600_000_000
+    """How long a stream waits for its operation to start: it may be queued behind training."""
+    max_streams: int = 1024
+    """Streams open at once; the next is refused with `queue_full`."""
+    call_bytes: int = 2 << 20
+    """Requests sent to an instance in one call."""

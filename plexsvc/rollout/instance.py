@@ -1,0 +1,261 @@
+"""A rollout instance: one engine behind the `RolloutInstance` service, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import grpc.aio
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import (
+    rollout_pb2,
+    rollout_pb2_grpc,
+    statemanager_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from plexsvc import config as config_files
+from plexsvc import log as logs
+from plexsvc.clock import Clock, SystemClock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
+from plexsvc.rollout.engines.base import Engine, Published
+from plexsvc.rollout.fences import FenceGate
+from plexsvc.transport.channels import new_server
+from plexsvc.transport.state_client import StateClient
+from plexsvc.transport.status import abort_with
+
+log = logs.Log(__name__)
+
+FLUSH_US: Final = 5_000
+"""Pause between two frames of one call: steps shorter than this share a frame."""
+
+STOP_GRACE_S: Final = 1.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+
+
+class VersionMapper:
+    """Maps published versions through the node's data plane; connects at the first use."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self._config = config
+        self._client: StateClient | None = None
+
+    def __call__(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        """Return the version's bytes, mapped read-only. Blocking.
+
+        Raises:
+            PlexError: `unavailable` for a version that lies on another node.
+        """
+        config = self._config
+        if manifest.node_id and config.node_id and manifest.node_id != config.node_id:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"version {manifest.version} of {manifest.deployment_id} lies on node "
+                f"{manifest.node_id} and this instance maps memory of {config.node_id} only; "
+                f"place both on one node",
+            )
+        if self._client is None:
+            self._client = StateClient(
+                config.data_socket,
+                wpg_id=config.wpg_id,
+                rank=config.rank,
+                incarnation=config.incarnation,
+                device_index=config.device_index,
+                job_id=config.job_id,
+                handlers=None,
+            )
+        return self._client.open_version(manifest)
+
+    def close(self) -> None:
+        """Leave the data plane."""
+        if self._client is not None:
+            self._client.close()
+
+
+class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
+    """Serves one engine; only one weight update at a time, fenced like every order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: InstanceConfig,
+        *,
+        clock: Clock,
+        open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+    ) -> None:
+        self._engine, self._config, self._clock = engine, config, clock
+        self._open_version = open_version
+        self._update = asyncio.Lock()
+        self._gate = FenceGate(
+            scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation
+        )
+
+    async def Generate(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.InstanceGenerateRequest, context: Context
+    ) -> AsyncIterator[rollout_pb2.InstanceFrame]:
+        """Stream deltas until every request has finished or was aborted."""
+        try:
+            self._gate.admit(request.fence, what=f"generate on {self._config.wpg_id}")
+            self._check_version(request.min_version)
+            left = len(request.requests)
+            async with aclosing(self._engine.generate(request.requests)) as stream:  # type: ignore[type-var]  # an async generator
+                async for deltas in stream:
+                    yield rollout_pb2.InstanceFrame(deltas=deltas)
+                    left -= sum(1 for delta in deltas if delta.finish_reason)
+                    if left:
+                        await self._clock.sleep(FLUSH_US)
+        except PlexError as error:
+            await abort_with(context, error)
+
+    async def Abort(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.InstanceAbortRequest, context: Context
+    ) -> rollout_pb2.InstanceAbortReply:
+        """End requests; their streams get what they have so far and finish reason `abort`."""
+        del context
+        await self._engine.abort(request.request_ids)
+        return rollout_pb2.InstanceAbortReply()
+
+    async def LoadVersion(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.LoadVersionRequest, context: Context
+    ) -> rollout_pb2.LoadVersionReply:
+        """Verify and load a version in place; the version in use is answered at once."""
+        del context
+        try:
+            self._gate.admit(request.fence, what=f"load version on {self._config.wpg_id}")
+            async with self._update:
+                return await self._load(request)
+        except PlexError as error:
+            log.warning("version not loaded", version=request.version, error=error)
+            return rollout_pb2.LoadVersionReply(error=to_wire(error), version=self._engine.version)
+
+    async def Stats(  # noqa: N802 - named by the service
+        self, request: rollout_pb2.InstanceStatsRequest, context: Context
+    ) -> rollout_pb2.InstanceStats:
+        """Return what the engine is doing."""
+        del request, context
+        stats = self._engine.stats()
+        return rollout_pb2.InstanceStats(
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            version=self._engine.version,
+            kind=self._config.instance_kind,  # type: ignore[arg-type]  # an int of that enum
+            generated_tokens=stats.generated_tokens,
+        )
+
+    async def _load(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:
+        if request.version == self._engine.version:
+            return rollout_pb2.LoadVersionReply(version=request.version)
+        if not request.manifests:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"version {request.version} came without a manifest"
+            )
+        started_us = self._clock.monotonic_us()
+        published = [
+            Published(manifest=m, data=await asyncio.to_thread(self._open_version, m))
+            for m in request.manifests
+        ]
+        report = await self._engine.load_version(published, version=request.version)
+        load_us = self._clock.monotonic_us() - started_us
+        log.info("version loaded", version=request.version, nbytes=report.nbytes, load_us=load_us)
+        return rollout_pb2.LoadVersionReply(
+            nbytes=report.nbytes,
+            load_us=load_us,
+            version=request.version,
+            checksum=report.checksum,
+        )
+
+    def _check_version(self, min_version: int) -> None:
+        if self._engine.version < min_version:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{self._config.wpg_id}/{self._config.rank} serves version {self._engine.version} "
+                f"and version {min_version} was asked; load it first",
+            )
+
+
+class DescribeServicer(worker_pb2_grpc.WorkerServicer):
+    """Tells the scheduler what the instance takes on its device, as ranks do."""
+
+    def __init__(self, engine: Engine, config: InstanceConfig) -> None:
+        self._engine, self._config = engine, config
+
+    async def Describe(  # noqa: N802 - named by the service
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.DescribeReply:
+        """Return the engine's facts."""
+        del request, context
+        facts = self._engine.facts
+        return worker_pb2.DescribeReply(
+            wpg_id=self._config.wpg_id,
+            incarnation=self._config.incarnation,
+            rank=self._config.rank,
+            device_bytes=facts.device_bytes,
+            vocab_size=facts.vocab_size,
+            max_sequence_length=facts.max_model_len,
+            initialized=True,
+        )
+
+
+def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
+    """Run an instance until SIGTERM; called in a process forked from the rollout zygote."""
+    logs.setup()
+    parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
+    asyncio.run(_serve(parsed, ready))
+
+
+async def _serve(config: InstanceConfig, ready: Callable[[str], None]) -> None:
+    from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
+    from plexsvc.rollout.engines.executor import StepExecutor  # noqa: PLC0415
+
+    clock, executor = SystemClock(), StepExecutor()
+    engine = await vllm.VllmEngine.start(
+        vllm.VllmConfig(
+            model=Path(config.model),
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            kv_cache_bytes=config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES,
+            max_num_seqs=config.max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+        ),
+        clock=clock,
+        executor=executor,
+    )
+    mapper = VersionMapper(config)
+    try:
+        await serve_engine(engine, config, clock=clock, open_version=mapper, ready=ready)
+    finally:
+        mapper.close()
+        await engine.dispose()
+        executor.close()
+
+
+async def serve_engine(
+    engine: Engine,
+    config: InstanceConfig,
+    *,
+    clock: Clock,
+    open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+    ready: Callable[[str], None],
+) -> None:
+    """Serve `engine` on a free loopback port until SIGTERM or cancellation."""
+    server = new_server()
+    servicer = InstanceServicer(engine, config, clock=clock, open_version=open_version)
+    rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await server.start()
+    log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, port=port)
+    ready(f"127.0.0.1:{port}")
+    try:
+        await stop.wait()
+    finally:
+        await server.stop(STOP_GRACE_S)
