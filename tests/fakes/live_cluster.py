@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 import plexclient as plex
-from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2_grpc
 
 MIB = 1 << 20
 CONFIG = """
@@ -56,6 +57,26 @@ class LiveCluster:
     def connect(self) -> plex.Cluster:
         """Return a client connection."""
         return plex.connect(self.address, token=self.token)
+
+    def status(self) -> service_pb2.ClusterStatus:
+        """Return what the service says of its nodes, devices, jobs and deployments."""
+        reply: service_pb2.ClusterStatus = self._call("GetStatus", service_pb2.GetStatusRequest())
+        return reply
+
+    def jobs(self) -> dict[str, service_pb2.Job]:
+        """Return all jobs by id, ended ones too."""
+        reply = self._call("ListJobs", service_pb2.ListJobsRequest(include_ended=True))
+        return {job.job_id: job for job in reply.jobs}
+
+    def timeline(self) -> list[service_pb2.Span]:
+        """Return what the devices did."""
+        return list(self._call("Timeline", service_pb2.TimelineRequest()).spans)
+
+    def _call(self, method: str, request: object) -> Any:  # noqa: ANN401 - the method's reply
+        with grpc.insecure_channel(self.address) as channel:
+            stub = service_pb2_grpc.RouterStub(channel)
+            metadata = [("authorization", f"Bearer {self.token}")]
+            return getattr(stub, method)(request, timeout=10, metadata=metadata)
 
 
 @contextlib.contextmanager
@@ -111,8 +132,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]:
     """Return the pids of the deployments' ranks, in the order of the ids."""
-    with cluster.connect() as connection:
-        status = connection.status()
+    status = cluster.status()
     wpg_of = {d.deployment_id: d.wpg_id for d in status.deployments}
     procs: dict[str, list[int]] = {}
     for node in status.nodes:

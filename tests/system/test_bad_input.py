@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -61,36 +62,27 @@ def still_works(victims: Victims) -> bool:
     return bool(np.isfinite(victims.actor.forward(fixed_batch(3)).logprobs).all())
 
 
-def raw_arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:
-    batch = fixed_batch(3)
-    arrays = {
-        "cu_seqlens": batch.cu_seqlens,
-        "tokens": batch.tokens,
-        "target_tokens": batch.target_tokens,
-        "logprobs": batch.logprobs,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-    }
-    return {name: changes.get(name, array) for name, array in arrays.items()}
+def raw_arrays(**changes: np.ndarray) -> dict[str, Any]:
+    return {**fixed_batch(3).arrays(), **changes}
 
 
-def nan_advantages() -> dict[str, np.ndarray]:
-    advantages = fixed_batch(3).advantages.copy()
+def nan_advantages() -> dict[str, Any]:
+    advantages = np.array(fixed_batch(3).advantages)
     advantages[3] = np.nan
     return raw_arrays(advantages=advantages)
 
 
-def foreign_token() -> dict[str, np.ndarray]:
-    tokens = fixed_batch(3).tokens.copy()
+def foreign_token() -> dict[str, Any]:
+    tokens = np.array(fixed_batch(3).tokens)
     tokens[2] = VOCAB
     return raw_arrays(tokens=tokens)
 
 
-def short_mask() -> dict[str, np.ndarray]:
+def short_mask() -> dict[str, Any]:
     return raw_arrays(mask=fixed_batch(3).mask[:-1])
 
 
-def overlong() -> dict[str, np.ndarray]:
+def overlong() -> dict[str, Any]:
     total = 600
     return raw_arrays(
         cu_seqlens=np.array([0, total], np.int32),
@@ -112,7 +104,7 @@ def overlong() -> dict[str, np.ndarray]:
     ],
 )
 def test_a_bad_batch_is_refused_by_name_and_the_next_good_one_runs(
-    victims: Victims, make: Callable[[], dict[str, np.ndarray]], named: str
+    victims: Victims, make: Callable[[], dict[str, Any]], named: str
 ) -> None:
     body = operations_pb2.ForwardBackward(loss="ppo")
     operation, data = victims.raw.operation(make(), forward_backward=body)
@@ -124,9 +116,9 @@ def test_a_bad_batch_is_refused_by_name_and_the_next_good_one_runs(
 
 
 def test_a_large_bad_batch_is_refused_where_it_lands(victims: Victims) -> None:
-    batch = fixed_batch(4, sequences=800, longest=40)
-    batch.advantages[77] = np.inf
-    arrays = {name: getattr(batch, name) for name in raw_arrays()}
+    arrays = fixed_batch(4, sequences=800, longest=40).arrays()
+    arrays["advantages"] = arrays["advantages"].copy()
+    arrays["advantages"][77] = np.inf
     body = operations_pb2.ForwardBackward(loss="ppo")
     operation, data = victims.raw.operation(arrays, forward_backward=body)
     assert len(data) > tensors.INLINE_PAYLOAD_BYTES
@@ -185,10 +177,11 @@ def test_an_operation_of_an_unknown_job_is_not_found(victims: Victims) -> None:
 
 def test_a_wrong_token_is_unauthenticated(cluster: LiveCluster) -> None:
     with (
-        plex.connect(cluster.address, token="wrong") as connection,
         pytest.raises(plex.PlexError) as caught,
+        plex.connect(cluster.address, token="wrong") as connection,
+        connection.job("stranger"),
     ):
-        connection.status()
+        raise AssertionError("a job was made with a wrong token")
     assert caught.value.code == "unauthenticated"
 
 

@@ -35,7 +35,7 @@ def test_two_jobs_are_never_resident_together(cluster: LiveCluster, tiny_model: 
         watcher.start()
         try:
             run_interleaved([Program(first, 0), Program(second, 1)])
-            for device in connection.status().devices:
+            for device in cluster.status().devices:
                 booked.append(device.bytes_used)
                 assert device.bytes_used <= device.bytes_total
         finally:

@@ -47,16 +47,19 @@ def digest_alone(
 
 
 def digests_shared(
-    cluster: plex.Cluster, models: list[Path], layouts: list[tuple[str, plex.Parallel]]
+    live: LiveCluster,
+    cluster: plex.Cluster,
+    models: list[Path],
+    layouts: list[tuple[str, plex.Parallel]],
 ) -> list[dict[str, str]]:
     with cluster.job("shared-0") as first, cluster.job("shared-1") as second:
         actor_a = deploy(first, models[0], layouts[0], seed=0)
         if all(parallel == ONE for _, parallel in layouts):
             fill_other_devices(first, 2, model=models[0])
         actor_b = deploy(second, models[1], layouts[1], seed=1)
-        before = switches(cluster.status())
+        before = switches(live.status())
         run_interleaved([Program(actor_a, 0), Program(actor_b, 1)])
-        assert switches(cluster.status()) - before >= 12, "the jobs did not take turns"
+        assert switches(live.status()) - before >= 12, "the jobs did not take turns"
         return [actor_a.digest(), actor_b.digest()]
 
 
@@ -68,7 +71,7 @@ def test_two_jobs_switched_between_backward_and_step_equal_each_alone(
     model = wide_model if name in {"megatron-tp2", "megatron-pp2", "fsdp-dp2"} else tiny_model
     with cluster.connect() as connection:
         alone = [digest_alone(connection, model, layout, seed=seed) for seed in (0, 1)]
-        shared = digests_shared(connection, [model, model], [layout, layout])
+        shared = digests_shared(cluster, connection, [model, model], [layout, layout])
     assert alone[0] != alone[1], "the programs must differ for the comparison to mean anything"
     assert {"param", "exp_avg", "exp_avg_sq"} <= set(alone[0])
     assert shared == alone
@@ -84,4 +87,4 @@ def test_jobs_in_different_layouts_equal_each_alone(
             digest_alone(connection, model, layout, seed=seed)
             for seed, (model, layout) in enumerate(zip(models, layouts, strict=True))
         ]
-        assert digests_shared(connection, models, layouts) == alone
+        assert digests_shared(cluster, connection, models, layouts) == alone
