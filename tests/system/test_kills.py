@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
+from plexclient.wire.v1 import service_pb2
 from tests.fakes.live_cluster import (
     LiveCluster,
     descendants,
