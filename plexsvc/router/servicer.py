@@ -195,14 +195,18 @@ class RouterServicer:
             deployment_id=operation.deployment_id,
             error=to_wire(refusal),
         )
-        timeout_us = self._config.announce_timeout_us
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(
-                _told(announce(self._scheduler, request, clock=self._clock, timeout_us=timeout_us))
-            )
+            telling = group.create_task(self._tell(request))
             result = await self._answer(outline)
             telling.cancel()
         return result
+
+    async def _tell(self, request: pb.PayloadStagedRequest) -> None:
+        timeout_us = self._config.announce_timeout_us
+        try:
+            await announce(self._scheduler, request, clock=self._clock, timeout_us=timeout_us)
+        except PlexError as error:  # the submission's answer says more
+            log.info("refusal not announced", operation_id=request.operation_id, error=error)
 
     async def _answer(self, outline: ops.Operation) -> ops.OperationResult:
         try:
@@ -303,14 +307,6 @@ async def _abort_internal(context: Context, error: Exception, *, method: str) ->
     log.error("call failed", method=method)
     text = f"the router failed in {method}: {type(error).__name__}: {error}; its log says where"
     await abort_with(context, PlexError(ErrorCode.INTERNAL, text))
-
-
-async def _told(announcement: Coroutine[Any, Any, None]) -> None:
-    """Await an announcement whose failure the submission answers better."""
-    try:
-        await announcement
-    except PlexError as error:
-        log.info("refusal not announced", error=error)
 
 
 def _outline(operation: ops.Operation) -> ops.Operation:

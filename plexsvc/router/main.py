@@ -1,0 +1,94 @@
+"""A router as a process of its own: `python -m plexsvc.router.main --config FILE`.
+
+The file holds the keys of `RouterConfig`. When clients can connect it prints one JSON line with the
+address; SIGTERM lets running calls end for a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+from plexsvc import config as configuration
+from plexsvc import log as logging
+from plexsvc.clock import SystemClock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.router.api import RemoteScheduler
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.servicer import RouterServicer, add_to_server
+from plexsvc.transport.channels import new_server, open_channel
+
+STOP_GRACE_S: Final = 5.0
+
+
+@asynccontextmanager
+async def serving(config: RouterConfig) -> AsyncIterator[str]:
+    """Serve a router apart from its scheduler; yield the address clients connect to.
+
+    Raises:
+        PlexError: `bad_request` when no scheduler is named or the address cannot be listened on.
+    """
+    if not config.scheduler:
+        raise PlexError(ErrorCode.BAD_REQUEST, "a router apart needs `scheduler = HOST:PORT`")
+    channel = open_channel(config.scheduler)
+    router = RouterServicer(
+        RemoteScheduler(channel, config=config), config=config, clock=SystemClock()
+    )
+    server = new_server()
+    add_to_server(router, server)
+    try:
+        yield await _listen(server, config.listen)
+    finally:
+        await server.stop(STOP_GRACE_S)
+        await router.aclose()
+        await channel.close()
+
+
+async def _listen(server: grpc.aio.Server, listen: str) -> str:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"cannot listen on router.listen = {listen!r}: {error}"
+        ) from error
+    await server.start()
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+async def run(config: RouterConfig) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    async with serving(config) as address:
+        sys.stdout.write(json.dumps({"address": address}) + "\n")
+        sys.stdout.flush()
+        await stopped.wait()
+
+
+def main() -> int:
+    """Run a router; return the exit status."""
+    parser = argparse.ArgumentParser(prog="plexsvc.router", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="TOML file of RouterConfig")
+    arguments = parser.parse_args()
+    logging.setup()
+    try:
+        asyncio.run(run(configuration.load(arguments.config, RouterConfig)))
+    except PlexError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

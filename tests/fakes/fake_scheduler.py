@@ -1,0 +1,197 @@
+"""A scheduler without devices: it keeps the record of operations and counts what took effect.
+
+It has the embedded servicer's methods (`Scheduler` of service.proto, called without a context), and
+`serve` puts it on a port. An operation takes effect when it is known and, if its payload is staged,
+when `PayloadStaged` has come; each id takes effect once, and a sequence number is used once.
+"""
+# ruff: noqa: N802 - gRPC names its methods
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexclient.wire.v1 import service_pb2_grpc
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.transport.channels import new_server
+from plexsvc.transport.status import abort_with
+
+
+@dataclass(slots=True)
+class Record:
+    """One operation as the fake knows it."""
+
+    operation: ops.Operation
+    is_staged: asyncio.Event = field(default_factory=asyncio.Event)
+    plan: ops.DispatchPlan | None = None
+    result: ops.OperationResult | None = None
+
+
+class FakeScheduler:
+    """Jobs, deployments and operations in dictionaries."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, pb.Job] = {}
+        self.deployments: dict[str, pb.Deployment] = {}
+        self.records: dict[bytes, Record] = {}
+        self.effects: list[bytes] = []
+        self.staged_calls = 0
+        self.lookups = 0
+        self.shards: list[ops.ResultShard] = []
+        self._seqs: dict[tuple[str, int], bytes] = {}
+
+    def deploy(self, deployment: pb.Deployment) -> pb.Deployment:
+        """Make a deployment known as it is."""
+        self.deployments[deployment.deployment_id] = deployment
+        return deployment
+
+    async def CreateJob(self, request: pb.CreateJobRequest, _: object) -> pb.Job:
+        job = pb.Job(job_id=request.job_id, name=request.name, tenant=request.tenant)
+        return self.jobs.setdefault(request.job_id, job)
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, _: object) -> pb.KeepAliveReply:
+        self._job(request.job_id, request.tenant)
+        return pb.KeepAliveReply(state=pb.JOB_STATE_RUNNING)
+
+    async def EndJob(self, request: pb.EndJobRequest, _: object) -> pb.Job:
+        job = self._job(request.job_id, request.tenant)
+        job.state = request.outcome
+        return job
+
+    async def CreateDeployment(
+        self, request: pb.CreateDeploymentRequest, _: object
+    ) -> pb.Deployment:
+        self._job(request.job_id, request.tenant)
+        return self.deploy(
+            pb.Deployment(
+                deployment_id=request.deployment_id,
+                job_id=request.job_id,
+                tenant=request.tenant,
+                name=request.name,
+                spec=request.spec,
+                state="ready",
+            )
+        )
+
+    async def GetDeployment(self, request: pb.GetDeploymentRequest, _: object) -> pb.Deployment:
+        self.lookups += 1
+        found = self.deployments.get(request.deployment_id)
+        if found is None or (found.tenant, found.job_id) != (request.tenant, request.job_id):
+            raise PlexError(ErrorCode.NOT_FOUND, f"no deployment {request.deployment_id!r}")
+        return found
+
+    async def SubmitOperation(self, operation: ops.Operation, _: object) -> ops.OperationResult:
+        record = self.records.get(operation.operation_id)
+        if record is None:
+            refusal = self._place(operation)
+            if refusal is not None:
+                return self._refused(operation.operation_id, refusal)
+            record = self.records[operation.operation_id] = Record(operation)
+            if operation.payload.WhichOneof("form") != "staged":
+                record.is_staged.set()
+        await record.is_staged.wait()
+        return self._answer(record)
+
+    async def PayloadStaged(
+        self, request: pb.PayloadStagedRequest, _: object
+    ) -> pb.PayloadStagedReply:
+        self.staged_calls += 1
+        record = self.records.get(request.operation_id)
+        if record is None:
+            raise PlexError(ErrorCode.NOT_FOUND, f"no operation {show(request.operation_id)}")
+        if not record.is_staged.is_set():
+            record.plan = request.plan
+            if request.HasField("error"):
+                record.result = ops.OperationResult(
+                    operation_id=request.operation_id,
+                    state=ops.OPERATION_STATE_REFUSED,
+                    error=request.error,
+                )
+            record.is_staged.set()
+        return pb.PayloadStagedReply()
+
+    async def ListJobs(self, request: pb.ListJobsRequest, _: object) -> pb.ListJobsReply:
+        return pb.ListJobsReply(
+            jobs=[job for job in self.jobs.values() if job.tenant == request.tenant]
+        )
+
+    async def GetStatus(self, request: pb.GetStatusRequest, _: object) -> pb.ClusterStatus:
+        listed = await self.ListJobs(pb.ListJobsRequest(tenant=request.tenant), None)
+        return pb.ClusterStatus(jobs=listed.jobs)
+
+    async def ExplainOperation(self, request: pb.ExplainRequest, _: object) -> pb.ExplainReply:
+        self._job(request.job_id, request.tenant)
+        return pb.ExplainReply(text="it waits for nothing")
+
+    async def Timeline(self, request: pb.TimelineRequest, _: object) -> pb.TimelineReply:
+        return pb.TimelineReply(next_index=request.after_index)
+
+    def _job(self, job_id: str, tenant: str) -> pb.Job:
+        job = self.jobs.get(job_id)
+        if job is None or job.tenant != tenant:
+            raise PlexError(ErrorCode.NOT_FOUND, f"no job {job_id!r}")
+        return job
+
+    def _place(self, operation: ops.Operation) -> PlexError | None:
+        taken = self._seqs.setdefault(
+            (operation.deployment_id, operation.seq), operation.operation_id
+        )
+        if taken == operation.operation_id:
+            return None
+        return PlexError(ErrorCode.STALE_SEQUENCE, f"seq {operation.seq} is {show(taken)}'s")
+
+    def _answer(self, record: Record) -> ops.OperationResult:
+        if record.result is None:
+            self.effects.append(record.operation.operation_id)
+            record.result = ops.OperationResult(
+                operation_id=record.operation.operation_id,
+                state=ops.OPERATION_STATE_ANSWERED,
+                shards=self.shards,
+            )
+        return record.result
+
+    @staticmethod
+    def _refused(operation_id: bytes, error: PlexError) -> ops.OperationResult:
+        return ops.OperationResult(
+            operation_id=operation_id, state=ops.OPERATION_STATE_REFUSED, error=to_wire(error)
+        )
+
+
+class _OnTheWire:
+    """The fake's methods with a context: a `PlexError` ends the call with a status."""
+
+    def __init__(self, fake: FakeScheduler) -> None:
+        self._fake = fake
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Message]]:
+        method: Callable[[Message, None], Awaitable[Message]] = getattr(self._fake, name)
+
+        async def handle(request: Message, context: grpc.aio.ServicerContext) -> Message:
+            try:
+                return await method(request, None)
+            except PlexError as error:
+                await abort_with(context, error)
+
+        return handle
+
+
+@asynccontextmanager
+async def serve(fake: FakeScheduler) -> AsyncIterator[str]:
+    """Serve the fake on a free port of loopback; yield its target."""
+    server: grpc.aio.Server = new_server()
+    service_pb2_grpc.add_SchedulerServicer_to_server(_OnTheWire(fake), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)

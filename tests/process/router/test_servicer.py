@@ -1,0 +1,183 @@
+"""A router on a port: who may call, what it refuses, what it passes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from plexclient.ids import new_operation_id
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode
+from plexsvc.transport.status import error_from
+from tests.fakes.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
+from tests.fakes.tiny_models import make_qwen3
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with start_rig() as started:
+        yield started
+
+
+async def refusal_of(call: grpc.aio.UnaryUnaryCall) -> ErrorCode:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return error_from(failure.value).code
+
+
+@pytest.mark.parametrize("header", [(), metadata("wrong"), (("authorization", "secret"),)])
+async def test_a_call_without_a_known_bearer_token_is_unauthenticated(
+    rig: Rig, header: tuple[tuple[str, str], ...]
+) -> None:
+    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=header, timeout=5)
+    assert await refusal_of(call) == ErrorCode.UNAUTHENTICATED
+    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_call_acts_for_the_tenant_of_its_token_whatever_it_says(rig: Rig) -> None:
+    request = pb.CreateJobRequest(job_id="job-2", tenant="rival")
+    job = await rig.client.stub.CreateJob(request, metadata=metadata(), timeout=5)
+    assert job.tenant == "acme"
+
+
+async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
+    request = pb.KeepAliveRequest(job_id=JOB)
+    call = rig.client.stub.KeepAlive(request, metadata=metadata("other"), timeout=5)
+    assert await refusal_of(call) == ErrorCode.NOT_FOUND
+    operation = rig.client.operation(noop=ops.Noop())
+    result = await rig.client.stub.SubmitOperation(operation, metadata=metadata("other"), timeout=5)
+    assert result.error.code == ErrorCode.NOT_FOUND
+    assert rig.scheduler.effects == []
+
+
+async def test_a_good_inline_batch_reaches_the_scheduler_with_its_plan(rig: Rig) -> None:
+    body = ops.ForwardBackward(loss="ppo")
+    operation = rig.client.operation(batch([5, 9, 3]), forward_backward=body)
+    result = await rig.client.submit(operation)
+    assert result.state == ops.OPERATION_STATE_ANSWERED
+    record = rig.scheduler.records[operation.operation_id]
+    assert record.operation.tenant == "acme"
+    assert list(record.operation.plan.lengths) == [5, 9, 3]
+    assert len(record.operation.plan.ranks) == 2
+
+
+async def test_a_refused_operation_takes_its_place_in_the_order(rig: Rig) -> None:
+    arrays = batch([5, 9])
+    arrays["advantages"][3] = np.nan
+    bad = rig.client.operation(arrays, forward_backward=ops.ForwardBackward(loss="ppo"))
+    for _ in range(2):
+        result = await rig.client.submit(bad)
+        assert result.error.code == ErrorCode.BAD_BATCH
+        assert "advantages" in result.error.message
+    record = rig.scheduler.records[bad.operation_id]
+    assert record.operation.seq == 1
+    assert record.operation.WhichOneof("body") == "forward_backward"
+    assert rig.scheduler.effects == []
+
+
+async def test_an_operation_without_a_place_is_refused_at_once(rig: Rig) -> None:
+    operation = rig.client.operation(noop=ops.Noop())
+    operation.seq = 0
+    assert (await rig.client.submit(operation)).error.code == ErrorCode.BAD_REQUEST
+    operation.seq, operation.operation_id = 1, b"short"
+    assert (await rig.client.submit(operation)).error.code == ErrorCode.BAD_REQUEST
+    assert rig.scheduler.records == {}
+
+
+async def test_a_stale_sequence_number_stays_stale_for_a_bad_operation(rig: Rig) -> None:
+    await rig.client.submit(rig.client.operation(noop=ops.Noop()))
+    bad = rig.client.operation(forward_backward=ops.ForwardBackward(loss="pp0"))
+    bad.seq = 1
+    assert (await rig.client.submit(bad)).error.code == ErrorCode.STALE_SEQUENCE
+
+
+async def test_layouts_are_asked_for_once_and_again_when_forgotten(rig: Rig) -> None:
+    for _ in range(3):
+        await rig.client.submit(rig.client.operation(noop=ops.Noop()))
+    assert rig.scheduler.lookups == 1
+
+
+async def test_a_deployment_takes_the_model_of_another_and_lists_its_files(
+    rig: Rig, tmp_path: Path
+) -> None:
+    model = make_qwen3(tmp_path / "tiny", seed=0)
+    first = pb.CreateDeploymentRequest(
+        deployment_id="job-1/a",
+        job_id=JOB,
+        name="a",
+        spec=pb.DeploymentSpec(role="actor", backend="fsdp", model=str(model)),
+    )
+    reply = await rig.client.stub.CreateDeployment(first, metadata=metadata(), timeout=5)
+    assert "tokenizer.json" in reply.model_files
+    second = pb.CreateDeploymentRequest(
+        deployment_id="job-1/b",
+        job_id=JOB,
+        name="b",
+        spec=pb.DeploymentSpec(
+            role="rollout", backend="vllm", model_deployment_id=first.deployment_id
+        ),
+    )
+    reply = await rig.client.stub.CreateDeployment(second, metadata=metadata(), timeout=5)
+    assert reply.spec.model == str(model)
+
+
+async def test_an_unknown_model_directory_is_refused_before_the_scheduler_hears(rig: Rig) -> None:
+    request = pb.CreateDeploymentRequest(
+        deployment_id="job-1/ghost",
+        job_id=JOB,
+        spec=pb.DeploymentSpec(role="actor", backend="megatron", model="/no/such/model"),
+    )
+    call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=5)
+    assert await refusal_of(call) == ErrorCode.UNKNOWN_MODEL
+    assert "job-1/ghost" not in rig.scheduler.deployments
+
+
+async def test_a_bug_of_the_router_is_told_as_internal(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> pb.ListJobsReply:
+        raise ZeroDivisionError("one by none")
+
+    monkeypatch.setattr(rig.scheduler, "ListJobs", broken)
+    call = rig.client.stub.ListJobs(pb.ListJobsRequest(), metadata=metadata(), timeout=5)
+    assert await refusal_of(call) == ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.0\r\n\r\n", b"\0" * 70000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"],
+    ids=["http1", "zeros", "broken-http2"],
+)
+async def test_garbage_on_the_port_disturbs_nobody(rig: Rig, garbage: bytes) -> None:
+    host, _, port = rig.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        raw.sendall(garbage)
+        result = await rig.client.submit(rig.client.operation(noop=ops.Noop()))
+    assert result.state == ops.OPERATION_STATE_ANSWERED
+
+
+async def test_bytes_that_are_no_operation_end_only_their_own_call(rig: Rig) -> None:
+    call = rig.client.channel.unary_unary("/plexsvc.v1.Router/SubmitOperation")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call(b"\xff\xff\xff", metadata=metadata(), timeout=5)
+    result = await rig.client.submit(rig.client.operation(noop=ops.Noop()))
+    assert result.state == ops.OPERATION_STATE_ANSWERED
+
+
+async def test_an_unknown_job_is_not_found(rig: Rig) -> None:
+    operation = ops.Operation(
+        operation_id=new_operation_id(),
+        job_id="job-0",
+        deployment_id=ACTOR,
+        seq=1,
+        noop=ops.Noop(),
+    )
+    assert (await rig.client.submit(operation)).error.code == ErrorCode.NOT_FOUND
