@@ -1,0 +1,47 @@
+"""Advantages from rewards, on the CPU, where the algorithm belongs to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.errors import ErrorCode, PlexError
+
+
+def grpo_advantages(
+    rewards: Sequence[float] | npt.NDArray[np.generic],
+    *,
+    group: int,
+    normalize: bool = True,
+    eps: float = 1e-6,
+) -> npt.NDArray[np.float32]:
+    """Return each reward minus its group's mean, over the group's standard deviation if `normalize`.
+
+    Rewards are prompt-major, as `generate(n=group)` returns samples. A group of equal rewards gives
+    zeros: it teaches nothing.
+
+    >>> grpo_advantages([0, 1, 5, 5], group=2, normalize=False).tolist()
+    [-0.5, 0.5, 0.0, 0.0]
+
+    Raises:
+        PlexError: `bad_batch` when rewards do not divide into groups or are not finite.
+    """
+    values = np.asarray(rewards, dtype=np.float64).reshape(-1)
+    if group < 1 or values.size == 0 or values.size % group:
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"{values.size} rewards do not divide into groups of {group}; pass the n of generate",
+        )
+    if not np.isfinite(values).all():
+        where = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise PlexError(
+            ErrorCode.BAD_BATCH, f"reward {where} is {values[where]}; rewards must be finite"
+        )
+    groups = values.reshape(-1, group)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    if normalize:
+        centred = centred / (groups.std(axis=1, keepdims=True) + eps)
+    advantages: npt.NDArray[np.float32] = centred.reshape(-1).astype(np.float32)
+    return advantages

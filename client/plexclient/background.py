@@ -1,0 +1,117 @@
+"""One event loop on one thread: every call of a connection is a coroutine here, whatever its form."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from plexclient.errors import ErrorCode, PlexError
+
+R = TypeVar("R")
+JOIN_S = 10.0
+
+
+class Background:
+    """A running loop; `start` hands it work to await, `close` cancels what is left and joins it."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="plexclient", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def start(self, make: Callable[[], Awaitable[R]]) -> Future[R]:
+        """Run `make()` on the loop, in the order of the calls to `start`; return its future.
+
+        The future is already running: giving up waiting for it does not undo the operation.
+        """
+        future: Future[R] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._is_closed:
+                future.set_exception(_closed())
+            else:
+                self._loop.call_soon_threadsafe(self._spawn, make, future)
+        return future
+
+    def check_may_block(self) -> None:
+        """Refuse to block the loop's own thread.
+
+        Raises:
+            PlexError: `bad_request`, when called from a future's callback.
+        """
+        if threading.get_ident() == self._thread.ident:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                "a blocking call was made from a future's callback, which runs on the thread that "
+                "would answer it; use .submit there",
+            )
+
+    def close(self) -> None:
+        """Cancel what still runs, answer its futures with `cancelled`, and join the thread."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_report)
+        self._stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._ready.set()
+            await self._stop.wait()
+            for task in tuple(self._tasks):
+                task.cancel()
+
+    def _spawn(self, make: Callable[[], Awaitable[R]], future: Future[R]) -> None:
+        if self._stop.is_set():
+            future.set_exception(_closed())
+            return
+        task = self._group.create_task(_settle(make, future))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._forget(done, future))
+
+    def _forget(self, task: asyncio.Task[None], future: Future[R]) -> None:
+        self._tasks.discard(task)
+        if not future.done():  # cancelled before its first step
+            future.set_exception(_closed())
+
+
+async def _settle(make: Callable[[], Awaitable[R]], future: Future[R]) -> None:
+    try:
+        value = await make()
+    except asyncio.CancelledError:
+        future.set_exception(_closed())
+        raise
+    except Exception as error:  # noqa: BLE001 - every outcome belongs to whoever holds the future
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+def _closed() -> PlexError:
+    return PlexError(
+        ErrorCode.CANCELLED,
+        "the connection was closed before the call was answered; keep `with plex.connect(...)` open "
+        "until its calls have returned",
+    )
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Drop gRPC's note that another loop of this process took its wake-up byte; report the rest."""
+    if isinstance(context.get("exception"), BlockingIOError) and "Poller" in str(context):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,345 @@
+"""Packed batches: concatenated tokens with `cu_seqlens`, and per-token arrays beside them.
+
+Position t predicts `target_tokens[t]`. A batch made of whole sequences therefore holds
+`tokens = sequence[:-1]` and `target_tokens = sequence[1:]`, and every other per-token array speaks of
+the target at its position: `mask[t]` is 1 where the target counts, `logprobs[t]` is the logprob its
+sampler gave the target, `advantages[t]` and `weights[t]` scale its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.errors import ErrorCode, PlexError
+
+# T = packed tokens, B = sequences.
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+TokenLists = Sequence[Sequence[int]]
+INTEGER_ARRAYS: Final = frozenset({"tokens", "cu_seqlens", "target_tokens"})
+
+
+class SampleLike(Protocol):
+    """What a batch needs of a sample: `logprobs` has one number for each of `tokens`."""
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        """The prompt's token ids."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The generated token ids."""
+        ...
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """The sampler's logprob of each of `tokens`."""
+        ...
+
+
+class Encoder(Protocol):
+    """What turns text into token ids: `deployment.tokenizer` is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Sequences packed end to end; sequence i is `[cu_seqlens[i], cu_seqlens[i + 1])`.
+
+    Arrays are copied, made read-only and checked when the batch is made: int32 `tokens[T]`,
+    `cu_seqlens[B + 1]`, `target_tokens[T]`; float32 `[T]` the rest.
+
+    Raises:
+        PlexError: `bad_batch`, naming the array, the sequence and what to do.
+    """
+
+    tokens: IntArray
+    cu_seqlens: IntArray
+    target_tokens: IntArray | None = None
+    weights: FloatArray | None = None
+    logprobs: FloatArray | None = None
+    advantages: FloatArray | None = None
+    mask: FloatArray | None = None
+    returns: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _owned(field.name, value))
+        _check_bounds(self.cu_seqlens, num_tokens=self.tokens.size)
+        for name, array in self.arrays().items():
+            if name != "cu_seqlens":
+                _check_array(name, array, cu_seqlens=self.cu_seqlens)
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return self.cu_seqlens.size - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Return T, the packed tokens."""
+        return self.tokens.size
+
+    @property
+    def lengths(self) -> IntArray:
+        """Return the length of each sequence."""
+        return np.diff(self.cu_seqlens)
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the arrays that are there, by name, `cu_seqlens` first."""
+        names = ("cu_seqlens", *(f.name for f in fields(self) if f.name != "cu_seqlens"))
+        found = {name: getattr(self, name) for name in names}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def per_sequence(self, values: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
+        """Return `values[T]` cut into one view a sequence."""
+        return np.split(values, self.cu_seqlens[1:-1])
+
+    def replace(self, **arrays: npt.ArrayLike) -> Batch:
+        """Return a batch with the given arrays changed or added."""
+        return replace(self, **arrays)  # type: ignore[arg-type]  # __post_init__ converts them
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Iterable[SampleLike],
+        *,
+        advantages: Sequence[float] | Sequence[npt.ArrayLike] | npt.NDArray[np.generic],
+    ) -> Batch:
+        """Return a batch of prompt + completion; `mask` is 1 where the target is a completion token.
+
+        `advantages` has one entry a sample: a number for all its tokens, or one number a token.
+        `logprobs` are the sampler's. Prompt positions hold zeros.
+
+        Raises:
+            PlexError: `bad_batch` when the numbers do not fit the samples.
+        """
+        items = list(samples)
+        if len(advantages) != len(items):
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"{len(advantages)} advantages for {len(items)} samples; pass one entry a sample",
+                array="advantages",
+            )
+        sequences = [[*item.prompt_tokens, *item.tokens] for item in items]
+        starts = [max(0, len(item.prompt_tokens) - 1) for item in items]
+        drops = [
+            len(sequence) - 1 - start for sequence, start in zip(sequences, starts, strict=True)
+        ]
+        scores = [
+            _per_token(advantage, count=len(item.tokens), sample=i)
+            for i, (advantage, item) in enumerate(zip(advantages, items, strict=True))
+        ]
+        for i, item in enumerate(items):
+            _per_token(
+                item.logprobs, count=len(item.tokens), sample=i, name="logprobs", is_each=True
+            )
+        logprobs = [np.asarray(item.logprobs, np.float32) for item in items]
+        ones = [np.ones(drop, np.float32) for drop in drops]
+        packed = _shifted(sequences)
+        return cls(
+            **packed,
+            mask=_placed(ones, starts=starts, sequences=sequences),
+            logprobs=_placed(logprobs, starts=starts, sequences=sequences),
+            advantages=_placed(scores, starts=starts, sequences=sequences),
+        )
+
+    @classmethod
+    def from_sequences(
+        cls, sequences: TokenLists, *, prompt_lengths: Sequence[int] | None = None
+    ) -> Batch:
+        """Return a batch for `cross_entropy`: `weights` is 1 on targets past each prompt, else 0.
+
+        Raises:
+            PlexError: `bad_batch` for a sequence shorter than two tokens or a prompt that is longer.
+        """
+        prompts = [1] * len(sequences) if prompt_lengths is None else list(prompt_lengths)
+        if len(prompts) != len(sequences):
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"{len(prompts)} prompt lengths for {len(sequences)} sequences; pass one a sequence",
+            )
+        for i, (prompt, sequence) in enumerate(zip(prompts, sequences, strict=True)):
+            if not 0 <= prompt <= len(sequence):
+                raise PlexError(
+                    ErrorCode.BAD_BATCH,
+                    f"prompt length {prompt} of sequence {i} is not within its {len(sequence)} tokens",
+                    sequence=i,
+                )
+        starts = [max(0, prompt - 1) for prompt in prompts]
+        ones = [
+            np.ones(max(0, len(sequence) - 1 - start), np.float32)
+            for sequence, start in zip(sequences, starts, strict=True)
+        ]
+        packed = _shifted(sequences)
+        return cls(**packed, weights=_placed(ones, starts=starts, sequences=sequences))
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[tuple[str, str]], *, tokenizer: Encoder) -> Batch:
+        """Return `from_sequences` of (prompt, completion) texts, each encoded by itself and joined."""
+        pairs = [(tokenizer.encode(prompt), tokenizer.encode(answer)) for prompt, answer in texts]
+        return cls.from_sequences(
+            [[*prompt, *answer] for prompt, answer in pairs],
+            prompt_lengths=[len(prompt) for prompt, _ in pairs],
+        )
+
+
+def pack_lengths(lengths: Iterable[int]) -> IntArray:
+    """Return `cu_seqlens` of sequences of the given lengths.
+
+    >>> pack_lengths([2, 3]).tolist()
+    [0, 2, 5]
+    """
+    return np.cumsum([0, *lengths], dtype=np.int64).astype(np.int32)
+
+
+def locate(position: int, *, cu_seqlens: IntArray) -> tuple[int, int]:
+    """Return (sequence, position within it) of a packed position."""
+    sequence = int(np.searchsorted(cu_seqlens, position, side="right")) - 1
+    return sequence, position - int(cu_seqlens[sequence])
+
+
+def _shifted(sequences: TokenLists) -> dict[str, Any]:
+    if not sequences:
+        raise PlexError(ErrorCode.BAD_BATCH, "a batch of no sequences; give at least one")
+    for i, sequence in enumerate(sequences):
+        if len(sequence) < 2:
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"sequence {i} has {len(sequence)} tokens; it takes two for one to predict the other: "
+                "leave it out",
+                sequence=i,
+            )
+    return {
+        "tokens": _joined([sequence[:-1] for sequence in sequences]),
+        "target_tokens": _joined([sequence[1:] for sequence in sequences]),
+        "cu_seqlens": pack_lengths(len(sequence) - 1 for sequence in sequences),
+    }
+
+
+def _joined(parts: TokenLists) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+def _placed(
+    values: Sequence[npt.NDArray[np.generic]], *, starts: Sequence[int], sequences: TokenLists
+) -> FloatArray:
+    rows = []
+    for value, start, sequence in zip(values, starts, sequences, strict=True):
+        row = np.zeros(len(sequence) - 1, np.float32)
+        row[start : start + value.size] = value[: row.size - start]
+        rows.append(row)
+    return np.concatenate(rows)
+
+
+def _per_token(
+    value: object, *, count: int, sample: int, name: str = "advantages", is_each: bool = False
+) -> FloatArray:
+    array = np.asarray(value, np.float32)
+    if array.ndim == 0 and not is_each:
+        return np.full(count, array, np.float32)
+    if array.shape != (count,):
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"{name} of sample {sample} have shape {array.shape}; it has {count} generated tokens",
+            array=name,
+            sequence=sample,
+        )
+    return array
+
+
+def _owned(name: str, value: npt.ArrayLike) -> npt.NDArray[np.generic]:
+    """Return a read-only 1-D copy of the array's wire type."""
+    array = np.asarray(value)
+    is_integer = name in INTEGER_ARRAYS
+    if array.ndim != 1 or array.dtype.kind not in ("iu" if is_integer else "iufb"):
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array {name!r} has dtype {array.dtype} and shape {array.shape}; give a 1-D array of "
+            f"{'integers' if is_integer else 'numbers'}",
+            array=name,
+        )
+    if is_integer and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**31:
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array {name!r} ranges over [{array.min()}, {array.max()}]; its numbers must be in "
+            "[0, 2**31)",
+            array=name,
+        )
+    with np.errstate(over="ignore"):  # what overflows float32 is refused as not finite
+        owned = array.astype(np.int32 if is_integer else np.float32)
+    owned.setflags(write=False)
+    return owned
+
+
+def _check_bounds(cu_seqlens: IntArray, *, num_tokens: int) -> None:
+    if cu_seqlens.size < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
+        ends = f"[{cu_seqlens[0]} ... {cu_seqlens[-1]}]" if cu_seqlens.size else "[]"
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array 'cu_seqlens' is {ends} for {num_tokens} tokens; it must start at 0, end at "
+            f"{num_tokens} and have one more entry than there are sequences",
+            array="cu_seqlens",
+        )
+    lengths = np.diff(cu_seqlens)
+    if (lengths <= 0).any():
+        where = int(np.flatnonzero(lengths <= 0)[0])
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array 'cu_seqlens' gives sequence {where} the length {lengths[where]}; every sequence "
+            "has at least one token",
+            array="cu_seqlens",
+            sequence=where,
+        )
+
+
+def _check_array(name: str, array: npt.NDArray[np.generic], *, cu_seqlens: IntArray) -> None:
+    num_tokens = int(cu_seqlens[-1])
+    if array.size != num_tokens:
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array {name!r} has {array.size} entries for {num_tokens} tokens; give one a token",
+            array=name,
+        )
+    is_bad = ~np.isfinite(array)
+    if is_bad.any():
+        at = int(np.flatnonzero(is_bad)[0])
+        sequence, position = locate(at, cu_seqlens=cu_seqlens)
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"array {name!r} is {array[at]} at sequence {sequence}, position {position}; give a finite "
+            "number everywhere, 0 where the mask is 0",
+            array=name,
+            sequence=sequence,
+            position=position,
+        )
+
+
+def required(
+    batch: Batch, names: Iterable[str], *, what: str
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Return the arrays an operation sends: `cu_seqlens`, `tokens` and `names`.
+
+    Raises:
+        PlexError: `bad_batch`, naming an array that is missing and what needs it.
+    """
+    found: Mapping[str, npt.NDArray[np.generic]] = batch.arrays()
+    for name in names:
+        if name not in found:
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"{what} needs array {name!r}, which the batch does not have; it has "
+                f"{', '.join(found)}: add it with batch.replace({name}=...)",
+                array=name,
+            )
+    return {name: found[name] for name in ("cu_seqlens", "tokens", *names)}

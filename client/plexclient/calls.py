@@ -1,0 +1,71 @@
+"""The three forms of a call: blocking, a future, and awaitable; one implementation behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from plexclient.background import Background
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasBackground(Protocol):
+    """What owns callable operations."""
+
+    @property
+    def background(self) -> Background:
+        """The loop its calls run on."""
+        ...
+
+
+S = TypeVar("S", bound=HasBackground)
+
+
+class Call(Generic[P, R]):
+    """`call(...)` blocks; `call.submit(...)` returns a future; `await call.aio(...)` awaits.
+
+    An operation takes its place in the deployment's order when any of the three is called, before
+    it returns. Giving up on a future or an await does not take the operation back.
+    """
+
+    def __init__(self, start: Callable[P, Future[R]], *, background: Background) -> None:
+        self._start = start
+        self._background = background
+        self.__doc__ = start.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the result; blocks until it is there."""
+        self._background.check_may_block()
+        return self._start(*args, **kwargs).result()
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Return a future of the result at once."""
+        return self._start(*args, **kwargs)
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Return an awaitable of the result, for the caller's own event loop."""
+        return asyncio.wrap_future(self._start(*args, **kwargs))
+
+
+class call(Generic[S, P, R]):  # noqa: N801 - used as a decorator
+    """Turns a method that returns a future into a `Call` with three forms."""
+
+    def __init__(self, method: Callable[Concatenate[S, P], Future[R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[S]) -> call[S, P, R]: ...
+    @overload
+    def __get__(self, instance: S, owner: type[S] | None = None) -> Call[P, R]: ...
+    def __get__(
+        self, instance: S | None, owner: type[S] | None = None
+    ) -> Call[P, R] | call[S, P, R]:
+        if instance is None:
+            return self
+        bound: Callable[P, Future[R]] = self._method.__get__(instance, owner)
+        return Call(bound, background=instance.background)

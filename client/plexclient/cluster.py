@@ -1,0 +1,171 @@
+"""The connection to a cluster: where jobs are made, and the only owner of the loop and the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from plexclient import environment
+from plexclient.background import Background
+from plexclient.calls import call
+from plexclient.clock import Clock, SystemClock
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import JobId, new_job_id
+from plexclient.job import Job
+from plexclient.link import Link
+from plexclient.options import ClientOptions
+from plexclient.retry import Retry, persist
+from plexclient.session import Session
+from plexclient.wire.v1 import service_pb2
+
+
+class Cluster:
+    """A connection; `with plex.connect(...) as cluster` closes it. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        job_id: str,
+        options: ClientOptions,
+        clock: Clock,
+    ) -> None:
+        self.address = address
+        self.background = Background()
+        self._options = options
+        self._clock = clock
+        self._adoptable = job_id
+        self._scratch = tempfile.TemporaryDirectory(prefix="plexclient-")
+        self._sessions: list[Session] = []
+        self._is_closed = False
+        self._link = self.background.start(lambda: _open(address, token=token)).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def job(
+        self,
+        name: str,
+        *,
+        session_ttl_s: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Return a job to be used as `with cluster.job(name) as job:`.
+
+        The service cancels it when it heard nothing for `session_ttl_s` (0: the service's default).
+        In a controller that `plexctl submit` started, the first job is the submitted one.
+        """
+        adopted, self._adoptable = self._adoptable, ""
+        session = Session(
+            JobId(adopted) or new_job_id(),
+            link=self._link,
+            background=self.background,
+            options=self._options,
+            clock=self._clock,
+        )
+        self._sessions.append(session)
+        return Job(
+            session,
+            name=name,
+            is_adopted=bool(adopted),
+            session_ttl_s=session_ttl_s,
+            labels=labels or {},
+            cache_dir=self._options.cache_dir or Path(self._scratch.name),
+        )
+
+    @call
+    def status(self) -> Future[service_pb2.ClusterStatus]:
+        """Return the cluster's nodes, devices, jobs and deployments."""
+        request = service_pb2.GetStatusRequest()
+
+        async def ask() -> service_pb2.ClusterStatus:
+            options = self._options
+            retry = Retry(
+                self._clock,
+                retry_for_s=options.retry_for_s,
+                give_up_after_s=options.operation_timeout_s,
+                what="the cluster's status",
+            )
+            reply: service_pb2.ClusterStatus = await persist(
+                lambda: self._link.unary("GetStatus", request, timeout_s=options.rpc_timeout_s),
+                retry=retry,
+            )
+            return reply
+
+        return self.background.start(ask)
+
+    def close(self) -> None:
+        """Close the connection; calls that have no answer yet raise `cancelled`. Safe to repeat."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for session in self._sessions:
+            session.stop()
+        self.background.start(self._link.close).result()
+        self.background.close()
+        self._scratch.cleanup()
+
+
+def connect(
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    options: ClientOptions | None = None,
+    clock: Clock | None = None,
+) -> Cluster:
+    """Return a connection to the router at `host:port`.
+
+    What is not given comes from PLEX_ADDRESS and PLEX_TOKEN, which `plexctl submit` sets. Nothing is
+    sent yet: an unreachable router shows with the first call.
+
+    Raises:
+        PlexError: `bad_request` when there is no address or it has no port.
+    """
+    found = environment.read()
+    target = found.address if address is None else address
+    if not target:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            "connect() has no address: pass 'host:port', set PLEX_ADDRESS, or run the script with "
+            "`plexctl submit`",
+        )
+    if not target.startswith("unix:") and not target.rpartition(":")[2].isdigit():
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"connect({target!r}): an address is 'host:port' or 'unix:path'"
+        )
+    return Cluster(
+        target,
+        token=found.token if token is None else token,
+        job_id=found.job_id,
+        options=options or ClientOptions(),
+        clock=clock or SystemClock(),
+    )
+
+
+async def _open(address: str, *, token: str) -> Link:
+    return Link(address, token=token)

@@ -1,0 +1,147 @@
+"""What every deployment has: its place in the order, its tokenizer, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.background import Background
+from plexclient.calls import call
+from plexclient.lane import Lane, Ticket
+from plexclient.payloads import arrays_of
+from plexclient.results import Answer, Shard, facts_of
+from plexclient.session import Session
+from plexclient.tokenizer import TOKENIZER_FILE, Tokenizer, fetch_model_file
+from plexclient.wire.v1 import operations_pb2, service_pb2
+
+R = TypeVar("R")
+Result = operations_pb2.OperationResult
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Deployment:
+    """A model the job wants runnable. `info` is the service's description of it.
+
+    Operations run in the order they are called, one at a time; see `plexclient.calls.Call` for the
+    three forms of each.
+    """
+
+    def __init__(self, info: service_pb2.Deployment, *, session: Session, cache_dir: Path) -> None:
+        self.info = info
+        self.name = info.name
+        self.deployment_id = info.deployment_id
+        self.session = session
+        self.lane = Lane(session, deployment_id=info.deployment_id)
+        self._cache_dir = cache_dir
+        self._tokenizer: Tokenizer | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.deployment_id!r}, {self.info.spec.backend})"
+
+    @property
+    def background(self) -> Background:
+        """The loop this deployment's calls run on."""
+        return self.session.background
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; its file is fetched at the first use.
+
+        Raises:
+            PlexError: `not_found` when the model has none; `bad_request` without `tokenizers`.
+        """
+        if self._tokenizer is None:
+            self.background.check_may_block()
+            path = self.background.start(
+                lambda: fetch_model_file(
+                    self.session,
+                    deployment_id=self.deployment_id,
+                    name=TOKENIZER_FILE,
+                    directory=self._cache_dir,
+                )
+            ).result()
+            self._tokenizer = Tokenizer(path)
+        return self._tokenizer
+
+    @call
+    def noop(self) -> Future[Answer]:
+        """Take a place in the order and do nothing."""
+        return self._simple(operations_pb2.Operation(noop=operations_pb2.Noop()))
+
+    @call
+    def digest(self) -> Future[dict[str, str]]:
+        """Return sha256 by kind of state (param, exp_avg, ...), the same for every layout."""
+        body = operations_pb2.Operation(state_digest=operations_pb2.StateDigest())
+        return self._run(body, read=_texts)
+
+    @call
+    def explain(self, operation_id: bytes) -> Future[str]:
+        """Return why an operation waits or what became of it, from the scheduler's own record."""
+        request = service_pb2.ExplainRequest(operation_id=operation_id, job_id=self.session.job_id)
+
+        async def ask() -> str:
+            timeout_s = self.session.options.rpc_timeout_s
+            reply = await self.session.link.unary("ExplainOperation", request, timeout_s=timeout_s)
+            return str(reply.text)
+
+        return self.background.start(ask)
+
+    def _simple(
+        self, body: operations_pb2.Operation, *, arrays: Arrays | None = None
+    ) -> Future[Answer]:
+        return self._run(body, arrays=arrays, read=_facts)
+
+    def _run(
+        self,
+        body: operations_pb2.Operation,
+        *,
+        read: Callable[[Result], Coroutine[Any, Any, R]],
+        arrays: Arrays | None = None,
+    ) -> Future[R]:
+        """Enter the operation into the order; return the future of what `read` makes of its answer."""
+        with self.session.order:
+            ticket = self.lane.enter(body, arrays=arrays)
+            return self.background.start(lambda: finish(self.lane, ticket, read=read))
+
+    async def _shards(self, result: Result) -> list[Shard]:
+        """Return the answer's shards with their arrays, fetched where they are staged."""
+        return [await self._shard(result, index=index) for index in range(len(result.shards))]
+
+    async def _shard(self, result: Result, *, index: int) -> Shard:
+        request = service_pb2.FetchResultRequest(
+            operation_id=result.operation_id,
+            job_id=self.session.job_id,
+            deployment_id=self.deployment_id,
+            shard=index,
+        )
+        arrays = await arrays_of(
+            self.session.link,
+            request,
+            payload=result.shards[index].payload,
+            retry=self.session.retry(f"shard {index} of {result.operation_id.hex()[:8]}"),
+            options=self.session.options,
+        )
+        return Shard(sequences=tuple(result.shards[index].sequences), arrays=arrays)
+
+
+async def finish(
+    lane: Lane, ticket: Ticket, *, read: Callable[[Result], Coroutine[Any, Any, R]]
+) -> R:
+    """Return what `read` makes of the operation's answer; then the service may forget it."""
+    try:
+        return await read(await lane.answer(ticket))
+    finally:
+        lane.release(ticket)
+
+
+async def _facts(result: Result) -> Answer:
+    return facts_of(result)
+
+
+async def _texts(result: Result) -> dict[str, str]:
+    return dict(result.texts)

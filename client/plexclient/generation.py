@@ -1,0 +1,115 @@
+"""One running `generate`: the operation being answered and its token stream being read, together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Any
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.lane import Lane, Ticket
+from plexclient.link import messages
+from plexclient.results import check
+from plexclient.retry import Retry
+from plexclient.samples import Delta, Samples, TokenRecord
+from plexclient.wire.v1 import operations_pb2, service_pb2
+
+
+class Generation:
+    """A generate operation that has its place in the order; its coroutines run on the loop."""
+
+    def __init__(self, lane: Lane, ticket: Ticket, *, record: TokenRecord) -> None:
+        self._lane = lane
+        self._ticket = ticket
+        self._record = record
+        self._was_answered = False
+        self._answer: Future[operations_pb2.OperationResult] = lane.session.background.start(
+            lambda: lane.answer(ticket)
+        )
+
+    async def collect(self) -> Samples:
+        """Return all samples.
+
+        Raises:
+            PlexError: why the operation was refused or failed.
+        """
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        return self._record.samples()
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """Yield new tokens as they come; resumes after a cut. Left early, the operation goes on.
+
+        Raises:
+            PlexError: why the operation was refused or failed.
+        """
+        retry = self._lane.session.retry(
+            f"the token stream of {self._ticket.operation_id.hex()[:8]}"
+        )
+        try:
+            while self._record.result is None:
+                try:
+                    async with aclosing(self._frames()) as frames:
+                        async for frame in frames:
+                            retry.progress()
+                            for delta in self._record.add(frame):
+                                yield delta
+                except PlexError as error:
+                    await self._pause(error, retry=retry)
+            check(self._record.result)
+            await asyncio.wrap_future(self._answer)
+        finally:
+            self._lane.release(self._ticket)
+
+    async def _frames(self) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+        """Yield the frames of one attempt, which ends at once when the operation is refused."""
+        session = self._lane.session
+        self._was_answered = self._answer.done()
+        request = service_pb2.StreamGenerateRequest(
+            operation_id=self._ticket.operation_id,
+            job_id=session.job_id,
+            deployment_id=self._lane.deployment_id,
+            after_cursor=self._record.cursor,
+        )
+        timeout_s = session.options.attempt_timeout_s
+        call = session.link.open_stream("StreamGenerate", request, timeout_s=timeout_s)
+        watch = _cancel_on_failure(call, loop=asyncio.get_running_loop())
+        self._answer.add_done_callback(watch)
+        try:
+            async with aclosing(messages(call)) as frames:
+                async for frame in frames:
+                    yield frame
+        except asyncio.CancelledError:
+            self._raise_refusal()
+            raise
+        if self._record.result is None:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the token stream ended before its last frame")
+
+    async def _pause(self, error: PlexError, *, retry: Retry) -> None:
+        """Wait before the next attempt; the operation's own failure comes first."""
+        self._raise_refusal()
+        if error.code is ErrorCode.NOT_FOUND and not self._was_answered:
+            # The stream was asked for before the operation was known.
+            error = PlexError(ErrorCode.UNAVAILABLE, error.message, **error.facts)
+        await retry.pause(error)
+
+    def _raise_refusal(self) -> None:
+        if self._answer.done() and (refusal := self._answer.exception()) is not None:
+            raise refusal
+
+
+def _cancel_on_failure(
+    call: Any,  # noqa: ANN401 - gRPC's call object is untyped
+    *,
+    loop: asyncio.AbstractEventLoop,
+) -> Callable[[Future[operations_pb2.OperationResult]], None]:
+    """Return a callback that ends `call` when the operation failed; both live on `loop`."""
+
+    def done(answer: Future[operations_pb2.OperationResult]) -> None:
+        if answer.exception() is not None and not loop.is_closed():
+            call.cancel()
+
+    return done

@@ -1,0 +1,225 @@
+"""A job: one RL run. It holds a session on the service while its `with` block runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from plexclient.background import Background
+from plexclient.calls import call
+from plexclient.deployment import Deployment
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import JobId, new_deployment_id
+from plexclient.retry import persist
+from plexclient.rollouts import Rollout
+from plexclient.session import ENDED, Session, ended_error
+from plexclient.specs import AdamW, Parallel, default_role, instance_kind
+from plexclient.training import Actor, Critic, Reference
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import service_pb2
+
+CLASSES: Final[Mapping[str, type[Deployment]]] = {
+    "actor": Actor,
+    "critic": Critic,
+    "reference": Reference,
+    "rollout": Rollout,
+}
+MAX_REASON_CHARS: Final = 2000
+
+
+class Job:
+    """Made by `cluster.job(name)`; deployments live as long as its `with` block.
+
+    A job that `plexctl submit` registered is only joined: its end is what the controller's exit code
+    says, recorded by the process that started the controller. Leaving the block then ends nothing, and
+    the session is kept until the connection closes. Any other job is created on entering and ended on
+    leaving: completed, or failed when an exception leaves the block.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        name: str,
+        is_adopted: bool,
+        session_ttl_s: float,
+        labels: Mapping[str, str],
+        cache_dir: Path,
+    ) -> None:
+        self.name = name
+        self.job_id = JobId(session.job_id)
+        self.session = session
+        self._is_adopted = is_adopted
+        self._is_open = False
+        self._cache_dir = cache_dir
+        self._request = service_pb2.CreateJobRequest(
+            job_id=session.job_id,
+            name=name,
+            session_ttl_us=int(session_ttl_s * 1e6),
+            labels=dict(labels),
+        )
+
+    @property
+    def background(self) -> Background:
+        """The loop this job's calls run on."""
+        return self.session.background
+
+    def __enter__(self) -> Self:
+        self.background.start(self._open).result()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.background.start(lambda: self._close(error)).result()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.wrap_future(self.background.start(self._open))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
+
+    def report(self, **metrics: float) -> None:
+        """Show progress figures, e.g. `report(step=3, reward=0.4)`; `plexctl status` prints them."""
+        self.session.report(metrics)
+
+    @call
+    def deploy(  # noqa: PLR0913 - one keyword for each thing a deployment may differ in
+        self,
+        name: str,
+        *,
+        model: str | Path | Deployment,
+        backend: str,
+        role: str | None = None,
+        parallel: Parallel = Parallel(),  # noqa: B008 - frozen
+        optimizer: AdamW | None = None,
+        dtype: str = "float32",
+        seed: int = 0,
+        micro_batch_tokens: int = 0,
+        max_model_len: int = 0,
+        kind: str = "dedicated",
+        num_instances: int = 1,
+        kv_cache_bytes: int = 0,
+    ) -> Future[Any]:
+        """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
+
+        `model` is a Hugging Face directory on the cluster's file system, or another deployment of the
+        job, whose model it takes (weights come with `sync`). The role is `name` if that is one, else
+        rollout for vllm and actor for the rest. Deploying the same name again returns the same.
+
+        Raises:
+            PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
+                `deployment_failed`, `operation_timeout`.
+        """
+        role = role or default_role(name, backend=backend)
+        if role not in CLASSES:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
+        source = model if isinstance(model, Deployment) else None
+        spec = service_pb2.DeploymentSpec(
+            role=role,
+            model=source.info.spec.model if source is not None else str(model),
+            model_deployment_id=source.deployment_id if source is not None else "",
+            backend=backend,
+            parallel=parallel.to_wire(),
+            optimizer=optimizer.to_wire() if optimizer is not None else None,
+            dtype=dtype,
+            seed=seed,
+            micro_batch_tokens=micro_batch_tokens,
+            max_model_len=max_model_len,
+            instance_kind=instance_kind(kind) if role == "rollout" else None,
+            num_instances=num_instances if role == "rollout" else 0,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+        return self._create(name, spec=spec)
+
+    def _create(self, name: str, *, spec: service_pb2.DeploymentSpec) -> Future[Deployment]:
+        if not self._is_open:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"deploy({name!r}) outside its job: use it inside `with cluster.job(...) as job:`",
+            )
+        self.session.check_open()
+        request = service_pb2.CreateDeploymentRequest(
+            deployment_id=new_deployment_id(self.job_id, name),
+            job_id=self.job_id,
+            name=name,
+            spec=spec,
+        )
+
+        async def create() -> Deployment:
+            info = await self._call("CreateDeployment", request)
+            if info.HasField("error"):
+                raise from_wire(info.error)
+            return CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
+
+        return self.background.start(create)
+
+    async def _open(self) -> None:
+        if not self._is_adopted:
+            job = await self._call("CreateJob", self._request)
+            if job.state in ENDED:
+                raise ended_error(self.job_id, state=job.state, reason=job.reason)
+            self.session.ttl_us = job.session_ttl_us
+        await persist(self.session.beat, retry=self.session.retry(f"job {self.job_id}"))
+        self.session.check_open()
+        self.session.keep()
+        self._is_open = True
+
+    async def _close(self, error: BaseException | None) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._is_adopted:
+            await self._last_beat()
+            return
+        self.session.stop()
+        await self._last_beat()
+        await self._end(error)
+
+    async def _last_beat(self) -> None:
+        """Send the last acknowledgements and figures; the end of the job says all the rest."""
+        try:
+            await self.session.beat()
+        except PlexError as error:
+            self.session.end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        """End the job. A lost line must not hide the exception that leaves the block."""
+        failed = error is not None
+        request = service_pb2.EndJobRequest(
+            job_id=self.job_id,
+            outcome=service_pb2.JOB_STATE_FAILED if failed else service_pb2.JOB_STATE_COMPLETED,
+            reason=f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS] if failed else "",
+        )
+        try:
+            await self._call("EndJob", request)
+        except PlexError as refusal:
+            if error is None and refusal.code is not ErrorCode.JOB_ENDED:
+                raise
+            if error is not None:
+                error.add_note(f"job {self.job_id} could not be ended: {refusal}")
+
+    async def _call(self, method: str, request: Any) -> Any:  # noqa: ANN401 - the method's messages
+        options = self.session.options
+        is_long = method == "CreateDeployment"
+        retry = self.session.retry(
+            f"{method} of job {self.job_id}",
+            give_up_after_s=options.deploy_timeout_s if is_long else options.operation_timeout_s,
+        )
+        timeout_s = options.attempt_timeout_s if is_long else options.rpc_timeout_s
+        return await persist(
+            lambda: self.session.link.unary(method, request, timeout_s=timeout_s), retry=retry
+        )

@@ -1,0 +1,193 @@
+"""The order of one deployment's operations: numbers at call time, answers whatever the line does.
+
+Theory of operation. A call takes its number under the session's lock and its coroutine starts in that
+order. The same operation, under the same id, is submitted until it is answered: lost lines and
+retryable refusals are tried again, and a deadline only attaches anew. A final refusal by the scheduler
+consumes the number. An operation that ends any other way (patience over, refused before it reached the
+scheduler) may have left its number free, which would hold its successors; a no-op then takes the
+number, and when the number was consumed after all, that no-op is refused and nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import OperationId, new_operation_id, show
+from plexclient.link import MAX_MESSAGE_BYTES
+from plexclient.payloads import Arrays, Inputs, inputs, upload
+from plexclient.results import check
+from plexclient.retry import persist
+from plexclient.session import FATAL, Session
+from plexclient.wire.v1 import operations_pb2
+
+R = TypeVar("R")
+MESSAGE_ROOM_BYTES: Final = 64 << 10
+"""What a message needs beside its body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """An operation that has its place in the order."""
+
+    operation: operations_pb2.Operation
+    inputs: Inputs | None
+
+    @property
+    def operation_id(self) -> OperationId:
+        """The operation's id."""
+        return OperationId(self.operation.operation_id)
+
+    @property
+    def seq(self) -> int:
+        """Its number among the deployment's operations."""
+        return self.operation.seq
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the client keeps for it until it is answered."""
+        return self.inputs.nbytes if self.inputs is not None else 0
+
+
+class Lane:
+    """Numbers, sends and answers the operations of one deployment."""
+
+    def __init__(self, session: Session, *, deployment_id: str) -> None:
+        self.session = session
+        self.deployment_id = deployment_id
+        self._last_seq = 0
+        self._gate = asyncio.Semaphore(session.options.max_in_flight_per_deployment)
+
+    def enter(
+        self,
+        body: operations_pb2.Operation,
+        *,
+        arrays: Arrays | None = None,
+        after: Sequence[OperationId] = (),
+    ) -> Ticket:
+        """Give `body` its id and the deployment's next number. The caller holds `session.order`.
+
+        Raises:
+            PlexError: `job_ended`; `queue_full` or `payload_too_large` for its payload. No number is
+                taken then.
+        """
+        self.session.check_open()
+        given = inputs(arrays) if arrays is not None else None
+        _check_size(body)
+        self.session.budget.take(given.nbytes if given is not None else 0)
+        self._last_seq += 1
+        return self._ticket(body, seq=self._last_seq, given=given, after=after)
+
+    async def answer(self, ticket: Ticket) -> operations_pb2.OperationResult:
+        """Return the answer of an operation that was applied.
+
+        Raises:
+            PlexError: why it was refused or failed, or that the service did not answer in time.
+        """
+        try:
+            async with self._gate:
+                result = await self._submit(ticket)
+        except PlexError as error:
+            if error.code not in FATAL:
+                self.session.background.start(lambda: self._fill(ticket))
+            raise
+        finally:
+            self.session.budget.give_back(ticket.nbytes)
+        return check(result)
+
+    def release(self, ticket: Ticket) -> None:
+        """Note that the operation's answer has been read: the service may forget it."""
+        self.session.answered(self.deployment_id, ticket.seq)
+
+    def _ticket(
+        self,
+        body: operations_pb2.Operation,
+        *,
+        seq: int,
+        given: Inputs | None = None,
+        after: Sequence[OperationId] = (),
+    ) -> Ticket:
+        operation = operations_pb2.Operation()
+        operation.CopyFrom(body)
+        operation.operation_id = new_operation_id()
+        operation.job_id = self.session.job_id
+        operation.deployment_id = self.deployment_id
+        operation.seq = seq
+        operation.after.extend(after)
+        if given is not None:
+            operation.payload.CopyFrom(given.payload(operation.operation_id))
+        return Ticket(operation=operation, inputs=given)
+
+    async def _submit(self, ticket: Ticket) -> operations_pb2.OperationResult:
+        if ticket.inputs is None or ticket.inputs.is_inline:
+            return await self._persist(ticket)
+        return await self._submit_staged(ticket, given=ticket.inputs)
+
+    async def _persist(self, ticket: Ticket) -> operations_pb2.OperationResult:
+        link, timeout_s = self.session.link, self.session.options.attempt_timeout_s
+        retry = self.session.retry(self._name(ticket))
+        return await persist(
+            lambda: link.submit(ticket.operation, timeout_s=timeout_s), retry=retry
+        )
+
+    async def _submit_staged(
+        self, ticket: Ticket, *, given: Inputs
+    ) -> operations_pb2.OperationResult:
+        """Submit and upload at once; the service's answer counts, whatever the upload met."""
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(outcome(self._persist(ticket)))
+            staged = group.create_task(outcome(self._upload(ticket, given=given)))
+            await asyncio.wait({answer, staged}, return_when=asyncio.FIRST_COMPLETED)
+            refusal = staged.result() if staged.done() else None
+            if refusal is not None:  # the scheduler hears of it too, and answers
+                await asyncio.wait({answer}, timeout=self.session.options.staging_settle_s)
+            is_unanswered = refusal is not None and not answer.done()
+            found = refusal if is_unanswered else await answer
+            answer.cancel()
+            staged.cancel()
+        if isinstance(found, PlexError):
+            raise found
+        assert found is not None, ticket
+        return found
+
+    async def _upload(self, ticket: Ticket, *, given: Inputs) -> None:
+        await upload(
+            self.session.link,
+            ticket.operation,
+            given=given,
+            retry=self.session.retry(f"the payload of {self._name(ticket)}"),
+            options=self.session.options,
+        )
+
+    async def _fill(self, ticket: Ticket) -> None:
+        """Take the number that `ticket` may have left free."""
+        body = operations_pb2.Operation(noop=operations_pb2.Noop())
+        filler = self._ticket(body, seq=ticket.seq)
+        with suppress(PlexError):  # consumed after all, or the line is gone: nothing left to do
+            await self._persist(filler)
+
+    def _name(self, ticket: Ticket) -> str:
+        kind = ticket.operation.WhichOneof("body")
+        return f"{kind} {show(ticket.operation_id)} (number {ticket.seq} of {self.deployment_id})"
+
+
+async def outcome(work: Awaitable[R]) -> R | PlexError:
+    """Return what `work` returns or raises, so that one of two tasks does not end the other."""
+    try:
+        return await work
+    except PlexError as error:
+        return error
+
+
+def _check_size(body: operations_pb2.Operation) -> None:
+    nbytes = body.ByteSize()
+    if nbytes > MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES:
+        raise PlexError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"the operation's message has {nbytes} bytes; one message carries at most "
+            f"{MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES}: split the prompts over several calls",
+        )

@@ -1,0 +1,127 @@
+"""The channel to the router: its methods, the token and a deadline on every call, failures as errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
+
+MAX_MESSAGE_BYTES: Final = 8 << 20
+ERROR_KEY: Final = "plex-error-bin"
+"""Trailing metadata that carries the service's own error; without it a failure is gRPC's."""
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A channel of its own: several connections of one process must not share a socket.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""The service's own options (a silent peer is noticed in 3 s), and quick reconnects."""
+
+_S = grpc.StatusCode
+STATUS_FACT: Final = "grpc_status"
+LOST: Final = frozenset(
+    {_S.UNAVAILABLE, _S.DEADLINE_EXCEEDED, _S.CANCELLED, _S.UNKNOWN, _S.INTERNAL, _S.ABORTED}
+)
+"""Statuses that may pass: the call never reached the service, or its answer never reached us."""
+
+Stub: Final[Any] = service_pb2_grpc.RouterStub  # generated code carries no annotations
+
+
+def error_of(failure: grpc.aio.AioRpcError) -> PlexError:
+    """Return the service's own error, or `unavailable` / `internal` for gRPC's, with its status."""
+    carried = (failure.trailing_metadata() or {}).get(ERROR_KEY)
+    if isinstance(carried, bytes):
+        try:
+            return from_wire(common_pb2.Error.FromString(carried))
+        except DecodeError:
+            pass  # another server's key of the same name: the status says what there is to say
+    status = failure.code()
+    if status == _S.UNAUTHENTICATED:
+        code = ErrorCode.UNAUTHENTICATED
+    else:
+        code = ErrorCode.UNAVAILABLE if status in LOST else ErrorCode.INTERNAL
+    return PlexError(
+        code,
+        f"the router did not answer: {status.name}: {failure.details()}",
+        **{STATUS_FACT: status.name},
+    )
+
+
+class Link:
+    """Calls on one router. Lives on the connection's loop. Every failure is a `PlexError`."""
+
+    def __init__(self, address: str, *, token: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+        self._stub = Stub(self._channel)
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    async def unary(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - the method's reply
+        """Return the reply of a unary method."""
+        call = getattr(self._stub, method)
+        try:
+            return await call(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from failure
+
+    async def submit(
+        self, operation: operations_pb2.Operation, *, timeout_s: float
+    ) -> operations_pb2.OperationResult:
+        """Return the operation's answer; raises a refusal, retryable ones included."""
+        result: operations_pb2.OperationResult = await self.unary(
+            "SubmitOperation", operation, timeout_s=timeout_s
+        )
+        is_failed = result.state == operations_pb2.OPERATION_STATE_FAILED
+        if result.HasField("error") and not is_failed:
+            error = from_wire(result.error)
+            if error.retryable:
+                raise error
+        return result
+
+    async def stage(
+        self, parts: Iterable[service_pb2.StageRequest], *, timeout_s: float
+    ) -> service_pb2.StageReply:
+        """Upload a payload: the header, then its chunks; raises the reply's error if it has one."""
+        try:
+            reply: service_pb2.StageReply = await self._stub.StagePayload(
+                iter(parts), timeout=timeout_s, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from failure
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+        return reply
+
+    def open_stream(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - gRPC's call object is untyped
+        """Return the running call of a streaming method; read it with `messages`."""
+        return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+async def messages(call: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 - gRPC's call object is untyped
+    """Yield the messages of a streaming call; cancels it when left early."""
+    try:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            yield message
+    except grpc.aio.AioRpcError as failure:
+        raise error_of(failure) from failure
+    finally:
+        call.cancel()

@@ -1,0 +1,167 @@
+"""Arrays on their way in and out: inline when small, else staged in chunks that can start over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.link import Link, messages
+from plexclient.options import ClientOptions
+from plexclient.retry import Retry, persist
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """An operation's arrays, in the order they have in the bundle."""
+
+    arrays: Arrays
+    specs: tuple[common_pb2.TensorSpec, ...]
+    nbytes: int
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether they travel inside the operation's message."""
+        return self.nbytes <= tensors.INLINE_PAYLOAD_BYTES
+
+    def payload(self, operation_id: bytes) -> common_pb2.Payload:
+        """Return what the operation carries: the arrays, or their specs."""
+        if self.is_inline:
+            return common_pb2.Payload(inline=tensors.encode(self.arrays))
+        staged = common_pb2.StagedBundle(
+            tensors=self.specs, nbytes=self.nbytes, staging_id=operation_id
+        )
+        return common_pb2.Payload(staged=staged)
+
+    def parts(self) -> list[memoryview]:
+        """Return the bundle's bytes as views of the arrays with padding between them."""
+        found: list[memoryview] = []
+        for spec, array in zip(self.specs, self.arrays.values(), strict=True):
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            found.append(flat.data)
+            found.append(memoryview(bytes(-spec.nbytes % tensors.ALIGNMENT)))
+        return found
+
+
+def inputs(arrays: Arrays) -> Inputs:
+    """Return `arrays` laid out as a bundle. Nothing is copied: they must not change any more."""
+    specs, nbytes = tensors.layout(arrays)
+    return Inputs(arrays=arrays, specs=tuple(specs), nbytes=nbytes)
+
+
+def stage_requests(
+    operation: operations_pb2.Operation, given: Inputs
+) -> Iterator[service_pb2.StageRequest]:
+    """Yield the upload of an operation's payload: the header, then its chunks."""
+    yield service_pb2.StageRequest(
+        header=service_pb2.StageHeader(
+            operation_id=operation.operation_id,
+            job_id=operation.job_id,
+            deployment_id=operation.deployment_id,
+            tensors=given.specs,
+            nbytes=given.nbytes,
+        )
+    )
+    for chunk in tensors.chunks(given.parts()):
+        yield service_pb2.StageRequest(chunk=chunk)
+
+
+async def upload(
+    link: Link,
+    operation: operations_pb2.Operation,
+    *,
+    given: Inputs,
+    retry: Retry,
+    options: ClientOptions,
+) -> None:
+    """Return when the payload is staged; starts over when the line was cut.
+
+    Raises:
+        PlexError: the service's refusal, or what retries did not overcome.
+    """
+    timeout_s = transfer_timeout_s(given.nbytes, options=options)
+
+    async def attempt() -> None:
+        await link.stage(stage_requests(operation, given), timeout_s=timeout_s)
+
+    await persist(attempt, retry=retry)
+
+
+async def arrays_of(
+    link: Link,
+    request: service_pb2.FetchResultRequest,
+    *,
+    payload: common_pb2.Payload,
+    retry: Retry,
+    options: ClientOptions,
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Return a result shard's arrays, fetched from staging memory when they are not inline."""
+    if payload.WhichOneof("form") != "staged":
+        return tensors.decode(payload.inline)
+    data = await _fetch(link, request, nbytes=payload.staged.nbytes, retry=retry, options=options)
+    return tensors.views(payload.staged.tensors, memoryview(data).toreadonly())
+
+
+async def _fetch(
+    link: Link,
+    request: service_pb2.FetchResultRequest,
+    *,
+    nbytes: int,
+    retry: Retry,
+    options: ClientOptions,
+) -> bytearray:
+    data = bytearray(nbytes)
+    have = 0
+    timeout_s = transfer_timeout_s(nbytes, options=options)
+
+    async def attempt() -> None:
+        nonlocal have
+        asked = service_pb2.FetchResultRequest()
+        asked.CopyFrom(request)
+        asked.offset = have
+        call = link.open_stream("FetchResult", asked, timeout_s=timeout_s)
+        async with aclosing(messages(call)) as stream:
+            async for chunk in stream:
+                have = put_chunk(data, chunk, have=have)
+                retry.progress()
+        if have < nbytes:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE, f"result stream ended at byte {have} of {nbytes}"
+            )
+
+    await persist(attempt, retry=retry)
+    return data
+
+
+def put_chunk(data: bytearray, chunk: common_pb2.Chunk, *, have: int) -> int:
+    """Write what `chunk` adds to the first `have` bytes of `data`; return how many are there now.
+
+    >>> data = bytearray(4)
+    >>> put_chunk(data, common_pb2.Chunk(offset=0, data=b"abc"), have=1), bytes(data[1:3])
+    (3, b'bc')
+
+    Raises:
+        PlexError: `internal` when bytes are missing before the chunk or it passes the end.
+    """
+    end = chunk.offset + len(chunk.data)
+    if chunk.offset > have or end > len(data):
+        raise PlexError(
+            ErrorCode.INTERNAL,
+            f"a chunk of bytes [{chunk.offset}, {end}) came after byte {have} of {len(data)}",
+        )
+    if end > have:
+        data[have:end] = chunk.data[have - chunk.offset :]
+    return max(have, end)
+
+
+def transfer_timeout_s(nbytes: int, *, options: ClientOptions) -> float:
+    """Return the deadline of one attempt to move `nbytes`."""
+    return options.attempt_timeout_s + nbytes / options.staging_bytes_per_s

@@ -1,0 +1,139 @@
+"""Rollout deployments: `generate` in its forms, whole or streamed, from token ids or texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Unpack
+
+from plexclient import sampling
+from plexclient.generation import Generation
+from plexclient.samples import Delta, Sample, Samples, TokenRecord
+from plexclient.sampling import SamplingOptions
+from plexclient.session import Session
+from plexclient.syncing import Synced
+from plexclient.wire.v1 import operations_pb2, service_pb2
+
+Prompts = Iterable[str | Sequence[int]]
+
+
+class Rollout(Synced):
+    """A deployment that samples. `generate` runs at its place in the order, under the last `sync`."""
+
+    def __init__(self, info: service_pb2.Deployment, *, session: Session, cache_dir: Path) -> None:
+        super().__init__(info, session=session, cache_dir=cache_dir)
+        self.generate = GenerateCall(self)
+
+    def begin(self, prompts: Prompts, *, text: bool | None, options: SamplingOptions) -> Generation:
+        """Enter a generate into the order and start it.
+
+        Raises:
+            PlexError: `bad_request`, before anything is sent.
+        """
+        given = list(prompts) if not isinstance(prompts, str) else prompts
+        params = sampling.to_wire(**options)
+        tokens = sampling.encode_prompts(
+            given,
+            encode=self._encode,
+            vocab_size=self.info.vocab_size,
+        )
+        is_text = any(isinstance(prompt, str) for prompt in given) if text is None else text
+        record = TokenRecord(
+            tokens, num_samples=params.n, decode=self.tokenizer.decode if is_text else None
+        )
+        body = operations_pb2.Operation(
+            generate=operations_pb2.Generate(
+                prompts=[operations_pb2.Prompt(token_ids=ids) for ids in tokens], sampling=params
+            )
+        )
+        with self.session.order:
+            return Generation(self.lane, self.lane.enter(body), record=record)
+
+    def _encode(self, prompt: str) -> list[int]:
+        return self.tokenizer.encode(prompt)
+
+
+class GenerateCall:
+    """Samples from a rollout deployment: `generate(prompts, n=8, max_tokens=512, temperature=1.0)`.
+
+    `prompts` are lists of token ids, or texts when the model has a tokenizer. Texts in give texts out;
+    `text=True` asks for them beside token ids. Options: `plexclient.sampling.SamplingOptions`.
+    The first text prompt of a deployment fetches its tokenizer, which blocks in every form.
+    """
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+
+    def __call__(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> Samples:
+        """Return the samples, prompt by prompt, when all have finished."""
+        self._rollout.background.check_may_block()
+        return self.submit(prompts, text=text, **options).result()
+
+    def submit(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> Future[Samples]:
+        """Return a future of the samples at once."""
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return self._rollout.background.start(generation.collect)
+
+    def aio(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> Awaitable[Samples]:
+        """Return an awaitable of the samples."""
+        return asyncio.wrap_future(self.submit(prompts, text=text, **options))
+
+    def stream(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[Sample]:
+        """Return an iterator of samples as they finish. The operation starts now."""
+        deltas = self.deltas(prompts, text=text, **options)
+        return (delta.sample for delta in deltas if delta.sample is not None)
+
+    def stream_aio(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> AsyncIterator[Sample]:
+        """Return an asynchronous iterator of samples as they finish. The operation starts now."""
+        deltas = self.deltas_aio(prompts, text=text, **options)
+        return (delta.sample async for delta in deltas if delta.sample is not None)
+
+    def deltas(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[Delta]:
+        """Return an iterator of new tokens as they are made. The operation starts now.
+
+        Leaving it early does not stop the operation.
+        """
+        self._rollout.background.check_may_block()
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return self._pull(generation)
+
+    def deltas_aio(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+    ) -> AsyncIterator[Delta]:
+        """Return an asynchronous iterator of new tokens. The operation starts now."""
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return self._pull_aio(generation)
+
+    def _pull(self, generation: Generation) -> Iterator[Delta]:
+        source = generation.deltas()
+        start = self._rollout.background.start
+        try:
+            while (delta := start(lambda: anext(source, None)).result()) is not None:
+                yield delta
+        finally:
+            start(source.aclose)
+
+    async def _pull_aio(self, generation: Generation) -> AsyncIterator[Delta]:
+        source = generation.deltas()
+        start = self._rollout.background.start
+        try:
+            while (
+                delta := await asyncio.wrap_future(start(lambda: anext(source, None)))
+            ) is not None:
+                yield delta
+        finally:
+            start(source.aclose)

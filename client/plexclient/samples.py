@@ -1,0 +1,212 @@
+"""Samples as `generate` returns them, and the record that puts a stream's deltas together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.batch import FloatArray
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import operations_pb2
+
+FINISH_REASONS: Final[Mapping[int, str]] = {
+    operations_pb2.FINISH_REASON_UNSPECIFIED: "",
+    operations_pb2.FINISH_REASON_STOP: "stop",
+    operations_pb2.FINISH_REASON_LENGTH: "length",
+    operations_pb2.FINISH_REASON_ABORT: "abort",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One finished answer. `logprobs[i]` and `versions[i]` belong to `tokens[i]`.
+
+    `finish_reason` is `stop`, `length` or `abort`; stop tokens stay in `tokens`. `versions` are the
+    weight versions that produced each token. `text` is there when text was asked.
+    """
+
+    prompt_index: int
+    sample_index: int
+    prompt_tokens: list[int]
+    tokens: list[int]
+    logprobs: FloatArray
+    versions: list[int]
+    finish_reason: str
+    stop_reason: str = ""
+    text: str | None = None
+    prompt_logprobs: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New tokens of one sample, the first at `position`; `sample` is set when they finish it."""
+
+    prompt_index: int
+    sample_index: int
+    position: int
+    tokens: list[int]
+    logprobs: list[float]
+    sample: Sample | None = None
+
+
+class Samples(Sequence[Sample]):
+    """The samples of one `generate`: prompt by prompt, each prompt's n samples in order."""
+
+    def __init__(self, samples: Sequence[Sample], *, metrics: Mapping[str, float]) -> None:
+        self._samples = tuple(samples)
+        self.metrics = dict(metrics)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+    def __getitem__(self, index: int | slice) -> Sample | Samples:
+        if isinstance(index, slice):
+            return Samples(self._samples[index], metrics=self.metrics)
+        return self._samples[index]
+
+    def __len__(self) -> int:
+        """Return how many samples there are: prompts times n."""
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples)
+
+    def __repr__(self) -> str:
+        tokens = sum(len(sample.tokens) for sample in self._samples)
+        return f"Samples({len(self._samples)} samples, {tokens} tokens)"
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the generated tokens of all samples."""
+        return sum(len(sample.tokens) for sample in self._samples)
+
+
+@dataclass(slots=True)
+class _Growing:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: FloatArray | None = None
+    done: Sample | None = None
+
+
+class TokenRecord:
+    """What has arrived of one generate: each position of each sample exactly once.
+
+    Frames may come again after a cut; those at or below `cursor` are dropped.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        num_samples: int,
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self.cursor = 0
+        self.result: operations_pb2.OperationResult | None = None
+        self._prompts = prompts
+        self._decode = decode
+        self._growing = {
+            (p, i): _Growing() for p in range(len(prompts)) for i in range(num_samples)
+        }
+
+    def add(self, frame: operations_pb2.GenerateFrame) -> list[Delta]:
+        """Return what is new in `frame`.
+
+        Raises:
+            PlexError: `internal` when positions are missing or samples were never asked for.
+        """
+        if frame.cursor <= self.cursor:
+            return []
+        self.cursor = frame.cursor
+        if frame.HasField("result"):
+            self.result = frame.result
+        return [self._grow(delta) for delta in frame.deltas]
+
+    def samples(self) -> Samples:
+        """Return all samples in order.
+
+        Raises:
+            PlexError: `internal` when the stream ended before they all did.
+        """
+        unfinished = [key for key, growing in self._growing.items() if growing.done is None]
+        if unfinished:
+            raise _broken(
+                f"the stream ended with {len(unfinished)} samples unfinished: {unfinished[:3]}"
+            )
+        metrics = dict(self.result.metrics) if self.result is not None else {}
+        done = [growing.done for growing in self._growing.values() if growing.done is not None]
+        return Samples(done, metrics=metrics)
+
+    def _grow(self, delta: operations_pb2.SampleDelta) -> Delta:
+        key = (delta.prompt_index, delta.sample_index)
+        growing = self._growing.get(key)
+        if growing is None or growing.done is not None:
+            raise _broken(f"tokens came for sample {key}, which was not asked for or had finished")
+        if delta.position != len(growing.tokens) or len(delta.logprobs) != len(delta.token_ids):
+            raise _broken(
+                f"sample {key} has {len(growing.tokens)} tokens; {len(delta.token_ids)} tokens with "
+                f"{len(delta.logprobs)} logprobs came for position {delta.position}"
+            )
+        growing.tokens.extend(delta.token_ids)
+        growing.logprobs.extend(delta.logprobs)
+        if delta.prompt_logprobs:
+            growing.prompt_logprobs = np.array(delta.prompt_logprobs, np.float32)
+        if delta.finish_reason != operations_pb2.FINISH_REASON_UNSPECIFIED:
+            growing.done = self._finish(growing, delta)
+        return Delta(
+            prompt_index=delta.prompt_index,
+            sample_index=delta.sample_index,
+            position=delta.position,
+            tokens=list(delta.token_ids),
+            logprobs=list(delta.logprobs),
+            sample=growing.done,
+        )
+
+    def _finish(self, growing: _Growing, last: operations_pb2.SampleDelta) -> Sample:
+        return Sample(
+            prompt_index=last.prompt_index,
+            sample_index=last.sample_index,
+            prompt_tokens=list(self._prompts[last.prompt_index]),
+            tokens=growing.tokens,
+            logprobs=_frozen(growing.logprobs),
+            versions=spread_versions(last.versions, num_tokens=len(growing.tokens)),
+            finish_reason=FINISH_REASONS.get(last.finish_reason, ""),
+            stop_reason=last.stop_reason,
+            text=self._decode(growing.tokens) if self._decode else None,
+            prompt_logprobs=growing.prompt_logprobs,
+        )
+
+
+def spread_versions(spans: Sequence[operations_pb2.VersionSpan], *, num_tokens: int) -> list[int]:
+    """Return the weight version of each token.
+
+    Raises:
+        PlexError: `internal` when the spans do not cover the tokens exactly.
+    """
+    versions: list[int] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.start != len(versions) or span.end < span.start:
+            raise _broken(f"version span [{span.start}, {span.end}) follows token {len(versions)}")
+        versions.extend([span.version] * (span.end - span.start))
+    if len(versions) != num_tokens:
+        raise _broken(f"version spans cover {len(versions)} of {num_tokens} tokens")
+    return versions
+
+
+def _frozen(values: Sequence[float]) -> npt.NDArray[np.float32]:
+    array = np.array(values, np.float32)
+    array.setflags(write=False)
+    return array
+
+
+def _broken(found: str) -> PlexError:
+    return PlexError(
+        ErrorCode.INTERNAL,
+        f"the token stream contradicts itself: {found}; report it with the operation's id",
+    )

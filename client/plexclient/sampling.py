@@ -1,0 +1,141 @@
+"""Sampling parameters and prompts: what `generate` asks, checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypedDict, Unpack
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import operations_pb2
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of `generate`; what is left out takes the default named here."""
+
+    n: int
+    """Samples a prompt; 1."""
+    max_tokens: int
+    """Most tokens a sample generates; 256."""
+    min_tokens: int
+    """Fewest before a stop may end it; 0."""
+    temperature: float
+    """Logits are divided by it; 1.0. 0 takes the likeliest token."""
+    top_p: float
+    """Smallest set of likeliest tokens whose probabilities reach it; 1.0."""
+    top_k: int
+    """Number of likeliest tokens to draw from; 0, off."""
+    stop: str | Sequence[str]
+    """Texts that end a sample; none. They stay in the returned tokens."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end a sample, beside the model's own; none. They stay in the returned tokens."""
+    seed: int | None
+    """Sample i of prompt p draws from hash(seed, p, i); None lets the service choose."""
+    ignore_eos: bool
+    """Whether the model's end token does not end a sample; False."""
+    prompt_logprobs: bool
+    """Whether samples carry the logprobs of their prompt's tokens; False."""
+
+
+def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams:
+    """Return the wire form of the sampling options.
+
+    Raises:
+        PlexError: `bad_request`, naming the option that is out of range or unknown.
+    """
+    unknown = sorted(set(options) - set(SamplingOptions.__annotations__))
+    if unknown:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"generate has no option {unknown[0]!r}; it has "
+            f"{', '.join(SamplingOptions.__annotations__)}",
+        )
+    stop = options.get("stop", ())
+    seed = options.get("seed")
+    params = operations_pb2.SamplingParams(
+        n=_whole("n", options.get("n", 1), least=1),
+        max_tokens=_whole("max_tokens", options.get("max_tokens", 256), least=1),
+        min_tokens=_whole("min_tokens", options.get("min_tokens", 0), least=0),
+        temperature=_real("temperature", options.get("temperature", 1.0), most=math.inf),
+        top_p=_real("top_p", options.get("top_p", 1.0), most=1.0),
+        top_k=_whole("top_k", max(0, options.get("top_k", 0)), least=0),
+        stop_token_ids=[
+            _whole("stop_token_ids", token, least=0) for token in options.get("stop_token_ids", ())
+        ],
+        stop=[stop] if isinstance(stop, str) else list(stop),
+        ignore_eos=options.get("ignore_eos", False),
+        prompt_logprobs=options.get("prompt_logprobs", False),
+    )
+    _check_together(params)
+    if seed is not None:
+        params.seed = _whole("seed", seed, least=0, most=2**64 - 1)
+    return params
+
+
+def encode_prompts(
+    prompts: Iterable[str | Sequence[int]],
+    *,
+    encode: Callable[[str], list[int]],
+    vocab_size: int = 0,
+) -> list[list[int]]:
+    """Return every prompt as token ids; `encode` is called for texts only.
+
+    Raises:
+        PlexError: `bad_request` for no prompts, an empty one, or a token outside the vocabulary.
+    """
+    if isinstance(prompts, str):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, "prompts is one string; generate takes a list: [prompt]"
+        )
+    tokens = [encode(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+    if not tokens:
+        raise PlexError(ErrorCode.BAD_REQUEST, "generate got no prompts; give at least one")
+    for i, prompt in enumerate(tokens):
+        _check_prompt(prompt, index=i, vocab_size=vocab_size)
+    return tokens
+
+
+def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None:
+    if not prompt:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"prompt {index} has no tokens; every prompt needs at least one"
+        )
+    most = (vocab_size or 2**31) - 1
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high > most:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"prompt {index} has token id {low if low < 0 else high}; ids of this model are in "
+            f"[0, {most}]",
+            prompt=index,
+        )
+
+
+def _check_together(params: operations_pb2.SamplingParams) -> None:
+    if params.min_tokens > params.max_tokens:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}",
+        )
+    if params.top_p == 0:
+        raise PlexError(ErrorCode.BAD_REQUEST, "top_p=0: it must be in (0, 1]")
+    if any(not text for text in params.stop):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, "stop has an empty text, which would end every sample at once"
+        )
+
+
+def _whole(name: str, value: int, *, least: int, most: int = 2**31 - 1) -> int:
+    if isinstance(value, bool) or int(value) != value or not least <= value <= most:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be an integer in [{least}, {most}]"
+        )
+    return int(value)
+
+
+def _real(name: str, value: float, *, most: float) -> float:
+    if not math.isfinite(value) or not 0 <= value <= most:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be a number in [0, {most}]"
+        )
+    return float(value)

@@ -1,0 +1,192 @@
+"""One job's session: what its deployments share, and the keepalives that hold it.
+
+The session dies on the service when no keepalive came for its time to live. Each keepalive carries,
+per deployment, the sequence number up to which every answer has been read (the service may drop
+those), and the controller's own progress figures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from plexclient.background import Background
+from plexclient.clock import Clock
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.link import Link
+from plexclient.options import ClientOptions
+from plexclient.retry import Retry
+from plexclient.wire.v1 import service_pb2
+
+ENDED: Final[Mapping[int, str]] = {
+    service_pb2.JOB_STATE_COMPLETED: "completed",
+    service_pb2.JOB_STATE_FAILED: "failed",
+    service_pb2.JOB_STATE_CANCELLED: "cancelled",
+}
+FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UNAUTHENTICATED})
+"""Answers to a keepalive after which there is no session to keep."""
+
+
+class Answered:
+    """The numbers of one deployment whose answers have been read; `upto` is their unbroken prefix.
+
+    >>> answered = Answered()
+    >>> answered.add(2), answered.upto, answered.add(1), answered.upto
+    (None, 0, None, 2)
+    """
+
+    def __init__(self) -> None:
+        self.upto = 0
+        self._beyond: set[int] = set()
+
+    def add(self, seq: int) -> None:
+        """Note that the answer of `seq` has been read. O(1) amortised."""
+        self._beyond.add(seq)
+        while self.upto + 1 in self._beyond:
+            self.upto += 1
+            self._beyond.remove(self.upto)
+
+
+class PayloadBudget:
+    """Bytes kept for operations that have no answer yet. Taken by callers, given back by the loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self.used_bytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Reserve `nbytes`.
+
+        Raises:
+            PlexError: `payload_too_large` when it can never fit; `queue_full` when it does not now.
+        """
+        with self._lock:
+            if nbytes > self._limit_bytes:
+                raise PlexError(
+                    ErrorCode.PAYLOAD_TOO_LARGE,
+                    f"a payload of {nbytes} bytes is more than the client keeps at all: "
+                    f"{self._limit_bytes} (ClientOptions.max_unanswered_payload_bytes); split it",
+                )
+            if self.used_bytes + nbytes > self._limit_bytes:
+                raise PlexError(
+                    ErrorCode.QUEUE_FULL,
+                    f"a payload of {nbytes} bytes does not fit beside {self.used_bytes} bytes of "
+                    f"unanswered ones; the limit is {self._limit_bytes} "
+                    "(ClientOptions.max_unanswered_payload_bytes): await some calls, then call again",
+                )
+            self.used_bytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Return `nbytes` taken before."""
+        with self._lock:
+            self.used_bytes -= nbytes
+
+
+class Session:
+    """What one job's deployments share. `order` is held while an operation takes its place."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        link: Link,
+        background: Background,
+        options: ClientOptions,
+        clock: Clock,
+    ) -> None:
+        self.job_id = job_id
+        self.link = link
+        self.background = background
+        self.options = options
+        self.clock = clock
+        self.order = threading.RLock()
+        self.budget = PayloadBudget(options.max_unanswered_payload_bytes)
+        self.ttl_us = 0
+        self._answered: dict[str, Answered] = {}
+        self._metrics: dict[str, float] = {}
+        self._ended: PlexError | None = None
+        self._is_kept = True
+
+    def retry(self, what: str, *, give_up_after_s: float | None = None) -> Retry:
+        """Return fresh patience for one call."""
+        limit_s = self.options.operation_timeout_s if give_up_after_s is None else give_up_after_s
+        return Retry(
+            self.clock, retry_for_s=self.options.retry_for_s, give_up_after_s=limit_s, what=what
+        )
+
+    def check_open(self) -> None:
+        """Refuse a call on a job that is known to have ended.
+
+        Raises:
+            PlexError: `job_ended`, or what ended the session.
+        """
+        if self._ended is not None:
+            raise PlexError(self._ended.code, self._ended.message, **self._ended.facts)
+
+    def end(self, error: PlexError) -> None:
+        """Refuse further operations with `error`."""
+        self._ended = self._ended or error
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Replace the progress figures that the next keepalive carries."""
+        self._metrics = {**self._metrics, **{name: float(x) for name, x in metrics.items()}}
+
+    def answered(self, deployment_id: str, seq: int) -> None:
+        """Note that an answer has been read. Called on the loop."""
+        self._answered.setdefault(deployment_id, Answered()).add(seq)
+
+    async def keep_alive(self) -> None:
+        """Send keepalives until the session is stopped or has ended."""
+        while self._is_kept and self._ended is None:
+            try:
+                await self.beat()
+            except PlexError as error:
+                if error.code in FATAL:
+                    self.end(error)
+                elif not error.retryable:
+                    raise
+            await self.clock.sleep(self.pause_s())
+
+    async def beat(self) -> None:
+        """Send one keepalive and note when the service says that the job has ended.
+
+        Raises:
+            PlexError: what the call met.
+        """
+        request = service_pb2.KeepAliveRequest(
+            job_id=self.job_id,
+            acks={name: answered.upto for name, answered in self._answered.items()},
+            metrics=self._metrics,
+        )
+        reply: service_pb2.KeepAliveReply = await self.link.unary(
+            "KeepAlive", request, timeout_s=self.options.rpc_timeout_s
+        )
+        if reply.state in ENDED:
+            self.end(ended_error(self.job_id, state=reply.state, reason=reply.reason))
+
+    def keep(self) -> None:
+        """Start the keepalives."""
+        self.background.start(self.keep_alive)
+
+    def stop(self) -> None:
+        """Let the keepalives end."""
+        self._is_kept = False
+
+    def pause_s(self) -> float:
+        """Return the time between keepalives: well within the time to live."""
+        if self.ttl_us == 0:
+            return self.options.keepalive_s
+        return min(self.options.keepalive_s, self.ttl_us / 4e6)
+
+
+def ended_error(job_id: str, *, state: int, reason: str) -> PlexError:
+    """Return the error of calls on a job that has ended."""
+    return PlexError(
+        ErrorCode.JOB_ENDED,
+        f"job {job_id} has {ENDED.get(state, 'ended')}{': ' + reason if reason else ''}; "
+        "start a new one",
+        job_id=job_id,
+        reason=reason,
+    )

@@ -1,0 +1,101 @@
+"""What a job asks of a deployment: its parallel layout, optimizer, role and kind of instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import common_pb2, service_pb2
+
+ROLES: Final = ("actor", "critic", "reference", "rollout")
+INSTANCE_KINDS: Final = {
+    "reserved": service_pb2.INSTANCE_KIND_RESERVED,
+    "dedicated": service_pb2.INSTANCE_KIND_DEDICATED,
+    "spot": service_pb2.INSTANCE_KIND_SPOT,
+    "serving": service_pb2.INSTANCE_KIND_SERVING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """Degrees of parallelism; the world size is `tp * pp * dp * cp`."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "cp", "ep"):
+            if getattr(self, name) < 1:
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"Parallel({name}={getattr(self, name)}): every degree is at least 1",
+                )
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the layout has."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    def to_wire(self) -> common_pb2.Parallel:
+        """Return the wire form."""
+        return common_pb2.Parallel(
+            tp=self.tp,
+            pp=self.pp,
+            dp=self.dp,
+            cp=self.cp,
+            ep=self.ep,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 turns it off."""
+
+    lr: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip_grad_norm: float = 1.0
+
+    def to_wire(self) -> service_pb2.Optimizer:
+        """Return the wire form."""
+        return service_pb2.Optimizer(
+            kind="adamw",
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            clip_grad_norm=self.clip_grad_norm,
+        )
+
+
+def default_role(name: str, *, backend: str) -> str:
+    """Return the role of a deployment that states none: its name if that is one, else by backend.
+
+    >>> default_role("critic", backend="megatron"), default_role("policy", backend="vllm")
+    ('critic', 'rollout')
+    """
+    if name in ROLES:
+        return name
+    return "rollout" if backend == "vllm" else "actor"
+
+
+def instance_kind(kind: str) -> service_pb2.InstanceKind:
+    """Return the wire's instance kind called `kind`.
+
+    Raises:
+        PlexError: `bad_request` for an unknown one.
+    """
+    if kind not in INSTANCE_KINDS:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"kind={kind!r}: instances are {', '.join(INSTANCE_KINDS)}"
+        )
+    return INSTANCE_KINDS[kind]

@@ -1,0 +1,67 @@
+"""Weight delivery: publish at its place in the source's order, pull at its place in the target's."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+
+from plexclient.calls import call
+from plexclient.deployment import Deployment
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.lane import Ticket, outcome
+from plexclient.wire.v1 import operations_pb2
+
+
+class Synced(Deployment):
+    """A deployment that takes its weights from another one of the job."""
+
+    @call
+    def sync(self, source: Deployment) -> Future[int]:
+        """Take the weights that `source` has after the operations called on it so far.
+
+        What is called on this deployment afterwards sees them; what is called on `source` afterwards
+        does not change them. Returns the weight version.
+
+        Raises:
+            PlexError: `bad_request` when `source` belongs to another job or is this deployment.
+        """
+        self._check_source(source)
+        with self.session.order:
+            publish = source.lane.enter(operations_pb2.Operation(publish=operations_pb2.Publish()))
+            pull = self.lane.enter(
+                operations_pb2.Operation(
+                    pull=operations_pb2.Pull(
+                        source_deployment_id=source.deployment_id, version=publish.seq
+                    )
+                ),
+                after=[publish.operation_id],
+            )
+            return self._deliver(source, publish=publish, pull=pull)
+
+    def _deliver(self, source: Deployment, *, publish: Ticket, pull: Ticket) -> Future[int]:
+        """Start both; the publish is kept on the service until the pull that waits for it is over."""
+        start = self.background.start
+        published = start(lambda: source.lane.answer(publish))
+        pulled = start(lambda: self.lane.answer(pull))
+
+        async def both() -> int:
+            outcomes = [
+                await outcome(asyncio.wrap_future(published)),
+                await outcome(asyncio.wrap_future(pulled)),
+            ]
+            source.lane.release(publish)
+            self.lane.release(pull)
+            for found in outcomes:
+                if isinstance(found, PlexError):
+                    raise found
+            return publish.seq
+
+        return start(both)
+
+    def _check_source(self, source: Deployment) -> None:
+        if source is self or source.session is not self.session:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{self.name}.sync({source.name}): the source must be another deployment of the same "
+                "job; to share weights between jobs, export and deploy(model=path)",
+            )

@@ -1,0 +1,99 @@
+"""A deployment's tokenizer: fetched over the wire, read by the optional `tokenizers` package."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.link import messages
+from plexclient.retry import persist
+from plexclient.session import Session
+from plexclient.wire.v1 import service_pb2
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+MAX_FILE_BYTES: Final = 256 << 20
+
+
+class Tokenizer:
+    """Text to token ids and back, exactly as the model's own tokenizer.json says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.backend = _read(path)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`, with those the model puts around it if asked."""
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens it knows."""
+        return int(self.backend.get_vocab_size())
+
+
+async def fetch_model_file(
+    session: Session, *, deployment_id: str, name: str, directory: Path
+) -> Path:
+    """Return the path of a file of the deployment's model, fetched once into `directory`.
+
+    Raises:
+        PlexError: `not_found` when the model has no such file.
+    """
+    folder = hashlib.sha256(deployment_id.encode()).hexdigest()[:16]
+    path = directory / folder / name
+    if not path.exists():
+        data = await _download(session, deployment_id=deployment_id, name=name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        partial.write_bytes(data)
+        partial.replace(path)
+    return path
+
+
+async def _download(session: Session, *, deployment_id: str, name: str) -> bytes:
+    data = bytearray()
+    retry = session.retry(f"file {name} of {deployment_id}")
+
+    async def attempt() -> None:
+        request = service_pb2.FetchModelFileRequest(
+            deployment_id=deployment_id, job_id=session.job_id, name=name, offset=len(data)
+        )
+        timeout_s = session.options.attempt_timeout_s
+        call = session.link.open_stream("FetchModelFile", request, timeout_s=timeout_s)
+        async with aclosing(messages(call)) as stream:
+            async for chunk in stream:
+                data.extend(chunk.data[len(data) - chunk.offset :])
+                retry.progress()
+                _check_size(len(data), name=name)
+
+    await persist(attempt, retry=retry)
+    return bytes(data)
+
+
+def _check_size(nbytes: int, *, name: str) -> None:
+    if nbytes > MAX_FILE_BYTES:
+        raise PlexError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"model file {name} has more than {MAX_FILE_BYTES} bytes, the most a client fetches",
+        )
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - a class of the optional package
+    try:
+        import tokenizers  # noqa: PLC0415 - an optional extra, needed for texts only
+    except ImportError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            "texts need the tokenizers package: pip install 'plexclient[tokenizer]', or pass token "
+            "ids",
+        ) from error
+    return tokenizers.Tokenizer.from_file(str(path))

@@ -1,0 +1,253 @@
+"""Training deployments: actor, critic and reference, and the calls each of them has."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.batch import Batch, FloatArray, required
+from plexclient.calls import call
+from plexclient.deployment import Deployment, Result
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.losses import BUILT_IN_LOSSES
+from plexclient.results import Answer, ForwardResult, LossResult, ValueResult, facts_of, gather
+from plexclient.syncing import Synced
+from plexclient.wire.v1 import operations_pb2
+
+Operation = operations_pb2.Operation
+
+
+class Loadable(Deployment):
+    """A deployment whose weights can be read from a directory of the cluster's file system."""
+
+    @call
+    def load(self, path: str | Path, *, optimizer: bool = False) -> Future[Answer]:
+        """Load Hugging Face safetensors, and the optimizer state that `save` wrote if asked."""
+        body = Operation(load=operations_pb2.Load(path=str(path), optimizer=optimizer))
+        return self._simple(body)
+
+
+class Scores(Deployment):
+    """A deployment that scores the targets of a batch."""
+
+    @call
+    def forward(self, batch: Batch, *, temperature: float = 1.0) -> Future[ForwardResult]:
+        """Return the logprob of each target of `batch`; logits are divided by `temperature`.
+
+        Raises:
+            PlexError: `bad_batch` for a batch without `target_tokens`.
+        """
+        body = Operation(forward=operations_pb2.Forward(temperature=_temperature(temperature)))
+        arrays = required(batch, ["target_tokens"], what="forward")
+
+        async def read(result: Result) -> ForwardResult:
+            logprobs = gather(
+                await self._shards(result), cu_seqlens=batch.cu_seqlens, name="logprobs"
+            )
+            return ForwardResult(**_common(result), logprobs=logprobs)
+
+        return self._run(body, arrays=arrays, read=read)
+
+
+class Trained(Loadable):
+    """A deployment with gradients and an optimizer. Gradients accumulate until `step`."""
+
+    @call
+    def step(
+        self,
+        *,
+        lr: float | None = None,
+        beta1: float | None = None,
+        beta2: float | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        clip_grad_norm: float | None = None,
+    ) -> Future[Answer]:
+        """Apply the accumulated gradients; what is not given keeps the deployment's value."""
+        given = {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "clip_grad_norm": clip_grad_norm,
+        }
+        step = operations_pb2.Step()
+        for name, value in given.items():
+            if value is not None:
+                setattr(step, name, _finite(name, value, what="step"))
+        return self._simple(Operation(step=step))
+
+    @call
+    def zero_grad(self) -> Future[Answer]:
+        """Drop the accumulated gradients; also mends a window that a failure broke."""
+        return self._simple(Operation(zero_grad=operations_pb2.ZeroGrad()))
+
+    @call
+    def save(self, path: str | Path, *, optimizer: bool = True) -> Future[Answer]:
+        """Write the weights as Hugging Face safetensors, and the optimizer's state if asked."""
+        body = Operation(save=operations_pb2.Save(path=str(path), optimizer=optimizer))
+        return self._simple(body)
+
+    @call
+    def export(self, path: str | Path) -> Future[Answer]:
+        """Write the weights as a Hugging Face directory: what `deploy(model=path)` takes."""
+        return self._simple(Operation(export=operations_pb2.Export(path=str(path))))
+
+    def _forward_backward(
+        self,
+        batch: Batch,
+        *,
+        loss: str,
+        temperature: float,
+        return_logprobs: bool,
+        loss_args: dict[str, float],
+    ) -> Future[LossResult]:
+        arrays = required(batch, loss_inputs(loss), what=f"loss {loss!r}")
+        arguments = {name: _finite(name, x, what=f"loss {loss!r}") for name, x in loss_args.items()}
+        body = Operation(
+            forward_backward=operations_pb2.ForwardBackward(
+                loss=loss,
+                loss_args=arguments,
+                return_logprobs=return_logprobs,
+                temperature=_temperature(temperature),
+            )
+        )
+
+        async def read(result: Result) -> LossResult:
+            shards = await self._shards(result) if return_logprobs else []
+            logprobs = (
+                gather(shards, cu_seqlens=batch.cu_seqlens, name="logprobs")
+                if return_logprobs
+                else None
+            )
+            return LossResult(**_common(result), logprobs=logprobs)
+
+        return self._run(body, arrays=arrays, read=read)
+
+
+class Actor(Trained, Scores):
+    """The policy under training."""
+
+    @call
+    def forward_backward(
+        self,
+        /,
+        batch: Batch,
+        *,
+        loss: str = "ppo",
+        temperature: float = 1.0,
+        return_logprobs: bool = False,
+        **loss_args: float,
+    ) -> Future[LossResult]:
+        """Add the gradient of a built-in loss, a sum over tokens with per-token weights.
+
+        Raises:
+            PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there.
+        """
+        return self._forward_backward(
+            batch,
+            loss=loss,
+            temperature=temperature,
+            return_logprobs=return_logprobs,
+            loss_args=loss_args,
+        )
+
+    @call
+    def backward(
+        self, batch: Batch, grad_logprobs: npt.ArrayLike, *, temperature: float = 1.0
+    ) -> Future[Answer]:
+        """Add the gradient of a loss of your own.
+
+        `grad_logprobs[t]` is d loss / d logprob of target t. Take the logprobs from `forward` of the same batch at the same temperature.
+
+        Raises:
+            PlexError: `bad_batch` when `grad_logprobs` is not one finite number a token.
+        """
+        body = Operation(backward=operations_pb2.Backward(temperature=_temperature(temperature)))
+        arrays = required(batch, ["target_tokens"], what="backward")
+        arrays["grad_logprobs"] = _grad_logprobs(grad_logprobs, batch=batch)
+        return self._simple(body, arrays=arrays)
+
+
+class Critic(Trained):
+    """A value model under training."""
+
+    @call
+    def forward(self, batch: Batch) -> Future[ValueResult]:
+        """Return the value at each token of `batch`."""
+        body = Operation(forward=operations_pb2.Forward(temperature=1.0))
+
+        async def read(result: Result) -> ValueResult:
+            values = gather(await self._shards(result), cu_seqlens=batch.cu_seqlens, name="values")
+            return ValueResult(**_common(result), values=values)
+
+        return self._run(body, arrays=required(batch, [], what="forward"), read=read)
+
+    @call
+    def forward_backward(
+        self, /, batch: Batch, *, loss: str = "value_mse", **loss_args: float
+    ) -> Future[LossResult]:
+        """Add the gradient of a built-in value loss over the batch's `returns` and `mask`.
+
+        Raises:
+            PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there.
+        """
+        return self._forward_backward(
+            batch, loss=loss, temperature=1.0, return_logprobs=False, loss_args=loss_args
+        )
+
+
+class Reference(Loadable, Synced, Scores):
+    """A model that only scores; it holds no gradients and no optimizer state."""
+
+
+def loss_inputs(loss: str) -> tuple[str, ...]:
+    """Return the arrays that built-in loss `loss` reads.
+
+    Raises:
+        PlexError: `unknown_loss`, listing the known ones.
+    """
+    if loss not in BUILT_IN_LOSSES:
+        raise PlexError(
+            ErrorCode.UNKNOWN_LOSS,
+            f"loss {loss!r} is not built in; known are {', '.join(BUILT_IN_LOSSES)}. For your own: "
+            "forward, differentiate on the CPU, backward(batch, grad_logprobs)",
+            loss=loss,
+        )
+    return BUILT_IN_LOSSES[loss]
+
+
+def _grad_logprobs(values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
+    array = np.array(values, np.float32)
+    if array.shape != (batch.num_tokens,) or not np.isfinite(array).all():
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"grad_logprobs has shape {array.shape} and {np.count_nonzero(~np.isfinite(array))} "
+            "numbers that are not finite; give one finite number for each of the "
+            f"{batch.num_tokens} tokens",
+            array="grad_logprobs",
+        )
+    return array
+
+
+def _temperature(value: float) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"temperature={value!r}: it must be above 0")
+    return value
+
+
+def _finite(name: str, value: float, *, what: str) -> float:
+    if not math.isfinite(value):
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{what}: {name}={value!r} is not a finite number")
+    return float(value)
+
+
+def _common(result: Result) -> dict[str, Any]:
+    answer = facts_of(result)
+    return {name: getattr(answer, name) for name in Answer.__slots__}

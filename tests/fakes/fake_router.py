@@ -1,0 +1,385 @@
+"""A fake router on a real socket: one deterministic rule a method, and faults on demand.
+
+It keeps the promises a client relies on (one answer an operation id, order by seq, `after`, staging
+before running, resumable streams) and records what it saw. It runs no model: see `fake_logprobs` and
+`fake_tokens` for what it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire import tensors
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+Result = operations_pb2.OperationResult
+TOKEN = "fake-token"  # noqa: S105 - of a fake
+VOCAB = 50
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens to one call of a method: at most one of these."""
+
+    lose_request: bool = False
+    lose_reply: bool = False
+    cut_after: int | None = None  # messages of a stream
+    replay: bool = False  # a generate stream starts over from its first frame
+    refuse: PlexError | None = None
+    status: grpc.StatusCode = UNAVAILABLE
+
+
+@dataclass(slots=True)
+class Lane:
+    """One deployment's order."""
+
+    next_seq: int = 1
+    version: int = 0
+    applied: list[tuple[int, str]] = field(default_factory=list)
+
+
+def fake_logprobs(tokens: npt.ArrayLike, targets: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Return what the fake answers to `forward`."""
+    mixed = np.asarray(tokens, np.int64) * 31 + np.asarray(targets, np.int64) * 7
+    return (-(mixed % 97) / 97).astype(np.float32)
+
+
+def fake_tokens(prompt: list[int], sample_index: int, max_tokens: int) -> list[int]:
+    """Return the tokens the fake generates."""
+    return [(sum(prompt) + 3 * sample_index + k) % VOCAB for k in range(max_tokens)]
+
+
+class FakeRouter(service_pb2_grpc.RouterServicer):
+    """The servicer and its records. Make one with `running_fake_router`."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
+        self.calls: list[str] = []
+        self.jobs: dict[str, service_pb2.Job] = {}
+        self.ended: list[service_pb2.EndJobRequest] = []
+        self.keepalives: list[service_pb2.KeepAliveRequest] = []
+        self.deployments: dict[str, service_pb2.Deployment] = {}
+        self.attempts: list[operations_pb2.Operation] = []
+        self.lanes: dict[str, Lane] = defaultdict(Lane)
+        self.order: list[tuple[str, str]] = []
+        self.uploads: dict[bytes, Arrays] = {}
+        self.files: dict[str, bytes] = {}
+        self.stage_results = False
+        self.hold: threading.Event | None = None
+        self.frame_tokens = 3
+        self.job_state = service_pb2.JOB_STATE_RUNNING
+        self._answers: dict[bytes, asyncio.Future[Result]] = {}
+        self._payloads: dict[tuple[bytes, int], bytes] = {}
+        self._frames: dict[bytes, list[operations_pb2.GenerateFrame]] = {}
+        self._changed = asyncio.Condition()
+
+    def fail(self, method: str, *faults: Fault | None) -> None:
+        """Let the next calls of `method` meet `faults`, one each; None is an untouched call."""
+        self.faults[method].extend(faults)
+
+    # ---- jobs
+
+    async def CreateJob(self, request, context):  # noqa: ANN001, ANN201, N802 - gRPC's names
+        fault = await self._meet("CreateJob", context)
+        job = service_pb2.Job(
+            job_id=request.job_id,
+            name=request.name,
+            state=self.job_state,
+            session_ttl_us=request.session_ttl_us or 60_000_000,
+        )
+        reply = self.jobs.setdefault(request.job_id, job)
+        await self._lose(fault, context)
+        return reply
+
+    async def KeepAlive(self, request, context):  # noqa: ANN001, ANN201, N802
+        await self._meet("KeepAlive", context)
+        self.keepalives.append(request)
+        return service_pb2.KeepAliveReply(state=self.job_state, reason="as the test says")
+
+    async def EndJob(self, request, context):  # noqa: ANN001, ANN201, N802
+        fault = await self._meet("EndJob", context)
+        self.ended.append(request)
+        await self._lose(fault, context)
+        return service_pb2.Job(job_id=request.job_id, state=request.outcome)
+
+    async def GetStatus(self, request, context):  # noqa: ANN001, ANN201, ARG002, N802
+        await self._meet("GetStatus", context)
+        return service_pb2.ClusterStatus(jobs=self.jobs.values())
+
+    async def ExplainOperation(self, request, context):  # noqa: ANN001, ANN201, N802
+        await self._meet("ExplainOperation", context)
+        return service_pb2.ExplainReply(text=f"{request.operation_id.hex()} is done")
+
+    async def CreateDeployment(self, request, context):  # noqa: ANN001, ANN201, N802
+        fault = await self._meet("CreateDeployment", context)
+        reply = service_pb2.Deployment(
+            deployment_id=request.deployment_id,
+            job_id=request.job_id,
+            name=request.name,
+            spec=request.spec,
+            state="ready",
+            vocab_size=VOCAB,
+        )
+        self.deployments.setdefault(request.deployment_id, reply)
+        await self._lose(fault, context)
+        return reply
+
+    # ---- operations
+
+    async def SubmitOperation(self, request, context):  # noqa: ANN001, ANN201, N802
+        self.attempts.append(request)
+        fault = await self._meet("SubmitOperation", context)
+        answer = self._answers.get(request.operation_id)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_future()
+            self._answers[request.operation_id] = answer
+            answer.set_result(await self._run(request))
+        result = await asyncio.shield(answer)
+        await self._lose(fault, context)
+        return result
+
+    async def _run(self, operation: operations_pb2.Operation) -> Result:
+        lane = self.lanes[operation.deployment_id]
+        if operation.seq < lane.next_seq:
+            error = PlexError(ErrorCode.STALE_SEQUENCE, f"{operation.seq} is taken")
+            return _refused(operation, error)
+        while self.hold is not None and not self.hold.is_set():
+            await asyncio.sleep(0.001)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_ready(operation, lane))
+            kind = operation.WhichOneof("body")
+            result = self._apply(operation, lane)
+            lane.next_seq += 1
+            lane.applied.append((operation.seq, kind))
+            self.order.append((operation.deployment_id.rpartition("/")[2], kind))
+            self._changed.notify_all()
+        return result
+
+    def _is_ready(self, operation: operations_pb2.Operation, lane: Lane) -> bool:
+        is_staged = operation.payload.WhichOneof("form") != "staged"
+        after = [self._answers.get(known) for known in operation.after]
+        return (
+            operation.seq == lane.next_seq
+            and all(answer is not None and answer.done() for answer in after)
+            and (is_staged or operation.operation_id in self.uploads)
+        )
+
+    def _apply(self, operation: operations_pb2.Operation, lane: Lane) -> Result:
+        result = Result(
+            operation_id=operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
+        )
+        result.times.run_us = 7
+        arrays = self._inputs(operation)
+        match operation.WhichOneof("body"):
+            case "forward" | "forward_backward" | "backward":
+                self._score(operation, arrays, result)
+            case "step":
+                result.metrics["lr"] = operation.step.lr
+            case "publish":
+                result.weight_version = operation.seq
+            case "pull":
+                lane.version = operation.pull.version
+            case "generate":
+                self._generate(operation, lane.version)
+            case "state_digest":
+                result.texts["param"] = "abc"
+            case "noop" | "zero_grad" | "save" | "load" | "export":
+                pass
+        return result
+
+    def _inputs(self, operation: operations_pb2.Operation) -> Arrays:
+        if operation.payload.WhichOneof("form") == "staged":
+            return self.uploads[operation.operation_id]
+        return tensors.decode(operation.payload.inline)
+
+    def _score(self, operation: operations_pb2.Operation, arrays: Arrays, result: Result) -> None:
+        result.metrics["tokens"] = float(arrays["tokens"].size)
+        if "grad_logprobs" in arrays:
+            result.metrics["grad_sum"] = float(np.sum(arrays["grad_logprobs"]))
+        is_asked = operation.WhichOneof("body") == "forward"
+        if not is_asked and not operation.forward_backward.return_logprobs:
+            return
+        role = self.deployments[operation.deployment_id].spec.role
+        targets = arrays.get("target_tokens", arrays["tokens"])
+        values = fake_logprobs(arrays["tokens"], targets)
+        name = "values" if role == "critic" else "logprobs"
+        self._shard(operation.operation_id, arrays["cu_seqlens"], values, result=result, name=name)
+
+    def _shard(
+        self,
+        operation_id: bytes,
+        cu_seqlens: npt.NDArray[np.generic],
+        values: npt.NDArray[np.float32],
+        *,
+        result: Result,
+        name: str,
+    ) -> None:
+        """Answer like two data-parallel ranks that took every other sequence, backwards."""
+        parts = np.split(values, cu_seqlens[1:-1])
+        for rank in range(2):
+            sequences = list(range(len(parts)))[rank::2][::-1]
+            flat = np.concatenate([parts[i] for i in sequences] or [values[:0]])
+            bundle = tensors.encode({name: flat})
+            payload = common_pb2.Payload(inline=bundle)
+            if self.stage_results:
+                self._payloads[operation_id, rank] = bundle.data
+                staged = common_pb2.StagedBundle(tensors=bundle.tensors, nbytes=len(bundle.data))
+                payload = common_pb2.Payload(staged=staged)
+            shard = operations_pb2.ResultShard(sequences=sequences, payload=payload)
+            result.shards.append(shard)
+
+    # ---- bytes
+
+    async def StagePayload(self, request_iterator, context):  # noqa: ANN001, ANN201, N802
+        fault = await self._meet("StagePayload", context)
+        data, header, seen = bytearray(), None, 0
+        async for part in request_iterator:
+            if part.WhichOneof("part") == "header":
+                header = part.header
+                continue
+            assert part.chunk.offset == len(data), "an upload starts over from its first byte"
+            data.extend(part.chunk.data)
+            seen += 1
+            if fault is not None and fault.cut_after == seen:
+                await context.abort(UNAVAILABLE, "cut by the test")
+        assert header is not None
+        async with self._changed:
+            self.uploads[header.operation_id] = tensors.views(header.tensors, bytes(data))
+            self._changed.notify_all()
+        await self._lose(fault, context)
+        return service_pb2.StageReply(nbytes=len(data))
+
+    async def FetchResult(self, request, context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: ANN001, N802
+        fault = await self._meet("FetchResult", context)
+        data = self._payloads[request.operation_id, request.shard]
+        chunks = tensors.chunks([memoryview(data)], start=request.offset)
+        async for chunk in self._cut(chunks, fault, context):
+            yield chunk
+
+    async def FetchModelFile(self, request, context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: ANN001, N802
+        fault = await self._meet("FetchModelFile", context)
+        if request.name not in self.files:
+            await self._abort(context, PlexError(ErrorCode.NOT_FOUND, f"no file {request.name}"))
+        chunks = tensors.chunks([memoryview(self.files[request.name])], start=request.offset)
+        async for chunk in self._cut(chunks, fault, context):
+            yield chunk
+
+    # ---- generate
+
+    def _generate(self, operation: operations_pb2.Operation, version: int) -> None:
+        """Record the frames: every sample grows by `frame_tokens` a frame, then the result."""
+        params, frames = operation.generate.sampling, []
+        for start in range(0, params.max_tokens, self.frame_tokens):
+            deltas = [
+                self._delta(list(prompt.token_ids), p, i, start, params.max_tokens, version)
+                for p, prompt in enumerate(operation.generate.prompts)
+                for i in range(params.n)
+            ]
+            frames.append(operations_pb2.GenerateFrame(cursor=len(frames) + 1, deltas=deltas))
+        result = Result(operation_id=operation.operation_id, metrics={"samples": 1.0})
+        frames.append(operations_pb2.GenerateFrame(cursor=len(frames) + 1, result=result))
+        self._frames[operation.operation_id] = frames
+
+    def _delta(
+        self, prompt: list[int], p: int, i: int, start: int, max_tokens: int, version: int
+    ) -> operations_pb2.SampleDelta:
+        tokens = fake_tokens(prompt, i, max_tokens)
+        end = min(start + self.frame_tokens, max_tokens)
+        delta = operations_pb2.SampleDelta(
+            prompt_index=p,
+            sample_index=i,
+            position=start,
+            token_ids=tokens[start:end],
+            logprobs=[-0.125 * (k + 1) for k in range(start, end)],
+        )
+        if end == max_tokens:
+            delta.finish_reason = operations_pb2.FINISH_REASON_LENGTH
+            delta.versions.add(version=version, start=0, end=max_tokens)
+        return delta
+
+    async def StreamGenerate(self, request, context) -> AsyncIterator[operations_pb2.GenerateFrame]:  # noqa: ANN001, N802
+        fault = await self._meet("StreamGenerate", context)
+        if request.operation_id not in self._answers:
+            await self._abort(context, PlexError(ErrorCode.NOT_FOUND, "not known yet"))
+        async with self._changed:
+            await self._changed.wait_for(lambda: request.operation_id in self._frames)
+        first = 0 if fault is not None and fault.replay else request.after_cursor
+        async for frame in self._cut(self._frames[request.operation_id][first:], fault, context):
+            yield frame
+
+    # ---- faults
+
+    async def _meet(self, method: str, context) -> Fault | None:  # noqa: ANN001
+        self.calls.append(method)
+        if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
+            await self._abort(context, PlexError(ErrorCode.UNAUTHENTICATED, "unknown token"))
+        queue = self.faults[method]
+        fault = queue.popleft() if queue else None
+        if fault is not None and fault.lose_request:
+            await context.abort(fault.status, "lost on the way in, by the test")
+        if fault is not None and fault.refuse is not None:
+            await self._abort(context, fault.refuse)
+        return fault
+
+    async def _lose(self, fault: Fault | None, context) -> None:  # noqa: ANN001
+        if fault is not None and fault.lose_reply:
+            await context.abort(fault.status, "lost on the way out, by the test")
+
+    async def _cut(self, messages, fault: Fault | None, context):  # noqa: ANN001, ANN202
+        for sent, message in enumerate(messages):
+            if fault is not None and fault.cut_after == sent:
+                await context.abort(fault.status, "cut by the test")
+            yield message
+
+    async def _abort(self, context, error: PlexError) -> None:  # noqa: ANN001
+        trailing = (("plex-error-bin", to_wire(error).SerializeToString()),)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message, trailing)
+
+
+def _refused(operation: operations_pb2.Operation, error: PlexError) -> Result:
+    return Result(
+        operation_id=operation.operation_id,
+        state=operations_pb2.OPERATION_STATE_REFUSED,
+        error=to_wire(error),
+    )
+
+
+@contextmanager
+def running_fake_router() -> Iterator[FakeRouter]:
+    """Serve a fake router on loopback from a thread of its own, until the block ends."""
+    started, stopping = threading.Event(), threading.Event()
+    found: list[FakeRouter] = []
+
+    async def serve() -> None:
+        router = FakeRouter()
+        server = grpc.aio.server()
+        service_pb2_grpc.add_RouterServicer_to_server(router, server)
+        router.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        found.append(router)
+        started.set()
+        await asyncio.to_thread(stopping.wait)
+        await server.stop(grace=0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fake-router")
+    thread.start()
+    started.wait()
+    try:
+        yield found[0]
+    finally:
+        stopping.set()
+        thread.join()
