@@ -1,0 +1,142 @@
+"""Checks of deployments: the model is there, the degrees divide it, the role fits the backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import common_pb2
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.router.models import ModelShape, check_layout, check_spec, find_model, model_files
+
+SHAPE = ModelShape(heads=12, layers=6, experts=0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "tiny"
+    path.mkdir(parents=True)
+    table = {"num_attention_heads": 12, "num_hidden_layers": 6}
+    (path / "config.json").write_text(json.dumps(table))
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+def spec(**changes: object) -> pb.DeploymentSpec:
+    base: dict[str, object] = {"role": "actor", "backend": "megatron", "model": "/m"}
+    return pb.DeploymentSpec(**(base | changes))
+
+
+def code_of(found: pytest.ExceptionInfo[PlexError]) -> ErrorCode:
+    return found.value.code
+
+
+def test_a_model_is_found_by_path_or_by_name_below_a_root(model: Path) -> None:
+    assert find_model(str(model), roots=()) == model
+    assert find_model("tiny", roots=[model.parent]) == model
+    assert ModelShape.read(model) == SHAPE
+    assert model_files(model) == ["config.json"]
+
+
+def test_a_model_outside_the_roots_is_refused(model: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in (str(model), "../models/tiny"):
+        with pytest.raises(PlexError) as caught:
+            find_model(name, roots=[elsewhere])
+        assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+        assert "model_roots" in caught.value.message
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_directory_that_is_no_model_says_what_it_lacks(model: Path, missing: str) -> None:
+    (model / missing).unlink()
+    with pytest.raises(PlexError) as caught:
+        find_model(str(model), roots=())
+    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+    assert missing.removeprefix("model") in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "/no/such/dir", "a\0b"])
+def test_an_unknown_model_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(PlexError) as caught:
+        find_model(name, roots=())
+    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_attention_heads": "many"}'])
+def test_an_unreadable_config_is_an_unknown_model(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+    with pytest.raises(PlexError) as caught:
+        ModelShape.read(model)
+    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {},
+        {"backend": "vllm", "role": "rollout", "num_instances": 4},
+        {"backend": "fsdp", "parallel": common_pb2.Parallel(dp=2)},
+        {"backend": "noop", "parallel": common_pb2.Parallel(tp=2, pp=2)},
+        {"parallel": common_pb2.Parallel(tp=2, sequence_parallel=True)},
+        {"optimizer": pb.Optimizer(kind="adamw", lr=0.0, beta1=0.9, beta2=0.95)},
+        {"role": "reference", "dtype": "bfloat16"},
+    ],
+)
+def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
+    check_spec(spec(**good))
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"backend": "jax"}, "jax"),
+        ({"backend": ""}, "megatron, fsdp"),
+        ({"backend": "vllm"}, "rollout"),
+        ({"role": "rollout"}, "rollout"),
+        ({"dtype": "int4"}, "int4"),
+        ({"num_instances": 5000}, "5000"),
+        ({"backend": "fsdp", "parallel": common_pb2.Parallel(tp=2)}, "tp=2"),
+        (
+            {"backend": "vllm", "role": "rollout", "parallel": common_pb2.Parallel(dp=2)},
+            "more instances",
+        ),
+        ({"parallel": common_pb2.Parallel(sequence_parallel=True)}, "sequence_parallel"),
+        ({"parallel": common_pb2.Parallel(dp=2000)}, "2000"),
+        ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
+        ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),
+        ({"optimizer": pb.Optimizer(lr=-1.0)}, "lr"),
+        ({"optimizer": pb.Optimizer(beta1=1.0)}, "beta1"),
+        ({"optimizer": pb.Optimizer(weight_decay=float("nan"))}, "weight_decay"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused_by_name(
+    bad: dict[str, object], word: str
+) -> None:
+    with pytest.raises(PlexError) as caught:
+        check_spec(spec(**bad))
+    assert code_of(caught) == ErrorCode.BAD_REQUEST
+    assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("parallel", "word"),
+    [
+        (common_pb2.Parallel(tp=5), "12 attention heads"),
+        (common_pb2.Parallel(pp=4), "6 layers"),
+        (common_pb2.Parallel(ep=2), "0 experts"),
+    ],
+)
+def test_degrees_must_divide_the_model(parallel: common_pb2.Parallel, word: str) -> None:
+    with pytest.raises(PlexError) as caught:
+        check_layout(spec(parallel=parallel), SHAPE)
+    assert code_of(caught) == ErrorCode.BAD_REQUEST
+    assert word in caught.value.message
+
+
+def test_degrees_that_divide_are_taken() -> None:
+    check_layout(spec(parallel=common_pb2.Parallel(tp=4, pp=3, dp=7)), SHAPE)
