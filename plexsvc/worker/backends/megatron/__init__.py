@@ -1,0 +1,1 @@
+"""Megatron-core 0.16 as a training backend."""

@@ -1,0 +1,249 @@
+"""The megatron-core backend: one rank with tensor, sequence, pipeline and data parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.transport.state_client import RegionSpec
+from plexsvc.worker import collectives
+from plexsvc.worker.backends.base import (
+    Hyper,
+    MicroBatch,
+    ModelFacts,
+    PassResult,
+    Scalars,
+    Shard,
+    TokenLoss,
+)
+from plexsvc.worker.backends.megatron import mapping, model, passes, state
+from plexsvc.worker.canonical import Slice, piece, slices
+from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.sources import TensorSource, fill
+
+DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+STEP_SCALAR: Final = "adam_step"
+
+
+class MegatronBackend:
+    """One rank of a model on megatron-core; see `plexsvc.worker.backends.base.Backend`."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._is_critic = config.role == "critic"
+        self._is_grad_dirty = False
+        self._trained: state.Trained | None = None
+        self._memory: Mapping[str, Tensor] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Return the model's limits."""
+        return ModelFacts(
+            vocab_size=self._hf.vocab_size, max_sequence_length=self._hf.max_position_embeddings
+        )
+
+    @property
+    def shard(self) -> Shard:
+        """Return this rank's place in the data-parallel split."""
+        parallel = self._config.parallel
+        is_last = parallel_state.is_pipeline_last_stage()
+        return Shard(
+            dp_rank=parallel_state.get_data_parallel_rank(),
+            dp_size=parallel_state.get_data_parallel_world_size(),
+            owns_results=is_last and parallel_state.get_tensor_model_parallel_rank() == 0,
+            token_multiple=parallel.tp if parallel.sequence_parallel else 1,
+        )
+
+    @property
+    def is_grad_dirty(self) -> bool:
+        """Whether gradients were accumulated since the last step or zero_grad."""
+        return self._is_grad_dirty
+
+    def build(self) -> None:
+        """Join the process group and build this rank's part of the model in host memory."""
+        config = self._config
+        self._dtype = _dtype(config)
+        self._hf = model.read_config(config.model)
+        model.check_layout(self._hf, config.parallel)
+        collectives.join(config)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=config.parallel.tp,
+            pipeline_model_parallel_size=config.parallel.pp,
+            distributed_timeout_minutes=max(1, config.collective_timeout_s // 60),
+            create_gloo_process_groups=torch.cuda.is_available(),
+        )
+        self.reseed(config.seed)
+        self._megatron = model.megatron_config(self._hf, config.parallel, dtype=self._dtype)
+        self._model = model.build_model(self._hf, self._megatron, is_critic=self._is_critic)
+        self._params = self._describe_params()
+
+    def _describe_params(self) -> list[state.Param]:
+        layer_of = {i: layer.layer_number - 1 for i, layer in enumerate(self._model.decoder.layers)}
+        geometry = model.geometry(self._hf, is_critic=self._is_critic)
+        found = []
+        for name, tensor in self._model.named_parameters():
+            runs = mapping.runs_of(name, tuple(tensor.shape), layer_of=layer_of, geometry=geometry)
+            found.append(state.Param(name=name, tensor=tensor, runs=tuple(runs)))
+        return found
+
+    def regions(self) -> tuple[RegionSpec, ...]:
+        """Return the device memory this rank needs."""
+        return state.region_specs(
+            self._params,
+            itemsize=self._dtype.itemsize,
+            is_trained=self._config.has_optimizer,
+        )
+
+    def attach(self, memory: Mapping[str, Tensor], weights: TensorSource) -> None:
+        """Move parameters into `memory`, wrap the model for training, and read `weights`."""
+        self._memory = memory
+        state.move_params(self._params, memory)
+        self._device = memory[state.PARAMS].device
+        for module in self._model.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                module.register_buffer(name, buffer.to(self._device), persistent=False)
+        if self._config.has_optimizer:
+            self._trained = state.Trained(
+                self._model, self._megatron, params=self._params, memory=memory
+            )
+        self.load_params(weights)
+
+    def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
+        """Return where every state tensor lies."""
+        rank, base = self._config.rank, self._memory[state.PARAMS]
+        found = [
+            piece("param", held, region=state.PARAMS, base=base, rank=rank)
+            for held in self._param_slices()
+        ]
+        if self._trained is not None:
+            found.extend(self._trained.pieces(rank=rank))
+        return found
+
+    def reseed(self, seed: int) -> None:
+        """Set torch's and Megatron's generators from `seed`."""
+        torch.manual_seed(seed)
+        model_parallel_cuda_manual_seed(seed % (1 << 62))
+
+    def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
+        """Return logprobs of the targets (a critic: values)."""
+        return self._run(batch, loss=None, temperature=temperature, keep_outputs=True)
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        """Accumulate the gradients of the sum of `loss` over `batch`."""
+        self._training()
+        self._is_grad_dirty = True
+        return self._run(batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs)
+
+    def _run(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss | None,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        what = passes.Pass(
+            loss=loss,
+            temperature=temperature,
+            keep_outputs=keep_outputs,
+            is_critic=self._is_critic,
+            vocab_size=self._hf.vocab_size,
+        )
+        runnable = self._model if self._trained is None else self._trained.ddp
+        return passes.run(runnable, batch, what, device=self._device)
+
+    def step(self, hyper: Hyper) -> dict[str, float]:
+        """Sum the gradients over ranks, clip, apply and clear them."""
+        trained = self._training()
+        optimizer = trained.optimizer
+        self._is_grad_dirty = True  # until all of it is done
+        finalize_model_grads([trained.ddp], None)
+        optimizer.prepare_grads()
+        norm = float(optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            raise PlexError(
+                ErrorCode.WINDOW_BROKEN,
+                f"the gradients' norm is {norm}; parameters are unchanged. Call zero_grad and send "
+                "the batches again with smaller inputs",
+                grad_norm=norm,
+            )
+        if hyper.clip_grad_norm > 0.0:
+            clip_grad_by_total_norm_fp32(
+                optimizer.get_parameters(), max_norm=hyper.clip_grad_norm, total_norm=norm
+            )
+        trained.set_hyper(hyper)
+        optimizer.step_with_ready_grads()
+        self.zero_grad()
+        return {"grad_norm": norm, "steps": float(trained.steps)}
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        self._training().zero_grad()
+        self._is_grad_dirty = False
+
+    def load_params(self, weights: TensorSource) -> None:
+        """Overwrite parameters and masters; a critic's head missing from `weights` is kept."""
+        with torch.no_grad():
+            fill(self._wanted(weights), weights)
+        if self._trained is not None:
+            self._trained.optimizer.reload_model_params()
+
+    def _wanted(self, weights: TensorSource) -> Iterator[Slice]:
+        for held in self._param_slices():
+            if held.box.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
+                yield held
+
+    def _param_slices(self) -> Iterator[Slice]:
+        for param in self._params:
+            yield from slices(param.tensor.data, param.runs)
+
+    def load_moments(self, moments: TensorSource) -> None:
+        """Overwrite the optimizer's moments."""
+        trained = self._training()
+        with torch.no_grad():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                fill(trained.moments(kind), moments, prefix=f"{kind}/")
+
+    def scalars(self) -> Scalars:
+        """Return the optimizer's step count."""
+        return {} if self._trained is None else {STEP_SCALAR: self._trained.steps}
+
+    def restore_scalars(self, scalars: Mapping[str, int | float | str]) -> None:
+        """Set the optimizer's step count."""
+        if self._trained is not None and STEP_SCALAR in scalars:
+            self._trained.steps = int(scalars[STEP_SCALAR])
+
+    def _training(self) -> Any:  # noqa: ANN401 - Trained, whose parts are Megatron's
+        if self._trained is None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{self._config.deployment_id} (role {self._config.role!r}) has no optimizer; "
+                "deploy an actor or critic with optimizer=AdamW(...) to train",
+            )
+        return self._trained
+
+
+def _dtype(config: WorkerConfig) -> torch.dtype:
+    if config.dtype not in DTYPES:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"dtype {config.dtype!r} is not known; use float32 or bfloat16",
+        )
+    return DTYPES[config.dtype]

@@ -1,0 +1,151 @@
+"""Which Hugging Face tensors each of Megatron's local parameters holds, row by row.
+
+| Megatron local parameter | Hugging Face checkpoint tensors |
+|---|---|
+| embedding.word_embeddings.weight | model.embed_tokens.weight, this rank's vocabulary rows |
+| output_layer.weight | lm_head.weight, or (tied) a replica of model.embed_tokens.weight |
+| self_attention.linear_qkv | per key-value group: its q rows, its k rows, its v rows |
+| self_attention.linear_proj, mlp.linear_fc2 | o_proj, down_proj: this rank's columns |
+| mlp.linear_fc1 | this rank's gate_proj rows, then its up_proj rows |
+| input_layernorm, pre_mlp_layernorm | input_layernorm, post_attention_layernorm |
+
+Padded vocabulary rows belong to no Hugging Face tensor and so to no run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from plexsvc.worker.canonical import Run, whole
+
+VALUE_HEAD: Final = "value_head.weight"
+
+_SIMPLE: Final[Mapping[str, str]] = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What the mapping needs of a model and of this rank."""
+
+    hidden: int
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    ffn: int
+    vocab: int
+    is_tied: bool
+    tp_rank: int
+    tp_size: int
+
+
+def runs_of(
+    name: str, shape: tuple[int, ...], *, layer_of: Mapping[int, int], geometry: Geometry
+) -> list[Run]:
+    """Return the runs of Megatron parameter `name`, whose local shape is `shape`.
+
+    `layer_of` gives the model's layer number of each local one.
+    """
+    if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        return _vocabulary(name, shape, geometry)
+    if name == "output_layer.value_head":
+        return whole(VALUE_HEAD, shape)
+    if name == "decoder.final_layernorm.weight":
+        return whole("model.norm.weight", shape)
+    match = _LAYER.fullmatch(name)
+    assert match is not None, f"no mapping for Megatron parameter {name}"
+    prefix = f"model.layers.{layer_of[int(match.group(1))]}."
+    return _layer(match.group(2), shape, prefix=prefix, geometry=geometry)
+
+
+def _vocabulary(name: str, shape: tuple[int, ...], geometry: Geometry) -> list[Run]:
+    is_embedding = name.startswith("embedding") or geometry.is_tied
+    first = geometry.tp_rank * shape[0]
+    rows = max(0, min(shape[0], geometry.vocab - first))
+    if rows == 0:
+        return []
+    run = Run(
+        row=0,
+        num_rows=rows,
+        name="model.embed_tokens.weight" if is_embedding else "lm_head.weight",
+        global_shape=(geometry.vocab, geometry.hidden),
+        hf_row=first,
+    )
+    return [run]
+
+
+def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry) -> list[Run]:
+    if rest in _SIMPLE:
+        return whole(prefix + _SIMPLE[rest], shape)
+    if rest.startswith("self_attention.linear_qkv."):
+        return _qkv(shape, kind=rest.rsplit(".", 1)[1], prefix=prefix, geometry=geometry)
+    if rest == "mlp.linear_fc1.weight":
+        return _gate_up(shape, prefix=prefix, geometry=geometry)
+    columns = {
+        "self_attention.linear_proj.weight": (
+            "self_attn.o_proj.weight",
+            geometry.num_heads * geometry.head_dim,
+        ),
+        "mlp.linear_fc2.weight": ("mlp.down_proj.weight", geometry.ffn),
+    }
+    assert rest in columns, f"no mapping for Megatron parameter {prefix}{rest}"
+    name, width = columns[rest]
+    run = Run(
+        row=0,
+        num_rows=shape[0],
+        name=prefix + name,
+        global_shape=(geometry.hidden, width),
+        hf_col=geometry.tp_rank * shape[1],
+    )
+    return [run]
+
+
+def _gate_up(shape: tuple[int, ...], *, prefix: str, geometry: Geometry) -> list[Run]:
+    half = shape[0] // 2
+    return [
+        Run(
+            row=at,
+            num_rows=half,
+            name=f"{prefix}mlp.{part}.weight",
+            global_shape=(geometry.ffn, geometry.hidden),
+            hf_row=geometry.tp_rank * half,
+        )
+        for at, part in ((0, "gate_proj"), (half, "up_proj"))
+    ]
+
+
+def _qkv(shape: tuple[int, ...], *, kind: str, prefix: str, geometry: Geometry) -> list[Run]:
+    """Cut the fused rows: per key-value group its queries, its key, its value."""
+    tail = (geometry.hidden,) if kind == "weight" else ()
+    hd, kv = geometry.head_dim, geometry.num_kv_heads
+    per_group = geometry.num_heads // kv
+    group_rows = (per_group + 2) * hd
+    first = geometry.tp_rank * shape[0]
+    last = first + shape[0]
+    runs = []
+    for group in range(first // group_rows, (last - 1) // group_rows + 1):
+        base = group * group_rows
+        for part, at, rows, heads in (
+            ("q_proj", 0, per_group * hd, geometry.num_heads),
+            ("k_proj", per_group * hd, hd, kv),
+            ("v_proj", (per_group + 1) * hd, hd, kv),
+        ):
+            low, high = max(base + at, first), min(base + at + rows, last)
+            if low < high:
+                run = Run(
+                    row=low - first,
+                    num_rows=high - low,
+                    name=f"{prefix}self_attn.{part}.{kind}",
+                    global_shape=(heads * hd, *tail),
+                    hf_row=group * rows + low - (base + at),
+                )
+                runs.append(run)
+    return runs

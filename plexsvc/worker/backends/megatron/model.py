@@ -1,0 +1,239 @@
+"""Builds a GPTModel from a Hugging Face directory: configuration, layers, heads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker.backends.megatron.attention import PackedAttention, RMSNorm
+from plexsvc.worker.backends.megatron.mapping import Geometry
+from plexsvc.worker.config import ParallelConfig
+
+ARCHITECTURES: Final = ("qwen3", "qwen2", "llama")
+"""Hugging Face `model_type`s this backend builds."""
+
+_SPLIT_DIM: Final = {
+    "word_embeddings.weight": 0,
+    "output_layer.weight": 0,
+    "linear_qkv.weight": 0,
+    "linear_qkv.bias": 0,
+    "linear_fc1.weight": 0,
+    "linear_proj.weight": 1,
+    "linear_fc2.weight": 1,
+}
+
+
+def read_config(directory: str) -> Any:  # noqa: ANN401 - transformers' configuration
+    """Return the Hugging Face configuration of `directory`.
+
+    Raises:
+        PlexError: `unknown_model` when it cannot be read or is of another architecture.
+    """
+    from transformers import AutoConfig
+
+    try:
+        found = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"cannot read {Path(directory) / 'config.json'}: {error}. Give the path of a Hugging "
+            "Face directory on the cluster's file system",
+            model=directory,
+        ) from error
+    if found.model_type not in ARCHITECTURES:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"{directory} is a {found.model_type!r} model; the megatron backend builds "
+            f"{', '.join(ARCHITECTURES)}. Use the fsdp backend for others",
+            model=directory,
+        )
+    return found
+
+
+def check_layout(hf: Any, parallel: ParallelConfig) -> None:  # noqa: ANN401 - as above
+    """Refuse a layout that does not divide the model.
+
+    Raises:
+        PlexError: `bad_request`, naming the degree.
+    """
+    facts = {
+        "tp": (parallel.tp, hf.num_attention_heads, "attention heads"),
+        "pp": (parallel.pp, hf.num_hidden_layers, "layers"),
+    }
+    for name, (degree, total, what) in facts.items():
+        if total % degree:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{name}={degree} does not divide the model's {total} {what}",
+            )
+    if parallel.cp > 1 or parallel.ep > 1:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"cp={parallel.cp}, ep={parallel.ep}: the megatron backend takes packed batches at "
+            "cp=1 and dense models at ep=1; use tp, pp and dp",
+        )
+
+
+def head_dim(hf: Any) -> int:  # noqa: ANN401 - as above
+    """Return the size of one attention head."""
+    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+
+
+def megatron_config(hf: Any, parallel: ParallelConfig, *, dtype: Any) -> Any:  # noqa: ANN401 - foreign types
+    """Return Megatron's configuration: sums over tokens, packed batches, no dropout."""
+    on_gpu = torch.cuda.is_available()
+    model_type = hf.model_type
+    return TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        ffn_hidden_size=hf.intermediate_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=head_dim(hf),
+        normalization="RMSNorm",
+        layernorm_epsilon=hf.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=model_type == "qwen2" or bool(getattr(hf, "attention_bias", False)),
+        qk_layernorm=model_type == "qwen3",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        pipeline_dtype=dtype,
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
+        calculate_per_token_loss=True,  # gradients are plain sums over micro-batches and replicas
+        batch_p2p_comm=on_gpu,  # gloo has plain isend and irecv only
+        batch_p2p_sync=on_gpu,
+        overlap_p2p_comm=False,
+        deallocate_pipeline_outputs=True,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # variable_seq_lengths insists, dense models too
+    )
+
+
+def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - foreign types
+    """Return this rank's part of the model, uninitialised, in host memory."""
+    is_last = parallel_state.is_pipeline_last_stage()
+    rope = _rope(hf)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=_layers(config),
+        vocab_size=padded_vocab(hf, config.tensor_model_parallel_size),
+        max_sequence_length=hf.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=is_last,
+        share_embeddings_and_output_weights=hf.tie_word_embeddings and not is_critic,
+        position_embedding_type="rope",
+        rotary_base=rope["rope_theta"],
+    )
+    if is_critic and is_last:
+        model.output_layer = ValueHead(config)
+    _mark_split_parameters(model)
+    if rope.get("rope_type", "default") != "default":
+        _set_scaled_frequencies(model, hf, rope["rope_type"])
+    return model
+
+
+def padded_vocab(hf: Any, tp: int) -> int:  # noqa: ANN401 - as above
+    """Return the vocabulary rounded up to a multiple of `tp`."""
+    return math.ceil(hf.vocab_size / tp) * tp
+
+
+def geometry(hf: Any, *, is_critic: bool) -> Geometry:  # noqa: ANN401 - as above
+    """Return what the canonical mapping needs of this rank."""
+    return Geometry(
+        hidden=hf.hidden_size,
+        head_dim=head_dim(hf),
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_key_value_heads,
+        ffn=hf.intermediate_size,
+        vocab=hf.vocab_size,
+        is_tied=hf.tie_word_embeddings and not is_critic,
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+    )
+
+
+class ValueHead(torch.nn.Module):
+    """A critic's head in place of the output layer: a value a token, whole on every rank."""
+
+    def __init__(self, config: Any) -> None:  # noqa: ANN401 - Megatron's type
+        super().__init__()
+        self.sequence_parallel = config.sequence_parallel
+        empty = torch.empty(1, config.hidden_size, dtype=config.params_dtype)
+        self.value_head = torch.nn.Parameter(empty)
+
+    def forward(self, hidden: Tensor, **_unused: object) -> tuple[Tensor, None]:
+        """Return values [T, 1, 1] of hidden states [T, 1, H]."""
+        if self.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False
+            )
+        return torch.nn.functional.linear(hidden, self.value_head), None
+
+
+def _layers(config: Any) -> Any:  # noqa: ANN401 - foreign types
+    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer = spec.submodules
+    attention = layer.self_attention.submodules
+    attention.core_attention = PackedAttention
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    layers = [spec] * get_num_layers_to_build(config)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+
+
+def _mark_split_parameters(model: Any) -> None:  # noqa: ANN401 - foreign types
+    """Say which parameters are split over tensor ranks.
+
+    Without `perform_initialization` Megatron's own layers do not, and the gradient norm then counts
+    only tensor rank 0's shards, in silence.
+    """
+    for name, param in model.named_parameters():
+        for suffix, dim in _SPLIT_DIM.items():
+            if name.endswith(suffix):
+                param.tensor_model_parallel, param.partition_dim = True, dim
+                param.partition_stride = 2 if suffix == "linear_fc1.weight" else 1
+
+
+def _rope(hf: Any) -> dict[str, Any]:  # noqa: ANN401 - as above
+    found = getattr(hf, "rope_parameters", None)
+    return dict(found) if found else {"rope_theta": getattr(hf, "rope_theta", 1e4)}
+
+
+def _set_scaled_frequencies(model: Any, hf: Any, rope_type: str) -> None:  # noqa: ANN401 - foreign types
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](hf, torch.device("cpu"))
+    if attention_factor != 1.0:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"rope type {rope_type!r} scales attention by {attention_factor}; the megatron backend "
+            "takes types that do not (default, linear, llama3). Use the fsdp backend",
+        )
+    model.rotary_pos_emb.inv_freq = frequencies.to(model.rotary_pos_emb.inv_freq)

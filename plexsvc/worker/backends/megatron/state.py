@@ -1,0 +1,204 @@
+"""A rank's tensors in its memory regions: parameters, gradients, moments, masters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import (
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.transport.state_client import RegionSpec
+from plexsvc.worker.backends.base import Hyper
+from plexsvc.worker.canonical import Run, Slice, piece, slices
+from plexsvc.worker.regions import RegionLayout, view
+
+PARAMS: Final = "params"
+GRADS: Final = "grads"
+MOMENTS: Final = "moments"
+MASTERS: Final = "masters"
+
+Memory = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """One local parameter and what it holds."""
+
+    name: str
+    tensor: Any
+    runs: tuple[Run, ...]
+
+
+def region_specs(params: list[Param], *, itemsize: int, is_trained: bool) -> tuple[RegionSpec, ...]:
+    """Return the regions a rank with `params` needs."""
+    weights = _nbytes(params, itemsize=itemsize)
+    specs = [RegionSpec(name=PARAMS, nbytes=weights)]
+    if is_trained:
+        fp32 = _nbytes(params, itemsize=4)
+        numel = sum(p.tensor.numel() for p in params)
+        specs.append(RegionSpec(name=MOMENTS, nbytes=2 * fp32))
+        specs.append(RegionSpec(name=GRADS, nbytes=4 * numel, droppable=True))
+        if itemsize < 4:
+            specs.append(RegionSpec(name=MASTERS, nbytes=fp32))
+    return tuple(specs)
+
+
+def move_params(params: list[Param], memory: Memory) -> None:
+    """Point every parameter at its place in the `params` region; must precede the DDP wrapper."""
+    if not params:
+        return
+    dtype = params[0].tensor.dtype
+    layout = RegionLayout(itemsize=dtype.itemsize)
+    for param in params:
+        place = layout.add(param.tensor.shape)
+        param.tensor.data = view(memory[PARAMS], place, dtype=dtype)
+
+
+class Trained:
+    """Gradients and the optimizer of a rank that trains."""
+
+    def __init__(self, model: Any, config: Any, *, params: list[Param], memory: Memory) -> None:  # noqa: ANN401 - foreign types
+        self._params = params
+        self._memory = memory
+        is_bf16 = bool(config.bf16)
+        wrapped = Float16Module(config, model) if is_bf16 else model
+        self.ddp = _wrap(config, wrapped)
+        _move_grads(self.ddp, params, memory[GRADS])
+        self.optimizer = _make_optimizer(self.ddp, is_bf16=is_bf16)
+        self._base = self.optimizer.optimizer
+        assert isinstance(self._base, torch.optim.Adam | torch.optim.AdamW), type(self._base)
+        self._main = {id(p.tensor): self._main_of(p) for p in params}
+        if is_bf16:
+            self._move_masters()
+        self._make_moments()
+
+    def _main_of(self, param: Param) -> Any:  # noqa: ANN401 - a Parameter
+        main = getattr(param.tensor, "main_param", None)
+        return param.tensor if main is None else main
+
+    def _move_masters(self) -> None:
+        layout = RegionLayout(itemsize=4)
+        for param in self._params:
+            main = self._main[id(param.tensor)]
+            main.data = view(
+                self._memory[MASTERS], layout.add(param.tensor.shape), dtype=torch.float32
+            )
+
+    def _make_moments(self) -> None:
+        """Create Adam's state now: lazily made state would lie outside the region."""
+        layout = RegionLayout(itemsize=4)
+        for param in self._params:
+            state = self._base.state[self._main[id(param.tensor)]]
+            state["step"] = torch.tensor(0.0)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                place = layout.add(param.tensor.shape)
+                state[kind] = view(self._memory[MOMENTS], place, dtype=torch.float32)
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps the optimizer has made."""
+        return int(self._step_tensors()[0]) if self._params else 0
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        for tensor in self._step_tensors():
+            tensor.fill_(value)
+
+    def _step_tensors(self) -> list[Tensor]:
+        return [self._base.state[main]["step"] for main in self._main.values()]
+
+    def set_hyper(self, hyper: Hyper) -> None:
+        """Set the hyper-parameters of the next step.
+
+        Megatron applies `wd_mult` (0 for vectors) only in its scheduler, which we do not use.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = hyper.lr
+            group["betas"] = (hyper.beta1, hyper.beta2)
+            group["eps"] = hyper.eps
+            group["weight_decay"] = hyper.weight_decay * group.get("wd_mult", 1.0)
+
+    def zero_grad(self) -> None:
+        """Clear the gradient buffer."""
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def moments(self, kind: str) -> Iterator[Slice]:
+        """Yield the slices of `exp_avg`, `exp_avg_sq` or `master`."""
+        for param in self._params:
+            main = self._main[id(param.tensor)]
+            tensor = main.data if kind == "master" else self._base.state[main][kind]
+            yield from slices(tensor, param.runs)
+
+    def grads(self) -> Iterator[Slice]:
+        """Yield the slices of the accumulated gradients, not yet reduced over ranks."""
+        for param in self._params:
+            yield from slices(param.tensor.main_grad, param.runs)
+
+    def pieces(self, *, rank: int) -> Iterator[statemanager_pb2.CanonicalPiece]:
+        """Yield where gradients, moments and masters lie."""
+        found = [("grad", GRADS, self.grads())]
+        found += [(kind, MOMENTS, self.moments(kind)) for kind in ("exp_avg", "exp_avg_sq")]
+        if MASTERS in self._memory:
+            found.append(("master", MASTERS, self.moments("master")))
+        for kind, region, held in found:
+            base = self._memory[region]
+            for item in held:
+                yield piece(kind, item, region=region, base=base, rank=rank)
+
+
+def _nbytes(params: list[Param], *, itemsize: int) -> int:
+    layout = RegionLayout(itemsize=itemsize)
+    for param in params:
+        layout.add(param.tensor.shape)
+    return layout.nbytes
+
+
+def _wrap(config: Any, model: Any) -> Any:  # noqa: ANN401 - foreign types
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,  # gradients accumulate over calls; they are reduced in step
+        use_distributed_optimizer=False,
+        check_for_nan_in_grad=False,  # step refuses them
+    )
+    return DistributedDataParallel(config, settings, model)
+
+
+def _move_grads(ddp: Any, params: list[Param], memory: Tensor) -> None:  # noqa: ANN401 - foreign types
+    """Rebind Megatron's gradient buffer and every view of it to the region."""
+    assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} gradient buffers; one dtype was expected"
+    for buffer in ddp.buffers:
+        assert buffer.grad_data.numel() * 4 == memory.numel(), buffer.grad_data.shape
+        target = memory.view(torch.float32)
+        views = [buffer.grad_data, *(bucket.grad_data for bucket in buffer.buckets)]
+        views += [param.tensor.main_grad for param in params]
+        for held in views:
+            at = target.storage_offset() + held.storage_offset()
+            held.set_(target.untyped_storage(), at, held.size(), held.stride())
+
+
+def _make_optimizer(ddp: Any, *, is_bf16: bool) -> Any:  # noqa: ANN401 - foreign types
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=0.0,  # every step brings its own
+        weight_decay=0.01,  # non-zero, so that vectors get a group of their own
+        bf16=is_bf16,
+        params_dtype=torch.bfloat16 if is_bf16 else torch.float32,
+        use_distributed_optimizer=False,
+    )
+    return get_megatron_optimizer(
+        settings,
+        [ddp],
+        config_overrides=get_standard_config_overrides(settings),
+        use_gloo_process_groups=torch.cuda.is_available(),
+    )

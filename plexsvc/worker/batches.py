@@ -1,0 +1,127 @@
+"""From a packed batch and its dispatch plan to this rank's micro-batches."""
+
+# T = packed tokens, B = sequences.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker.backends.base import MicroBatch, ModelFacts, Shard
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_INTEGER_ARRAYS = frozenset({"target_tokens"})
+
+
+def check(arrays: Arrays, required: Iterable[str], facts: ModelFacts) -> None:
+    """Re-check what would crash or hang a rank; the full check ran where the batch was staged.
+
+    Raises:
+        PlexError: `bad_batch`, naming the array.
+    """
+    for name in ("tokens", "cu_seqlens", *required):
+        if name not in arrays:
+            _refuse(f"array {name!r} is missing; the batch has {', '.join(sorted(arrays))}", name)
+    tokens, cu_seqlens = arrays["tokens"], arrays["cu_seqlens"]
+    for name in required:
+        if arrays[name].shape != tokens.shape:
+            _refuse(f"{name} has shape {arrays[name].shape}, tokens has {tokens.shape}", name)
+    lengths_B = np.diff(cu_seqlens)
+    if cu_seqlens.size < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens.size:
+        _refuse(f"cu_seqlens must run from 0 to {tokens.size}", "cu_seqlens")
+    if (lengths_B <= 0).any() or int(lengths_B.max()) > facts.max_sequence_length:
+        _refuse(f"sequences must have 1 to {facts.max_sequence_length} tokens", "cu_seqlens")
+    for name in {"tokens", "target_tokens"} & {"tokens", *required}:
+        low, high = int(arrays[name].min()), int(arrays[name].max())
+        if low < 0 or high >= facts.vocab_size:
+            _refuse(f"{name} has ids {low} to {high}; they lie in [0, {facts.vocab_size})", name)
+
+
+def split(
+    arrays: Arrays,
+    plan: operations_pb2.DispatchPlan,
+    *,
+    names: Sequence[str],
+    shard: Shard,
+) -> list[MicroBatch]:
+    """Return the micro-batches the plan gives this data-parallel rank, with the arrays `names`.
+
+    Raises:
+        PlexError: `bad_request` when the plan does not fit the batch or the layout.
+    """
+    num_sequences = int(arrays["cu_seqlens"].size) - 1
+    _check_plan(plan, num_sequences=num_sequences, shard=shard)
+    mine = plan.ranks[shard.dp_rank].micro_batches
+    return [
+        _micro_batch(arrays, tuple(mb.sequences), names=names, multiple=shard.token_multiple)
+        for mb in mine
+    ]
+
+
+def _check_plan(plan: operations_pb2.DispatchPlan, *, num_sequences: int, shard: Shard) -> None:
+    counts = {len(rank.micro_batches) for rank in plan.ranks}
+    given = sorted(s for rank in plan.ranks for mb in rank.micro_batches for s in mb.sequences)
+    if (
+        len(plan.ranks) == shard.dp_size
+        and len(counts) == 1
+        and min(counts) > 0
+        and given == list(range(num_sequences))
+    ):
+        return
+    raise PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"the dispatch plan has {len(plan.ranks)} ranks with {sorted(counts)} micro-batches of "
+        f"{len(given)} sequences; the batch has {num_sequences} sequences for {shard.dp_size} "
+        "data-parallel ranks with equally many micro-batches",
+    )
+
+
+def _micro_batch(
+    arrays: Arrays, sequences: tuple[int, ...], *, names: Sequence[str], multiple: int
+) -> MicroBatch:
+    bounds = arrays["cu_seqlens"]
+    lengths = [int(bounds[s + 1] - bounds[s]) for s in sequences]
+    padded = -sum(lengths) % multiple or (0 if lengths else multiple)
+    index_T = np.concatenate(
+        [np.arange(bounds[s], bounds[s + 1]) for s in sequences] or [np.zeros(0, np.int64)]
+    )
+    cu_seqlens = np.cumsum([0, *lengths, *([padded] if padded else [])])
+    return MicroBatch(
+        tokens=_take(arrays["tokens"], index_T, padded=padded, dtype=torch.int64),
+        cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32),
+        arrays={
+            name: _take(
+                arrays[name],
+                index_T,
+                padded=padded,
+                dtype=torch.int64 if name in _INTEGER_ARRAYS else torch.float32,
+            )
+            for name in names
+        },
+        sequences=sequences,
+        padded_tokens=padded,
+    )
+
+
+def _take(
+    array: npt.NDArray[Any],
+    index_T: npt.NDArray[np.int64],
+    *,
+    padded: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return `array[index]` followed by `padded` zeros."""
+    out = torch.zeros(index_T.size + padded, dtype=dtype)
+    out[: index_T.size] = torch.from_numpy(array[index_T])
+    return out
+
+
+def _refuse(message: str, array: str) -> None:
+    raise PlexError(ErrorCode.BAD_BATCH, f"batch refused: {message}", array=array)

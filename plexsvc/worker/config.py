@@ -1,0 +1,128 @@
+"""What a rank is told when it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plexsvc import config as plex_config
+from plexsvc.worker.backends.base import Hyper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Degrees of parallelism; their product but `ep` is the world size."""
+
+    tp: int = 1
+    """Ranks that share each matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    dp: int = 1
+    """Replicas that share a batch."""
+    cp: int = 1
+    """Ranks that share a sequence."""
+    ep: int = 1
+    """Ranks that share the experts."""
+    sequence_parallel: bool = False
+    """Whether tensor-parallel ranks also split the tokens outside the matrices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW's defaults; a step may override each."""
+
+    kind: str = "adamw"
+    """Only `adamw`."""
+    lr: float = 1e-6
+    """Learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 0.0
+    """Decoupled decay of matrices; vectors are not decayed."""
+    clip_grad_norm: float = 0.0
+    """Largest gradient norm; 0 turns clipping off."""
+
+    def hyper(self) -> Hyper:
+        """Return the defaults as one step's hyper-parameters."""
+        return Hyper(
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            clip_grad_norm=self.clip_grad_norm,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One rank of one WPG."""
+
+    wpg_id: str
+    """The group this rank belongs to."""
+    rank: int
+    """This rank's number in the group."""
+    world_size: int
+    """Ranks in the group."""
+    incarnation: int
+    """Which generation of the group's processes this is."""
+    scheduler_epoch: int
+    """The epoch of the scheduler that asked for it."""
+    job_id: str
+    """The job it works for."""
+    deployment_id: str
+    """The deployment it realises."""
+    role: str
+    """actor, critic or reference."""
+    backend: str
+    """megatron, fsdp or noop."""
+    model: str
+    """Hugging Face directory."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model and the batch are split."""
+    optimizer: OptimizerConfig | None = None
+    """None: no optimizer state and no gradients."""
+    dtype: str = "float32"
+    """float32 or bfloat16; empty reads as float32."""
+    seed: int = 0
+    """The deployment's seed; each operation draws from (seed, seq)."""
+    micro_batch_tokens: int = 0
+    """Most tokens of a micro-batch; the plan of each batch already keeps to it."""
+    rendezvous: str = ""
+    """Where ranks find each other: file:///path or tcp://host:port; unused by a group of one."""
+    device_index: int = 0
+    """The device on this node."""
+    node_id: str = ""
+    """The node this rank runs on."""
+    data_socket: str = ""
+    """The state manager's data plane; also carries staged payloads."""
+    node_staging: int = 0
+    """Bytes of staging memory of the node, for messages."""
+    kv: dict[str, str] = field(default_factory=dict)
+    """Backend-specific settings by name."""
+    max_recorded_replies: int = 256
+    """Replies kept to answer repeated operations."""
+    max_pending: int = 16
+    """Operations that may wait on this rank; the next is refused with `queue_full`."""
+    collective_timeout_s: int = 600
+    """How long a rank waits for its peers in a collective before it fails."""
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether this rank keeps gradients and moments."""
+        return self.optimizer is not None and self.role != "reference"
+
+
+def parse(table: Mapping[str, Any]) -> WorkerConfig:
+    """Return the configuration in `table`; keys that are None take their defaults.
+
+    Raises:
+        PlexError: `bad_request`, naming the key, for what does not fit.
+    """
+    given = {key: value for key, value in table.items() if value is not None}
+    return plex_config.parse(given, WorkerConfig, where="worker")

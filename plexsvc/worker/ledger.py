@@ -1,0 +1,86 @@
+"""Fences and the record of answers: the last guard that an operation takes effect once.
+
+A command is refused when any of its three fencing numbers is older than one seen (or its
+incarnation is not this process's). A known operation id is answered from the record; an unknown one
+whose sequence number has already been passed is refused. Replies that may be retried are not
+recorded and consume no number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from plexclient.wire.v1 import common_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+
+
+class Fences:
+    """The highest scheduler epoch and lease number seen, and this process's incarnation."""
+
+    def __init__(self, *, incarnation: int, scheduler_epoch: int) -> None:
+        self._incarnation = incarnation
+        self._scheduler_epoch = scheduler_epoch
+        self._lease_no = 0
+
+    def check(self, fence: common_pb2.Fence) -> None:
+        """Take note of `fence`, or refuse it.
+
+        Raises:
+            PlexError: `stale_fence`, naming the number that is old.
+        """
+        if fence.incarnation != self._incarnation:
+            _refuse("incarnation", asked=fence.incarnation, seen=self._incarnation)
+        if fence.scheduler_epoch < self._scheduler_epoch:
+            _refuse("scheduler_epoch", asked=fence.scheduler_epoch, seen=self._scheduler_epoch)
+        if fence.lease_no < self._lease_no:
+            _refuse("lease_no", asked=fence.lease_no, seen=self._lease_no)
+        self._scheduler_epoch = fence.scheduler_epoch
+        self._lease_no = fence.lease_no
+
+
+class Ledger:
+    """Replies by operation id, the newest `max_replies` of them, and the highest applied number."""
+
+    def __init__(self, *, max_replies: int) -> None:
+        self._max_replies = max_replies
+        self._replies: OrderedDict[bytes, worker_pb2.ExecuteReply] = OrderedDict()
+        self.applied_seq = -1
+        """Highest sequence number with a final answer; -1 before Initialize, whose number is 0."""
+
+    def recorded(self, operation_id: bytes) -> worker_pb2.ExecuteReply | None:
+        """Return the reply `operation_id` got, if it is still kept."""
+        return self._replies.get(operation_id)
+
+    def check_order(self, operation_id: bytes, seq: int) -> None:
+        """Refuse a number that was already passed.
+
+        Raises:
+            PlexError: `stale_sequence`.
+        """
+        if seq <= self.applied_seq:
+            raise PlexError(
+                ErrorCode.STALE_SEQUENCE,
+                f"{show(operation_id)} has sequence number {seq}; this rank has already applied "
+                f"{self.applied_seq}. The next operation must have a higher number",
+                seq=seq,
+                applied_seq=self.applied_seq,
+            )
+
+    def finish(self, operation_id: bytes, seq: int, reply: worker_pb2.ExecuteReply) -> None:
+        """Record a final reply; the oldest beyond the limit is forgotten. `O(1)`."""
+        self.applied_seq = seq
+        reply.applied_seq = seq
+        self._replies[operation_id] = reply
+        while len(self._replies) > self._max_replies:
+            self._replies.popitem(last=False)
+
+
+def _refuse(name: str, *, asked: int, seen: int) -> None:
+    raise PlexError(
+        ErrorCode.STALE_FENCE,
+        f"command with {name} {asked} refused: this rank has seen {seen}. Its sender was replaced",
+        number=name,
+        asked=asked,
+        seen=seen,
+    )

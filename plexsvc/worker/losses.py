@@ -1,0 +1,219 @@
+"""The built-in losses: pure functions of per-token tensors, each a sum over tokens.
+
+Every loss maps `outputs[T]` (the policy's logprobs of `target_tokens`; for `value_mse` a critic's
+values) and the batch's per-token arrays to a sum to minimise and to sums worth reporting. Nothing
+is divided by the number of tokens: callers put their normalisation into weights, mask or
+advantages.
+"""
+
+# T = packed tokens of one micro-batch.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from plexclient.losses import BUILT_IN_LOSSES
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker.backends.base import LossTerms, TokenLoss
+
+Arrays = Mapping[str, Tensor]
+Args = Mapping[str, float]
+
+GRAD_ARRAY: Final = "grad_logprobs"
+"""The per-token array `backward` carries: d(loss)/d(logprob)."""
+
+DEFAULT_CLIP: Final = 0.2
+DEFAULT_BETA: Final = 0.05
+
+
+def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return `-sum(weights * logp)`: supervised fine-tuning, weights chosen by the caller."""
+    del args
+    weights_T = arrays["weights"]
+    loss = -(weights_T * logprobs_T).sum()
+    return LossTerms(loss=loss, sums={"loss": loss.detach(), "tokens": _count(weights_T)})
+
+
+def importance_sampling(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return `-sum(exp(logp - old) * adv * mask)`: policy gradient, sampler corrected."""
+    del args
+    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
+    loss = -(ratio_T * arrays["advantages"] * arrays["mask"]).sum()
+    return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays)
+
+
+def ppo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated and summed.
+
+    `-sum(min(r * adv, clamp(r, 1 - clip, 1 + clip_high) * adv) * mask)`, `r = exp(logp - old)`;
+    `clip_high` defaults to `clip` (DAPO sets it apart).
+    """
+    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
+    low, high = _clip_range(args)
+    adv_T = arrays["advantages"]
+    surrogate_T = torch.minimum(ratio_T * adv_T, ratio_T.clamp(low, high) * adv_T)
+    loss = -(surrogate_T * arrays["mask"]).sum()
+    clipped_T = (ratio_T.clamp(low, high) * adv_T) < (ratio_T * adv_T)
+    return _policy_terms(
+        loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays, clipped_T=clipped_T
+    )
+
+
+def cispo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return CISPO's loss (MiniMax-M1, 2025): the importance weight is clipped and held constant.
+
+    `-sum(stop_grad(clamp(r, 1 - clip, 1 + clip_high)) * adv * logp * mask)`: unlike in PPO, clipped
+    tokens keep their gradient.
+    """
+    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
+    low, high = _clip_range(args)
+    weight_T = ratio_T.clamp(low, high).detach()
+    loss = -(weight_T * arrays["advantages"] * logprobs_T * arrays["mask"]).sum()
+    clipped_T = weight_T != ratio_T
+    return _policy_terms(
+        loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays, clipped_T=clipped_T
+    )
+
+
+def dro(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return DRO's loss as Tinker states it (after Richemond et al. 2024).
+
+    `-sum((logp * adv - beta / 2 * (logp - old)^2) * mask)`: a quadratic pull to the sampler instead
+    of clipping.
+    """
+    beta = args.get("beta", DEFAULT_BETA)
+    gap_T = logprobs_T - arrays["logprobs"]
+    objective_T = logprobs_T * arrays["advantages"] - 0.5 * beta * gap_T.square()
+    loss = -(objective_T * arrays["mask"]).sum()
+    return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=gap_T.exp(), arrays=arrays)
+
+
+def value_mse(values_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
+    """Return `0.5 * sum((value - returns)^2 * mask)`: a critic's regression."""
+    del args
+    mask_T = arrays["mask"]
+    error_T = values_T - arrays["returns"]
+    loss = 0.5 * (error_T.square() * mask_T).sum()
+    sums = {
+        "loss": loss.detach(),
+        "tokens": _count(mask_T),
+        "weight": mask_T.sum(),
+        "value": (values_T.detach() * mask_T).sum(),
+    }
+    return LossTerms(loss=loss, sums=sums)
+
+
+def given_gradient(outputs_T: Tensor, arrays: Arrays) -> LossTerms:
+    """Return `sum(grad * logp)`, whose gradient is the one the client computed."""
+    grad_T = arrays[GRAD_ARRAY]
+    loss = (grad_T * outputs_T).sum()
+    return LossTerms(loss=loss, sums={"tokens": _count(grad_T)})
+
+
+_LOSSES: Final[Mapping[str, Callable[[Tensor, Arrays, Args], LossTerms]]] = MappingProxyType(
+    {
+        "cross_entropy": cross_entropy,
+        "importance_sampling": importance_sampling,
+        "ppo": ppo,
+        "cispo": cispo,
+        "dro": dro,
+        "value_mse": value_mse,
+    }
+)
+_ARGS: Final[Mapping[str, frozenset[str]]] = {
+    "ppo": frozenset({"clip", "clip_high"}),
+    "cispo": frozenset({"clip", "clip_high"}),
+    "dro": frozenset({"beta"}),
+}
+
+
+def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
+    """Return the loss `name` with its arguments bound.
+
+    Raises:
+        PlexError: `unknown_loss` listing the known ones; `bad_request` for an argument it lacks or
+        a
+            loss of another role.
+    """
+    if name not in _LOSSES:
+        raise PlexError(
+            ErrorCode.UNKNOWN_LOSS,
+            f"loss {name!r} is not built in; use one of {', '.join(BUILT_IN_LOSSES)}, or forward and "
+            "backward(grad_logprobs) for your own",
+            loss=name,
+        )
+    if (name == "value_mse") != (role == "critic"):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"loss {name!r} does not fit role {role!r}: a critic trains with value_mse, an actor with "
+            "the others",
+            loss=name,
+            role=role,
+        )
+    unknown = sorted(set(args) - _ARGS.get(name, frozenset()))
+    if unknown:
+        known = ", ".join(sorted(_ARGS.get(name, frozenset()))) or "none"
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"loss {name!r} takes no argument {unknown[0]!r}; it takes: {known}",
+            loss=name,
+        )
+    bound = dict(args)
+    return lambda outputs_T, arrays: _LOSSES[name](outputs_T, arrays, bound)
+
+
+def required_arrays(name: str) -> tuple[str, ...]:
+    """Return the per-token arrays loss `name` reads."""
+    return BUILT_IN_LOSSES[name]
+
+
+def metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return what is reported from sums over all micro-batches and data-parallel ranks.
+
+    Sums stay sums (`loss`, `tokens`); the others become means weighted by the mask: `ratio_mean`,
+    `clipfrac`, `kl` (the estimator `r - 1 - log r` of KL(old, new)'s reverse), `value_mean`.
+    """
+    out = {name: sums[name] for name in ("loss", "tokens") if name in sums}
+    weight = sums.get("weight", 0.0)
+    named = {"ratio": "ratio_mean", "clipped": "clipfrac", "kl": "kl", "value": "value_mean"}
+    for name, shown in named.items():
+        if name in sums:
+            out[shown] = sums[name] / weight if weight else 0.0
+    return out
+
+
+def _policy_terms(
+    loss: Tensor,
+    *,
+    logprobs_T: Tensor,
+    ratio_T: Tensor,
+    arrays: Arrays,
+    clipped_T: Tensor | None = None,
+) -> LossTerms:
+    mask_T = arrays["mask"]
+    log_ratio_T = (logprobs_T - arrays["logprobs"]).detach()
+    ratio_T = ratio_T.detach()
+    sums = {
+        "loss": loss.detach(),
+        "tokens": _count(mask_T),
+        "weight": mask_T.sum(),
+        "ratio": (ratio_T * mask_T).sum(),
+        "kl": ((ratio_T - 1 - log_ratio_T) * mask_T).sum(),
+    }
+    if clipped_T is not None:
+        sums["clipped"] = (clipped_T.to(mask_T.dtype) * mask_T).sum()
+    return LossTerms(loss=loss, sums=sums)
+
+
+def _clip_range(args: Args) -> tuple[float, float]:
+    clip = args.get("clip", DEFAULT_CLIP)
+    return 1.0 - clip, 1.0 + args.get("clip_high", clip)
+
+
+def _count(weights_T: Tensor) -> Tensor:
+    return (weights_T != 0).sum()

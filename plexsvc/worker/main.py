@@ -1,0 +1,80 @@
+"""A rank's process: builds its backend on one thread, serves the Worker service on another."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from plexsvc import log
+from plexsvc.clock import SystemClock
+from plexsvc.transport.state_client import StateClient
+from plexsvc.worker.backends import registry
+from plexsvc.worker.config import WorkerConfig, parse
+from plexsvc.worker.executor import Executor
+
+EXIT_POISONED: Final = 70
+"""Exit code of a rank of a larger group that failed inside an operation: its peers must not wait."""
+
+
+def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
+    """Run one rank until it is terminated; call `ready(address)` once it serves.
+
+    Called in a process forked from a warm zygote: gRPC is imported only here, after the fork.
+
+    Raises:
+        PlexError: the configuration or the model does not fit.
+        SystemExit: with `EXIT_POISONED` after a failure that may leave peers waiting.
+    """
+    log.setup()
+    worker = parse(config)
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+    executor = Executor(worker, registry.create(worker), clock=SystemClock())
+    memory = _connect(worker, executor)
+    pool.submit(executor.build, memory).result()
+    if asyncio.run(_serve(worker, executor, pool, ready=ready)):
+        sys.exit(EXIT_POISONED)
+
+
+def _connect(config: WorkerConfig, executor: Executor) -> StateClient | None:
+    if not config.data_socket:
+        return None
+    return StateClient(
+        config.data_socket,
+        wpg_id=config.wpg_id,
+        rank=config.rank,
+        incarnation=config.incarnation,
+        device_index=config.device_index,
+        job_id=config.job_id,
+        handlers=executor,
+    )
+
+
+async def _serve(
+    config: WorkerConfig,
+    executor: Executor,
+    pool: ThreadPoolExecutor,
+    *,
+    ready: Callable[[str], None],
+) -> bool:
+    """Serve until SIGTERM or a poisoned operation; return whether it was the latter."""
+    from plexsvc.worker import servicer as service  # noqa: PLC0415 - gRPC starts after the fork
+
+    servicer = service.WorkerServicer(config, executor, pool)
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    server, address = await service.start(servicer)
+    ready(address)
+    async with asyncio.TaskGroup() as group:
+        waits = [
+            group.create_task(terminated.wait()),
+            group.create_task(servicer.must_exit.wait()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    await server.stop(service.STOP_GRACE_S)
+    return servicer.must_exit.is_set()

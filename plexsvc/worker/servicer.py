@@ -1,0 +1,133 @@
+"""The gRPC `Worker` service of one rank: fences, dedupes, hands operations to the torch thread."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor as ThreadPool
+from typing import Any
+
+import grpc.aio
+
+from plexclient.wire import errors as wire_errors
+from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.log import Log
+from plexsvc.transport.channels import new_server
+from plexsvc.transport.status import abort_with
+from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.ledger import Fences
+
+log = Log(__name__)
+
+STOP_GRACE_S = 2.0
+"""How long replies under way may take when the rank stops."""
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Runs operations serially on the one thread of `pool`; a dropped call stops none."""
+
+    def __init__(self, config: WorkerConfig, executor: Executor, pool: ThreadPool) -> None:
+        self._config = config
+        self._executor = executor
+        self._pool = pool
+        self._fences = Fences(
+            incarnation=config.incarnation, scheduler_epoch=config.scheduler_epoch
+        )
+        self._running: dict[bytes, asyncio.Future[Outcome]] = {}
+        self.must_exit = asyncio.Event()
+
+    async def Execute(  # noqa: N802 - the wire's name
+        self, request: worker_pb2.ExecuteRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.ExecuteReply:
+        """Run the operation, or answer it from the record; errors travel in the result."""
+        del context
+        operation_id = request.operation.operation_id
+        try:
+            self._check(request)
+            recorded = self._executor.ledger.recorded(operation_id)
+            if recorded is not None:
+                return recorded
+            outcome = await asyncio.shield(self._future(request))
+        except PlexError as error:
+            return self._refusal(request, error)
+        if outcome.must_exit:
+            self.must_exit.set()
+        return outcome.reply
+
+    def _check(self, request: worker_pb2.ExecuteRequest) -> None:
+        if request.wpg_id != self._config.wpg_id:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"this is a rank of {self._config.wpg_id}, not of {request.wpg_id}",
+            )
+        self._fences.check(request.fence)
+
+    def _future(self, request: worker_pb2.ExecuteRequest) -> asyncio.Future[Outcome]:
+        operation_id = request.operation.operation_id
+        running = self._running.get(operation_id)
+        if running is not None:
+            return running
+        if len(self._running) >= self._config.max_pending:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{show(operation_id)} not accepted: {len(self._running)} operations wait on this "
+                "rank (worker max_pending); send it again when one has ended",
+                limit=self._config.max_pending,
+            )
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(
+            self._pool, self._executor.execute, request.operation, list(request.manifests)
+        )
+        self._running[operation_id] = future
+        future.add_done_callback(lambda _done: self._running.pop(operation_id, None))
+        return future
+
+    def _refusal(
+        self, request: worker_pb2.ExecuteRequest, error: PlexError
+    ) -> worker_pb2.ExecuteReply:
+        result = operations_pb2.OperationResult(
+            operation_id=request.operation.operation_id,
+            state=operations_pb2.OPERATION_STATE_REFUSED,
+            error=wire_errors.to_wire(error),
+        )
+        applied = max(0, self._executor.ledger.applied_seq)
+        return worker_pb2.ExecuteReply(result=result, applied_seq=applied)
+
+    async def Describe(  # noqa: N802 - the wire's name
+        self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.DescribeReply:
+        """Return what this rank is and what it needs."""
+        del request, context
+        facts = self._executor.backend.facts
+        return worker_pb2.DescribeReply(
+            wpg_id=self._config.wpg_id,
+            incarnation=self._config.incarnation,
+            rank=self._config.rank,
+            applied_seq=max(0, self._executor.ledger.applied_seq),
+            device_bytes=self._executor.device_bytes,
+            vocab_size=facts.vocab_size,
+            max_sequence_length=facts.max_sequence_length,
+            initialized=self._executor.is_initialized,
+        )
+
+    async def Cancel(  # noqa: N802 - the wire's name
+        self, request: worker_pb2.CancelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.CancelReply:
+        """Answer at once: what a rank has begun it ends, since its peers run the same operation."""
+        try:
+            self._fences.check(request.fence)
+        except PlexError as error:
+            await abort_with(context, error)
+        log.info("cancel arrived; the operation ends first", operation_id=request.operation_id)
+        return worker_pb2.CancelReply()
+
+
+async def start(servicer: WorkerServicer) -> tuple[grpc.aio.Server, str]:
+    """Serve on a free loopback port; return the server and its address."""
+    server = new_server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"

@@ -1,0 +1,169 @@
+"""A state manager's client without a state manager: regions over memory files, parked and restored."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.transport.mapping import Extent, FixedMapping, round_to_pages
+from plexsvc.transport.state_client import MoveHandlers, RegionSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FakeRegion:
+    """A region over a memory file of its own."""
+
+    def __init__(self, spec: RegionSpec) -> None:
+        self.name, self.nbytes = spec.name, spec.nbytes
+        self.mapping = FixedMapping(spec.nbytes)
+
+    def tensor(self) -> torch.Tensor:
+        import torch  # noqa: PLC0415 - routers' tests import this folder without it
+
+        buffer = (ctypes.c_uint8 * self.nbytes).from_address(self.mapping.address)
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def attach(self, data: bytes | None) -> None:
+        """Map fresh pages, zero or holding `data`."""
+        nbytes = round_to_pages(self.nbytes)
+        fd = os.memfd_create(self.name)
+        try:
+            os.ftruncate(fd, nbytes)
+            if data is not None:
+                os.pwrite(fd, data, 0)
+            self.mapping.attach(fd, [Extent(offset=0, nbytes=nbytes)])
+        finally:
+            os.close(fd)
+
+
+class FakeStateClient:
+    """Grants whatever is asked; `park` takes the pages away, `unpark` brings the bytes back."""
+
+    def __init__(self, handlers: MoveHandlers | None = None) -> None:
+        self.handlers = handlers
+        self.regions: dict[str, FakeRegion] = {}
+        self.specs: dict[str, RegionSpec] = {}
+        self.pieces: list[statemanager_pb2.CanonicalPiece] = []
+        self.staged: dict[bytes, tuple[list[common_pb2.TensorSpec], bytearray]] = {}
+        self.sealed: set[bytes] = set()
+        self.versions: dict[tuple[str, int], bytes] = {}
+        self._host: dict[str, bytes] = {}
+        self._scalars: dict[str, int | float | str] = {}
+
+    def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, FakeRegion]:
+        for spec in regions:
+            self.regions[spec.name], self.specs[spec.name] = FakeRegion(spec), spec
+            self.regions[spec.name].attach(None)
+        return {spec.name: self.regions[spec.name] for spec in regions}
+
+    def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
+        self.pieces = list(pieces)
+
+    def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
+        specs, data = self.staged[staging_id]
+        return specs, memoryview(bytes(data))
+
+    def create_staged(
+        self, specs: Sequence[common_pb2.TensorSpec], nbytes: int
+    ) -> tuple[bytes, memoryview]:
+        staging_id = len(self.staged).to_bytes(16, "little")
+        self.staged[staging_id] = (list(specs), bytearray(nbytes))
+        return staging_id, memoryview(self.staged[staging_id][1])
+
+    def seal_staged(self, staging_id: bytes) -> None:
+        self.sealed.add(staging_id)
+
+    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        return memoryview(self.versions[manifest.deployment_id, manifest.version])
+
+    def park(self) -> dict[str, int]:
+        """Copy what is dirty, take every page away; return the bytes kept by region."""
+        assert self.handlers is not None
+        report = self.handlers.export()
+        self._scalars = report.scalars
+        for name, region in self.regions.items():
+            spec = self.specs[name]
+            if name in report.dirty or not spec.droppable:
+                self._host[name] = bytes(region.tensor().numpy())
+            region.mapping.park()
+        return {name: len(data) for name, data in self._host.items()}
+
+    def unpark(self) -> None:
+        """Bring every region back on new pages at its old address."""
+        assert self.handlers is not None
+        for name in self.specs:
+            self.regions[name].attach(self._host.pop(name, None))
+        self.handlers.restored(self._scalars)
+
+    def read(self, piece: statemanager_pb2.CanonicalPiece) -> torch.Tensor:
+        """Return a copy of what a piece holds."""
+        import torch  # noqa: PLC0415 - routers' tests import this folder without it
+
+        dtype = {"F32": torch.float32, "BF16": torch.bfloat16}[piece.dtype]
+        flat = self.regions[piece.region].tensor()[piece.offset :]
+        flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return flat.as_strided(tuple(piece.size), tuple(piece.stride)).clone()
+
+    def publish(self, deployment_id: str, version: int) -> statemanager_pb2.VersionManifest:
+        """Freeze this rank's parameters as a version that `open_version` opens."""
+        data = bytes(self.regions["params"].tensor().numpy())
+        return self.adopt_version(
+            deployment_id, version, data, [p for p in self.pieces if p.kind == "param"]
+        )
+
+    def adopt_version(
+        self,
+        deployment_id: str,
+        version: int,
+        data: bytes,
+        pieces: Sequence[statemanager_pb2.CanonicalPiece],
+    ) -> statemanager_pb2.VersionManifest:
+        """Hold a version whose bytes are `data`; return its manifest with true checksums."""
+        import xxhash  # noqa: PLC0415 - as above
+
+        self.versions[deployment_id, version] = data
+        block = 4 << 20
+        sums = [
+            xxhash.xxh3_128_digest(data[at : at + block]) for at in range(0, len(data), block)
+        ]
+        return statemanager_pb2.VersionManifest(
+            deployment_id=deployment_id,
+            version=version,
+            nbytes=len(data),
+            pieces=pieces,
+            block_checksums=sums,
+        )
+
+def assemble(
+    held: Sequence[Mapping[tuple[str, str], list[tuple[statemanager_pb2.CanonicalPiece, np.ndarray]]]],
+    kind: str,
+) -> dict[str, np.ndarray]:
+    """Return whole tensors of `kind` from all ranks' pieces; copies must agree to the bit."""
+    full: dict[str, np.ndarray] = {}
+    seen: dict[str, np.ndarray] = {}
+    for rank in held:
+        for (piece_kind, name), parts in rank.items():
+            if piece_kind != kind:
+                continue
+            for piece, values in parts:
+                shape = tuple(piece.global_shape)
+                target = full.setdefault(name, np.full(shape, np.nan, np.float32))
+                mark = seen.setdefault(name, np.zeros(shape, bool))
+                box = tuple(
+                    slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True)
+                )
+                if mark[box].any():
+                    assert np.array_equal(target[box], values), f"copies of {name} differ"
+                target[box], mark[box] = values, True
+    for name, mark in seen.items():
+        assert mark.all(), f"hole in {name}"
+    return full
+
+

@@ -1,0 +1,274 @@
+"""Forks real ranks, each with its executor and a fake state manager's client, and relays commands to them.
+
+The parent (a test) starts one host, which preloads the frameworks once; groups of ranks are forked from it,
+so that many layouts are tested for one start-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import numpy as np
+
+from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+
+ANSWER_S = 90.0
+"""Longest wait for one command of one group."""
+
+Pieces = dict[tuple[str, str], list[tuple[statemanager_pb2.CanonicalPiece, np.ndarray]]]
+
+
+@dataclass(slots=True)
+class RankHost:
+    """The test's side: one process that forks groups of ranks."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    def start(self, configs: Sequence[Mapping[str, Any]]) -> Group:
+        """Fork one rank a configuration and build them; raise what a rank raised."""
+        number = self._ask(("start", list(configs)))
+        return Group(self, number)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        self.connection.send(command)
+        if not self.connection.poll(ANSWER_S + 10):
+            raise TimeoutError(f"the rank host did not answer {command[0]!r}")
+        ok, value = self.connection.recv()
+        if not ok:
+            raise RuntimeError(value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One WPG's ranks."""
+
+    host: RankHost
+    number: int
+
+    def ask(self, name: str, *args: Any) -> list[Any]:
+        """Return every rank's answer to one command, in rank order."""
+        return self.host._ask(("ask", self.number, name, args))
+
+    def execute(
+        self,
+        operation: operations_pb2.Operation,
+        manifests: Sequence[statemanager_pb2.VersionManifest] = (),
+    ) -> list[worker_pb2.ExecuteReply]:
+        """Run an operation on all ranks at once."""
+        data = operation.SerializeToString()
+        wire = [m.SerializeToString() for m in manifests]
+        replies = self.ask("execute", data, wire)
+        return [worker_pb2.ExecuteReply.FromString(reply) for reply in replies]
+
+    def stop(self) -> None:
+        """End the ranks."""
+        self.host._ask(("stop", self.number))
+
+
+@contextlib.contextmanager
+def start_rank_host(preload: str = "plexsvc.worker.preload") -> Iterator[RankHost]:
+    """Start a host whose ranks have `preload` imported."""
+    here, there = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.rank_host", str(there.fileno()), preload],
+        pass_fds=[there.fileno()],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    there.close()
+    try:
+        yield RankHost(process, here)
+    finally:
+        here.close()
+        process.terminate()
+        process.wait(timeout=10)
+
+
+# -- the host's side ---------------------------------------------------------------------------
+
+
+def _host(fd: int, preload: str) -> None:
+    import importlib
+
+    importlib.import_module(preload)
+    connection = Connection(fd)
+    groups: dict[int, list[tuple[int, Connection]]] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        while True:
+            command = connection.recv()
+            try:
+                connection.send((True, _serve(command, groups)))
+            except Exception as error:  # noqa: BLE001 - relayed to the test
+                connection.send((False, f"{type(error).__name__}: {error}"))
+    except EOFError:
+        pass
+    finally:
+        for ranks in groups.values():
+            _kill(ranks)
+
+
+def _serve(command: tuple[Any, ...], groups: dict[int, list[tuple[int, Connection]]]) -> Any:
+    match command:
+        case ("start", configs):
+            number = len(groups)
+            groups[number] = [_fork(config) for config in configs]
+            _collect(groups[number])
+            return number
+        case ("ask", number, name, args):
+            for _, pipe in groups[number]:
+                pipe.send((name, args))
+            return _collect(groups[number])
+        case ("stop", number):
+            _kill(groups[number])
+            groups[number] = []
+            return None
+    raise ValueError(command)
+
+
+def _collect(ranks: list[tuple[int, Connection]]) -> list[Any]:
+    answers, failures = [], []
+    for rank, (_, pipe) in enumerate(ranks):
+        if not pipe.poll(ANSWER_S):
+            raise TimeoutError(f"rank {rank} did not answer in {ANSWER_S} s")
+        ok, value = pipe.recv()
+        (answers if ok else failures).append(value)
+    if failures:
+        raise RuntimeError("\n".join(failures))
+    return answers
+
+
+def _kill(ranks: list[tuple[int, Connection]]) -> None:
+    for pid, pipe in ranks:
+        pipe.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _fork(config: Mapping[str, Any]) -> tuple[int, Connection]:
+    ours, theirs = Pipe()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ours.close()
+        _rank(config, theirs)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _rank(config: Mapping[str, Any], pipe: Connection) -> None:
+    rank = None
+    while True:
+        try:
+            if rank is None:
+                rank = _Rank(config)
+                answer = None
+            else:
+                answer = getattr(rank, name)(*args)
+            pipe.send((True, answer))
+        except Exception:  # noqa: BLE001 - relayed to the test
+            pipe.send((False, traceback.format_exc()))
+            if rank is None:
+                return
+        try:
+            name, args = pipe.recv()
+        except EOFError:
+            return
+
+
+class _Rank:
+    """One rank: what `plexsvc.worker.main` wires up, without gRPC."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from plexsvc.clock import SystemClock
+        from plexsvc.worker.backends import registry
+        from plexsvc.worker.config import parse
+        from plexsvc.worker.executor import Executor
+        from tests.fakes.fake_state_client import FakeStateClient
+
+        parsed = parse(config)
+        self.backend = registry.create(parsed)
+        self.executor = Executor(parsed, self.backend, clock=SystemClock())
+        self.client = FakeStateClient(self.executor)
+        self.executor.build(self.client)
+
+    def execute(self, operation: bytes, manifests: list[bytes]) -> bytes:
+        outcome = self.executor.execute(
+            operations_pb2.Operation.FromString(operation),
+            [statemanager_pb2.VersionManifest.FromString(m) for m in manifests],
+        )
+        return outcome.reply.SerializeToString()
+
+    def park(self) -> dict[str, int]:
+        return self.client.park()
+
+    def unpark(self) -> None:
+        self.client.unpark()
+
+    def device_bytes(self) -> int:
+        return self.executor.device_bytes
+
+    def held(self) -> Pieces:
+        """Return every piece of this rank with its values."""
+        found: Pieces = {}
+        for piece in self.client.pieces:
+            values = self.client.read(piece).float().numpy()
+            found.setdefault((piece.kind, piece.name), []).append((piece, values))
+        return found
+
+    def raw(self) -> dict[str, bytes]:
+        """Return every region's bytes."""
+        return {name: bytes(r.tensor().numpy()) for name, r in self.client.regions.items()}
+
+    def publish(self, deployment_id: str, version: int) -> bytes:
+        return self.client.publish(deployment_id, version).SerializeToString()
+
+    def version_bytes(self, deployment_id: str, version: int) -> bytes:
+        return self.client.versions[deployment_id, version]
+
+    def adopt_version(self, manifest: bytes, data: bytes) -> None:
+        parsed = statemanager_pb2.VersionManifest.FromString(manifest)
+        self.client.adopt_version(parsed.deployment_id, parsed.version, data, parsed.pieces)
+
+    def staged(self, staging_id: bytes) -> bytes:
+        return bytes(self.client.staged[staging_id][1])
+
+    def stage(self, staging_id: bytes, bundle: bytes) -> None:
+        from plexclient.wire.v1 import common_pb2
+
+        parsed = common_pb2.TensorBundle.FromString(bundle)
+        self.client.staged[staging_id] = (list(parsed.tensors), bytearray(parsed.data))
+
+    def scalars(self) -> dict[str, Any]:
+        return dict(self.backend.scalars())
+
+    def reduce_grads(self) -> None:
+        """Sum gradients over ranks as `step` does, for tests that look at them (megatron)."""
+        from megatron.core.distributed import finalize_model_grads
+
+        finalize_model_grads([self.backend._trained.ddp], None)
+
+
+def dumps(value: object) -> bytes:
+    """Return a pickled value: for tests that compare whole answers."""
+    return pickle.dumps(value)
+
+
+if __name__ == "__main__":
+    _host(int(sys.argv[1]), sys.argv[2])
