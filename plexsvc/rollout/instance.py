@@ -208,10 +208,20 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Run an instance until SIGTERM; called in a process forked from the rollout zygote."""
     logs.setup()
     parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
-    asyncio.run(_serve(parsed, ready))
+    mapper = VersionMapper(parsed)
+    try:
+        asyncio.run(run_vllm(parsed, ready, open_version=mapper))
+    finally:
+        mapper.close()
 
 
-async def _serve(config: InstanceConfig, ready: Callable[[str], None]) -> None:
+async def run_vllm(
+    config: InstanceConfig,
+    ready: Callable[[str], None],
+    *,
+    open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+) -> None:
+    """Build a vLLM engine and serve it until SIGTERM."""
     from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
     from plexsvc.rollout.engines.executor import StepExecutor  # noqa: PLC0415
 
@@ -227,11 +237,9 @@ async def _serve(config: InstanceConfig, ready: Callable[[str], None]) -> None:
         clock=clock,
         executor=executor,
     )
-    mapper = VersionMapper(config)
     try:
-        await serve_engine(engine, config, clock=clock, open_version=mapper, ready=ready)
+        await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
     finally:
-        mapper.close()
         await engine.dispose()
         executor.close()
 

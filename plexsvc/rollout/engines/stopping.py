@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
 
 class Decoder(Protocol):
     """Turns tokens into text, one at a time."""
@@ -51,3 +54,16 @@ class StopWatcher:
             if hit is not None and self._seen >= self._min_tokens:
                 return Stop(kept=index + 1, text=hit)
         return None
+
+
+class TokenizerDecoder:
+    """A Hugging Face tokenizer's stream: withholds text until its bytes are whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def step(self, token: int) -> str | None:
+        """Return the text that `token` completes."""
+        text: str | None = self._stream.step(self._tokenizer, token)
+        return text

@@ -17,22 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-import torch
 import vllm.v1.engine.core as vllm_core
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-from vllm import AsyncEngineArgs, SamplingParams
-from vllm import _custom_ops as vllm_ops
-from vllm.distributed.weight_transfer.sharded_rdt_fake import FakeRDTTensor
-from vllm.model_executor.models.registry import ModelRegistry
-from vllm.platforms import current_platform
+from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
-from vllm.v1.executor import Executor
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
@@ -50,37 +41,24 @@ from plexsvc.rollout.engines.base import (
 )
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
-from plexsvc.rollout.engines.stopping import StopWatcher
-from plexsvc.rollout.engines.weights import DTYPES, Target, fill
-from plexsvc.rollout.sampling import draw_seed
+from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
+from plexsvc.rollout.engines.vllm.core import (
+    DRAW_ORIGIN,
+    PreparedWeights,
+    VllmConfig,
+    build_core,
+    prepare_worker,
+)
+from plexsvc.rollout.engines.weights import fill
 from plexsvc.rollout.versions import verify
 
 log = Log(__name__)
-
-BLOCK_TOKENS: Final = 32
-"""Tokens a KV block holds: the least the CPU backend takes, so that short prompts share."""
-
-DRAW_ORIGIN: Final = "plex_draw_origin"
-"""Key of a request's extra arguments: the position in the sequence that draw 0 belongs to."""
 
 FINISH: Final = {
     FinishReason.STOP: FINISH_STOP,
     FinishReason.LENGTH: FINISH_LENGTH,
     FinishReason.ABORT: FINISH_ABORT,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmConfig:
-    """How one engine is built."""
-
-    model: Path
-    dtype: str
-    """`float32`, `bfloat16`; empty: fp32 on CPUs, bf16 on GPUs."""
-    max_model_len: int
-    """0: the model's own limit."""
-    kv_cache_bytes: int
-    max_num_seqs: int
 
 
 @dataclass(slots=True)
@@ -95,16 +73,23 @@ class VllmEngine:
     """One model on one vLLM core. Create with `start`, inside a running event loop."""
 
     def __init__(
-        self, core: vllm_core.EngineCore, config: VllmConfig, model: ModelDir, *, clock: Clock
+        self,
+        core: vllm_core.EngineCore,
+        config: VllmConfig,
+        model: ModelDir,
+        *,
+        weights: PreparedWeights,
+        executor: StepExecutor,
+        clock: Clock,
     ) -> None:
         self._core, self._config, self._model, self._clock = core, config, model, clock
+        self._weights, self._executor = weights, executor
         self._loop = asyncio.get_running_loop()
         self._flights: dict[str, _Flight] = {}
         self._broken: PlexError | None = None
         self._generated = 0
         self._version = 0
         self._tokenizer: Tokenizer | None = None
-        self._executor: StepExecutor
 
     @classmethod
     async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
@@ -118,21 +103,18 @@ class VllmEngine:
         model = read_model_dir(config.model)
         try:
             config = replace(config, max_model_len=config.max_model_len or model.max_positions)
-            core = await asyncio.wrap_future(executor.call(lambda: _build_core(config, model)))
+            core = await asyncio.wrap_future(executor.call(lambda: build_core(config, model)))
         except (ValueError, RuntimeError) as error:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"vLLM cannot run {config.model} as configured: {error}"
             ) from error
-        engine = cls(core, config, model, clock=clock)
-        engine._executor = executor
-        engine._targets = await asyncio.wrap_future(
-            executor.call(lambda: core.collective_rpc(_prepare_worker, args=(model,))[0])
+        weights = await asyncio.wrap_future(
+            executor.call(lambda: core.collective_rpc(prepare_worker, args=(model,))[0])
         )
         core.set_weight_version("0")
+        engine = cls(core, config, model, weights=weights, executor=executor, clock=clock)
         await asyncio.to_thread(executor.add, engine)
         return engine
-
-    _targets: _Prepared
 
     @property
     def facts(self) -> EngineFacts:
@@ -140,7 +122,7 @@ class VllmEngine:
         return EngineFacts(
             vocab_size=self._model.vocab_size,
             max_model_len=self._config.max_model_len,
-            device_bytes=self._targets.weight_bytes + self._config.kv_cache_bytes,
+            device_bytes=self._weights.weight_bytes + self._config.kv_cache_bytes,
         )
 
     @property
@@ -194,7 +176,7 @@ class VllmEngine:
         checksums = [
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]
-        targets = self._targets.targets()
+        targets = self._weights.targets()
 
         def swap() -> int:
             written = fill(targets, published)
@@ -293,7 +275,7 @@ class VllmEngine:
             self._tokenizer = Tokenizer.from_file(str(self._model.tokenizer))
         sampling = request.sampling
         watcher = StopWatcher(
-            list(sampling.stop), _Decoder(self._tokenizer), min_tokens=sampling.min_tokens
+            list(sampling.stop), TokenizerDecoder(self._tokenizer), min_tokens=sampling.min_tokens
         )
         watcher.feed(request.prompt.generated)
         return watcher
@@ -354,41 +336,6 @@ class VllmEngine:
         self._flights.clear()
 
 
-class _Decoder:
-    """A tokenizers stream, as `StopWatcher` wants it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=False)
-
-    def step(self, token: int) -> str | None:
-        """Return the text that `token` completes."""
-        text: str | None = self._stream.step(self._tokenizer, token)
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What a worker told about its weights after loading."""
-
-    found: list[Target]
-    refusal: str
-    weight_bytes: int
-
-    def targets(self) -> list[Target]:
-        """Return the plan.
-
-        Raises:
-            PlexError: `bad_request` when the model's loader cannot be planned.
-        """
-        if self.refusal:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"weights of this model cannot be replaced in place: {self.refusal}",
-            )
-        return self.found
-
-
 def _sampling_params(
     request: rollout_pb2.InstanceRequest, *, eos: Sequence[int], draw_origin: int
 ) -> SamplingParams:
@@ -408,100 +355,3 @@ def _sampling_params(
         output_kind=RequestOutputKind.DELTA,
         extra_args={DRAW_ORIGIN: draw_origin},
     )
-
-
-def _build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
-    """Build the core with live, unpacked weights. Runs on the executor's thread."""
-    _register_loaded(model.architectures)
-    vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
-    vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
-    arguments = AsyncEngineArgs(
-        model=str(config.model),
-        dtype=config.dtype or ("float32" if current_platform.is_cpu() else "bfloat16"),
-        enforce_eager=True,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        kv_cache_memory_bytes=config.kv_cache_bytes,
-        block_size=BLOCK_TOKENS,
-        logprobs_mode="processed_logprobs",
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        disable_log_stats=True,
-    )
-    engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
-
-
-def _register_loaded(architectures: Sequence[str]) -> None:
-    """Register models by class: by name, vLLM inspects each in a fresh process, for seconds."""
-    for name in architectures:
-        entry = ModelRegistry.models.get(name)
-        if entry is not None:
-            ModelRegistry.register_model(name, entry.load_model_cls())
-
-
-def _prepare_worker(worker: Any, model: ModelDir) -> _Prepared:  # noqa: ANN401 - vLLM's wrapper
-    """Make sampling a function of position, and learn what fills each weight."""
-    _draw_by_position(worker.model_runner)
-    module = worker.get_model()
-    weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
-    try:
-        found, refusal = _bake(module, model), ""
-    except NotImplementedError as error:
-        found, refusal = [], str(error)
-    return _Prepared(found, refusal, weight_bytes)
-
-
-def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
-    """Run the model's own loaders on fakes that record which slices land where; copies nothing."""
-    sink = _Sink(model)
-    cpu = torch.device("cpu")
-    module.load_weights(
-        (name, FakeRDTTensor(name, torch.Size(t.shape), DTYPES[t.dtype], cpu, sink=sink))
-        for name, t in model.tensors.items()
-    )
-    return sink.targets
-
-
-class _Sink:
-    """Takes the place of the copy at the end of each loader."""
-
-    def __init__(self, model: ModelDir) -> None:
-        self._model = model
-        self.targets: list[Target] = []
-
-    def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:  # noqa: ANN401 - a fake
-        if live.numel() != fake.numel():
-            raise NotImplementedError(f"{fake._name} is broadcast into its weight")  # noqa: SLF001
-        name, ops = fake._key()  # noqa: SLF001 - the recorder has no public reader
-        shape = self._model.tensors[name].shape
-        self.targets.append(Target(live=live.detach(), name=name, shape=shape, ops=ops))
-        return live
-
-
-def _draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
-    """Reseed each request's generator before each step from (seed, position of its next token)."""
-    update_states, bookkeep = runner._update_states, runner._bookkeeping_sync  # noqa: SLF001
-
-    def update_and_seed(scheduled: Any) -> Any:  # noqa: ANN401 - vLLM's own types
-        result = update_states(scheduled)
-        for request_id, count in scheduled.num_scheduled_tokens.items():
-            state = runner.requests[request_id]
-            if state.generator is not None:
-                origin = state.sampling_params.extra_args[DRAW_ORIGIN]
-                position = max(0, state.num_computed_tokens + count - origin)
-                seed = draw_seed(state.sampling_params.seed, position=position)
-                state.generator.manual_seed(seed)
-        return result
-
-    def bookkeep_without_rewind(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
-        # A draw for an unfinished prefill is normally taken back, which CPU generators cannot do.
-        batch = runner.input_batch
-        generators, batch.generators = batch.generators, {}
-        try:
-            return bookkeep(*args, **kwargs)
-        finally:
-            batch.generators = generators
-
-    runner._update_states = update_and_seed  # noqa: SLF001 - the hook vLLM has not
-    runner._bookkeeping_sync = bookkeep_without_rewind  # noqa: SLF001

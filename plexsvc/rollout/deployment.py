@@ -1,0 +1,159 @@
+"""One rollout deployment: what its operations do to its fleet of instances."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.dispatch import Generation, metrics_of
+from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.records import OperationRecord
+from plexsvc.rollout.store import RecordStore
+from plexsvc.rollout.validation import GenerateLimits, check_generate
+
+APPLIED = operations_pb2.OPERATION_STATE_APPLIED
+FAILED = operations_pb2.OPERATION_STATE_FAILED
+REFUSED = operations_pb2.OPERATION_STATE_REFUSED
+
+
+class RolloutDeployment:
+    """A deployment's fleet and limits, and how far its order has come."""
+
+    def __init__(
+        self,
+        deployment_id: str,
+        *,
+        wpg_id: str,
+        config: RolloutConfig,
+        clock: Clock,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self.deployment_id, self.wpg_id = deployment_id, wpg_id
+        self.applied_seq = 0
+        self.exclusive_seq = 0
+        """Highest Pull; an operation before it that is not known comes too late."""
+        self.describe = worker_pb2.DescribeReply()
+        self.fleet = Fleet(deployment_id, config=config, clock=clock, group=group)
+        self._config, self._clock = config, clock
+        self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
+
+    async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Connect to the instances; those it had are let go, their samples go on with these.
+
+        Raises:
+            PlexError: `bad_request` without addresses; `unavailable` when one does not answer.
+        """
+        if not request.instance_addresses:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"{self.deployment_id} came without instance addresses"
+            )
+        self.fleet.fence.CopyFrom(request.fence)
+        self.describe = await self.fleet.connect(request.instance_addresses)
+        given = request.deployment
+        self._limits = GenerateLimits(
+            vocab_size=given.vocab_size or self.describe.vocab_size,
+            max_model_len=given.spec.max_model_len or self.describe.max_sequence_length,
+            max_samples=self._config.max_samples_per_operation,
+        )
+        reply = success(request.operation)
+        reply.result.metrics["instances"] = len(request.instance_addresses)
+        return reply
+
+    async def pull(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Load a published version on every instance; only those that have it serve.
+
+        Raises:
+            PlexError: what an instance refused it with; `worker_died` when all are lost.
+        """
+        operation, version = request.operation, request.operation.pull.version
+        self.fleet.fence.CopyFrom(request.fence)
+        loaded = await self.fleet.load(request.manifests, version=version)
+        self.exclusive_seq = max(self.exclusive_seq, operation.seq)
+        reply = success(operation)
+        reply.result.weight_version = version
+        reply.result.metrics["nbytes"] = max(one.nbytes for one in loaded)
+        reply.result.metrics["load_us"] = max(one.load_us for one in loaded)
+        reply.result.metrics["instances"] = len(loaded)
+        reply.result.texts["checksum"] = next((one.checksum for one in loaded if one.checksum), "")
+        reply.digest = reply.result.texts["checksum"].encode()
+        return reply
+
+    async def generate(
+        self, request: worker_pb2.ExecuteRequest, records: RecordStore
+    ) -> worker_pb2.ExecuteReply:
+        """Generate every sample into a token record, whose frames others read meanwhile.
+
+        Raises:
+            PlexError: `bad_request`, `payload_too_large`, `queue_full`, `worker_died`,
+                `operation_timeout`.
+        """
+        operation = request.operation
+        check_generate(operation.generate, self._limits)
+        self.fleet.fence.CopyFrom(request.fence)
+        record = OperationRecord(operation)
+        record.open_samples()
+        most_tokens = len(record.samples) * operation.generate.sampling.max_tokens
+        records.admit(record, most_tokens=most_tokens)
+        generation = Generation(record, self.fleet, self._config)
+        started_us = self._clock.monotonic_us()
+        await self._with_frames(record, generation)
+        wall_us = self._clock.monotonic_us() - started_us
+        reply = success(operation)
+        for name, value in metrics_of(record, wall_us=wall_us, losses=generation.losses).items():
+            reply.result.metrics[name] = value
+        reply.result.weight_version = self.fleet.version
+        reply.digest = record.digest()
+        return reply
+
+    async def _with_frames(self, record: OperationRecord, generation: Generation) -> None:
+        """Run `generation` while its deltas are sealed into frames at the configured cadence."""
+        failed: PlexError | None = None
+        try:
+            async with (
+                asyncio.timeout(self._config.operation_us / 1e6),
+                asyncio.TaskGroup() as group,
+            ):
+                pump = group.create_task(self._pump(record))
+                try:
+                    await generation.run()
+                except PlexError as error:
+                    failed = error
+                finally:
+                    pump.cancel()
+        except TimeoutError as error:
+            raise PlexError(
+                ErrorCode.OPERATION_TIMEOUT,
+                f"{show(record.operation.operation_id)} generated {record.generated} tokens in "
+                f"{self._config.operation_us} us (rollout.operation_us) and was ended",
+            ) from error
+        if failed is not None:
+            raise failed
+
+    async def _pump(self, record: OperationRecord) -> None:
+        while True:
+            await record.dirty.wait()
+            await self._clock.sleep(self._config.frame_us)
+            record.seal()
+
+
+def success(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
+    """Return the reply of an operation that was applied."""
+    result = operations_pb2.OperationResult(operation_id=operation.operation_id, state=APPLIED)
+    return worker_pb2.ExecuteReply(result=result)
+
+
+def failure(
+    operation: operations_pb2.Operation, error: PlexError, *, state: int = FAILED
+) -> worker_pb2.ExecuteReply:
+    """Return the reply of an operation that was refused or failed."""
+    result = operations_pb2.OperationResult(
+        operation_id=operation.operation_id,
+        state=state,  # type: ignore[arg-type]  # an int of that enum
+        error=to_wire(error),
+    )
+    return worker_pb2.ExecuteReply(result=result)

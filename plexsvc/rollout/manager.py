@@ -1,0 +1,351 @@
+"""The rollout manager: the `Worker` service of rollout deployments, inside the control process.
+
+Theory of operation. A deployment is known from its `Initialize`, which brings the addresses of its
+instances. An operation runs once, in a task of its own; every `Execute` of its id waits for that
+task or is answered from its record. A generate's tokens go into its token record, which any number
+of `StreamFrames` read; the record is kept until it is acknowledged (`Cancel` of a finished
+operation, `forget`) or newer ones need its room. `run` must be running: all tasks live in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import grpc.aio
+
+from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.log import Log
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failure, success
+from plexsvc.rollout.fences import FenceGate
+from plexsvc.rollout.records import OperationRecord
+from plexsvc.rollout.store import RecordStore
+from plexsvc.transport.status import abort_with
+
+log = Log(__name__)
+
+MAX_ANSWERS: Final = 4096
+"""Finished operations whose answer is kept, beside their token records."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object] | None"
+
+
+@dataclass(slots=True)
+class _Execution:
+    """An operation that runs or ran."""
+
+    answer: asyncio.Future[worker_pb2.ExecuteReply]
+    deployment_id: str
+    task: asyncio.Task[None] | None = None
+    is_cancelled: bool = False
+
+
+class RolloutManager(worker_pb2_grpc.WorkerServicer):
+    """Runs operations of rollout deployments. Methods take `context=None` when embedded."""
+
+    def __init__(self, config: RolloutConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._records = RecordStore(config, clock)
+        self._deployments: dict[str, RolloutDeployment] = {}
+        self._gates: dict[str, FenceGate] = {}
+        self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
+        self._group: asyncio.TaskGroup | None = None
+        self._streams = 0
+
+    async def run(self) -> None:
+        """Host all work of this manager until cancelled; cancellation ends it."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._group = None
+                for deployment in self._deployments.values():
+                    await deployment.fleet.close()
+
+    async def Execute(  # noqa: N802 - named by the service
+        self, request: worker_pb2.ExecuteRequest, context: Context
+    ) -> worker_pb2.ExecuteReply:
+        """Run an operation, or wait for or repeat the answer of one that was run.
+
+        Errors are in the reply's result; a refused order leaves no record.
+        """
+        del context
+        try:
+            self._gate(request.wpg_id).admit(request.fence, what=_what(request))
+            execution = self._executions.get(request.operation.operation_id)
+            if execution is None:
+                execution = self._begin(request)
+        except PlexError as error:
+            return failure(request.operation, error, state=REFUSED)
+        return await asyncio.shield(execution.answer)
+
+    async def Cancel(  # noqa: N802 - named by the service
+        self, request: worker_pb2.CancelRequest, context: Context
+    ) -> worker_pb2.CancelReply:
+        """End a running operation with `cancelled`, or release the record of a finished one.
+
+        Without an operation id the whole WPG is forgotten.
+        """
+        try:
+            self._gate(request.wpg_id).admit(request.fence, what="cancel")
+            if not request.operation_id:
+                for deployment_id in [
+                    d.deployment_id
+                    for d in self._deployments.values()
+                    if d.wpg_id == request.wpg_id
+                ]:
+                    await self.forget(deployment_id)
+            else:
+                self._cancel(request.operation_id)
+        except PlexError as error:
+            await abort_with(context, error)
+        return worker_pb2.CancelReply()
+
+    async def StreamFrames(  # noqa: N802 - named by the service
+        self, request: worker_pb2.StreamFramesRequest, context: Context
+    ) -> AsyncIterator[operations_pb2.GenerateFrame]:
+        """Yield the frames after `after_cursor`, then live, up to the one with the result.
+
+        Waits for an operation that has not started.
+
+        Raises:
+            PlexError: (embedded; on the wire as status) `result_gone`, `not_found`, `queue_full`.
+        """
+        try:
+            record = await self._open_stream(request)
+        except PlexError as error:
+            await abort_with(context, error)
+        try:
+            async for frame in record.read(request.after_cursor):
+                yield frame
+        finally:
+            self._streams -= 1
+
+    async def Describe(  # noqa: N802 - named by the service
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.DescribeReply:
+        """Return the facts of a WPG's instances; `initialized` is false for an unknown one."""
+        del context
+        reply = worker_pb2.DescribeReply(wpg_id=request.wpg_id)
+        for deployment in self._deployments.values():
+            if deployment.wpg_id == request.wpg_id:
+                reply.CopyFrom(deployment.describe)
+                reply.applied_seq = deployment.applied_seq
+        return reply
+
+    async def forget(self, deployment_id: str) -> None:
+        """End a deployment: cancel what runs, drop its records and connections. Safe to repeat."""
+        for operation_id, execution in list(self._executions.items()):
+            if execution.deployment_id == deployment_id:
+                self._stop(execution)
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(execution.answer)
+                self._executions.pop(operation_id, None)
+        for record in self._records.of_deployment(deployment_id):
+            self._records.drop(record.operation.operation_id)
+        deployment = self._deployments.pop(deployment_id, None)
+        if deployment is not None:
+            self._gates.pop(deployment.wpg_id, None)
+            await deployment.fleet.close()
+
+    def release(self, operation_id: bytes) -> None:
+        """Drop the answer and the token record of a finished operation that was acknowledged."""
+        execution = self._executions.get(operation_id)
+        if execution is not None and execution.answer.done():
+            del self._executions[operation_id]
+            self._records.drop(operation_id)
+
+    # -- executions
+
+    def _gate(self, wpg_id: str) -> FenceGate:
+        return self._gates.setdefault(wpg_id, FenceGate())
+
+    def _begin(self, request: worker_pb2.ExecuteRequest) -> _Execution:
+        """Start the task of an operation that was not seen before."""
+        group, operation = self._group, request.operation
+        if group is None:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the rollout manager is not running")
+        running = sum(1 for execution in self._executions.values() if execution.task is not None)
+        if running >= self._config.max_operations:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{show(operation.operation_id)} not started: {running} operations run already "
+                f"(rollout.max_operations); await some of them and submit again",
+                limit=self._config.max_operations,
+            )
+        self._check_order(operation)
+        loop = asyncio.get_running_loop()
+        execution = _Execution(loop.create_future(), operation.deployment_id)
+        self._executions[operation.operation_id] = execution
+        started_us = self._clock.monotonic_us()
+        execution.task = group.create_task(self._carry(execution, request, started_us=started_us))
+        # A task that is cancelled before its first step never gets to its own cleanup.
+        execution.task.add_done_callback(
+            lambda _: self._answer(execution, operation, _stopped(operation), started_us=started_us)
+        )
+        self._trim()
+        return execution
+
+    def _check_order(self, operation: operations_pb2.Operation) -> None:
+        deployment = self._deployments.get(operation.deployment_id)
+        if deployment is not None and 0 < operation.seq <= deployment.exclusive_seq:
+            raise PlexError(
+                ErrorCode.STALE_SEQUENCE,
+                f"{show(operation.operation_id)} has seq {operation.seq} of "
+                f"{operation.deployment_id}, which pulled weights at "
+                f"{deployment.exclusive_seq}; a new operation takes the next seq",
+                seq=operation.seq,
+                applied_seq=deployment.exclusive_seq,
+            )
+
+    def _trim(self) -> None:
+        """Forget the oldest answers beyond `MAX_ANSWERS`."""
+        extra = len(self._executions) - MAX_ANSWERS
+        finished = [key for key, ex in self._executions.items() if ex.answer.done()]
+        for key in finished[: max(0, extra)]:
+            del self._executions[key]
+
+    async def _carry(
+        self, execution: _Execution, request: worker_pb2.ExecuteRequest, *, started_us: int
+    ) -> None:
+        """Run one operation to its answer, whatever happens."""
+        operation = request.operation
+        reply = _stopped(operation)
+        try:
+            reply = await self._run(request)
+        except PlexError as error:
+            refused = error.code in {ErrorCode.BAD_REQUEST, ErrorCode.PAYLOAD_TOO_LARGE}
+            reply = failure(operation, error, state=REFUSED if refused else FAILED)
+        except asyncio.CancelledError:
+            if not execution.is_cancelled:
+                raise
+            cause = f"{show(operation.operation_id)} was cancelled while it ran"
+            reply = failure(operation, PlexError(ErrorCode.CANCELLED, cause))
+        except Exception as error:  # noqa: BLE001 - the operation fails, not the manager
+            log.error("operation failed", operation=show(operation.operation_id))  # noqa: TRY400 - adds the traceback
+            broken = PlexError(ErrorCode.INTERNAL, f"the rollout manager failed: {error!r}")
+            reply = failure(operation, broken)
+        finally:
+            self._answer(execution, operation, reply, started_us=started_us)
+
+    def _answer(
+        self,
+        execution: _Execution,
+        operation: operations_pb2.Operation,
+        reply: worker_pb2.ExecuteReply,
+        *,
+        started_us: int,
+    ) -> None:
+        """Give the answer; the first one stands."""
+        execution.task = None
+        if execution.answer.done():
+            return
+        reply.run_us = self._clock.monotonic_us() - started_us
+        reply.result.times.run_us = reply.run_us
+        deployment = self._deployments.get(operation.deployment_id)
+        if deployment is not None:
+            deployment.applied_seq = max(deployment.applied_seq, operation.seq)
+            reply.applied_seq = deployment.applied_seq
+        if operation.WhichOneof("body") == "generate":
+            record = self._records.get(operation.operation_id)
+            if record is None:
+                record = OperationRecord(operation)
+                self._records.add(record)
+            record.finish(reply.result)
+            self._records.settle(record)
+        execution.answer.set_result(reply)
+
+    def _cancel(self, operation_id: bytes) -> None:
+        execution = self._executions.get(operation_id)
+        if execution is None or execution.task is None:
+            self.release(operation_id)
+            return
+        self._stop(execution)
+
+    def _stop(self, execution: _Execution) -> None:
+        if execution.task is not None:
+            execution.is_cancelled = True
+            execution.task.cancel()
+
+    async def _run(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        operation = request.operation
+        match operation.WhichOneof("body"):
+            case "initialize":
+                return await self._initialize(request)
+            case "pull":
+                return await self._deployment(operation).pull(request)
+            case "generate":
+                return await self._deployment(operation).generate(request, self._records)
+            case "noop":
+                return success(operation)
+            case other:
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"{show(operation.operation_id)}: a rollout deployment runs generate and sync, "
+                    f"not {other}",
+                )
+
+    def _deployment(self, operation: operations_pb2.Operation) -> RolloutDeployment:
+        deployment = self._deployments.get(operation.deployment_id)
+        if deployment is None:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{show(operation.operation_id)}: rollout deployment {operation.deployment_id} is "
+                f"not initialised here",
+                deployment_id=operation.deployment_id,
+            )
+        return deployment
+
+    async def _initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Connect to the instances; a deployment that is known goes on with its new ones."""
+        deployment_id = request.operation.deployment_id
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            assert self._group is not None
+            deployment = RolloutDeployment(
+                deployment_id,
+                wpg_id=request.wpg_id,
+                config=self._config,
+                clock=self._clock,
+                group=self._group,
+            )
+        reply = await deployment.initialize(request)
+        self._deployments[deployment_id] = deployment
+        return reply
+
+    async def _open_stream(self, request: worker_pb2.StreamFramesRequest) -> OperationRecord:
+        """Return the record to read, counted as an open stream."""
+        if self._streams >= self._config.max_streams:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{self._streams} streams are open (rollout.max_streams); close some",
+                limit=self._config.max_streams,
+            )
+        self._streams += 1
+        try:
+            return await self._records.wait_for(
+                request.operation_id, deployment_id=request.deployment_id
+            )
+        except BaseException:
+            self._streams -= 1
+            raise
+
+
+def _what(request: worker_pb2.ExecuteRequest) -> str:
+    return f"{show(request.operation.operation_id)} on {request.wpg_id}"
+
+
+def _stopped(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
+    error = PlexError(
+        ErrorCode.UNAVAILABLE, f"{show(operation.operation_id)}: the rollout manager stopped"
+    )
+    return failure(operation, error)

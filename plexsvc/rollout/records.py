@@ -1,0 +1,188 @@
+"""The token record: what an operation has generated so far, each position of each sample once.
+
+Theory of operation. Instances send deltas; a record accepts those that continue a sample, drops
+what it has already (a call that was retried), and refuses gaps. Accepted deltas are *pending* until
+they are *sealed* into frames numbered 1, 2, 3, ...; a sealed frame never changes, so any number of
+readers replay the same stream from any cursor. The last frame carries the result. Readers do not
+take part in generation: nobody may be reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import xxhash
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.rollout.engines.base import FINISH_ABORT, extend_spans
+
+FRAME_BYTES: Final = 1 << 20
+"""A frame is closed at this size; far below the largest gRPC message."""
+
+SampleKey = tuple[int, int]
+"""Prompt index, sample index."""
+
+
+@dataclass(slots=True)
+class SampleRecord:
+    """What is known of one sample; `generated` counts tokens it came with."""
+
+    key: SampleKey
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    had: int = 0
+    versions: operations_pb2.SampleDelta = field(default_factory=operations_pb2.SampleDelta)
+    """Carries only the spans of all tokens so far."""
+    has_prompt_logprobs: bool = False
+    is_finished: bool = False
+    losses: int = 0
+    """Instances lost under it."""
+    pending: operations_pb2.SampleDelta | None = None
+
+
+class OperationRecord:
+    """The token record of one generate. Owned by the event loop."""
+
+    def __init__(self, operation: operations_pb2.Operation) -> None:
+        self.operation = operation
+        self.frames: list[operations_pb2.GenerateFrame] = []
+        self.result: operations_pb2.OperationResult | None = None
+        self.nbytes = 0
+        self.generated = 0
+        self.dirty = asyncio.Event()
+        self.samples: dict[SampleKey, SampleRecord] = {}
+        self._pending: list[SampleRecord] = []
+        self._changed = asyncio.Event()
+
+    def open_samples(self) -> None:
+        """Register every sample of the operation's prompts, with the tokens they came with."""
+        generate = self.operation.generate
+        for index, prompt in enumerate(generate.prompts):
+            for sample in range(max(1, generate.sampling.n)):
+                record = SampleRecord((index, sample), array("I", prompt.generated))
+                record.had = len(prompt.generated)
+                self.samples[record.key] = record
+
+    def apply(self, delta: operations_pb2.SampleDelta) -> None:
+        """Record what is new in `delta`; an abort ends a call, never a sample.
+
+        Raises:
+            PlexError: `internal` for a gap or a sample that was not asked for.
+        """
+        sample = self.samples.get((delta.prompt_index, delta.sample_index))
+        if sample is None or delta.position > len(sample.tokens):
+            raise PlexError(
+                ErrorCode.INTERNAL,
+                f"{show(self.operation.operation_id)}: an instance sent position {delta.position} "
+                f"of sample {(delta.prompt_index, delta.sample_index)}, which has "
+                f"{'not been asked for' if sample is None else len(sample.tokens)} tokens",
+            )
+        if sample.is_finished:
+            return
+        known = len(sample.tokens) - delta.position
+        if known < len(delta.token_ids):
+            self._append(sample, delta, known=known)
+        if delta.prompt_logprobs and not sample.has_prompt_logprobs:
+            self._pend(sample).prompt_logprobs.extend(delta.prompt_logprobs)
+            sample.has_prompt_logprobs = True
+        if delta.finish_reason and delta.finish_reason != FINISH_ABORT:
+            self._finish(sample, delta)
+
+    def unfinished(self, keys: Sequence[SampleKey] | None = None) -> list[SampleKey]:
+        """Return which of `keys` (all samples without) have not finished, in order."""
+        chosen = self.samples if keys is None else keys
+        return [key for key in chosen if not self.samples[key].is_finished]
+
+    def seal(self) -> None:
+        """Close the pending deltas into frames, if there are any."""
+        self.dirty.clear()
+        taken, self._pending = self._pending, []
+        for deltas in _cut(taken):
+            frame = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, deltas=deltas)
+            self._add(frame)
+
+    def finish(self, result: operations_pb2.OperationResult) -> None:
+        """Seal what is pending and end the stream with `result`."""
+        self.seal()
+        self.result = result
+        last = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, result=result)
+        self._add(last)
+
+    async def read(self, after_cursor: int) -> AsyncIterator[operations_pb2.GenerateFrame]:
+        """Yield the frames after `after_cursor`, then live, up to the one with the result."""
+        at = min(after_cursor, len(self.frames))
+        while True:
+            while at < len(self.frames):
+                frame = self.frames[at]
+                at += 1
+                yield frame
+            if self.result is not None:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def digest(self) -> bytes:
+        """Return the xxh3-128 of all tokens in order."""
+        hasher = xxhash.xxh3_128()
+        for sample in self.samples.values():
+            hasher.update(sample.tokens.tobytes())
+        return hasher.digest()
+
+    def _append(
+        self, sample: SampleRecord, delta: operations_pb2.SampleDelta, *, known: int
+    ) -> None:
+        pending = self._pend(sample)
+        start = len(sample.tokens)
+        sample.tokens.extend(delta.token_ids[known:])
+        pending.token_ids.extend(delta.token_ids[known:])
+        pending.logprobs.extend(delta.logprobs[known:])
+        self.generated += len(delta.token_ids) - known
+        for span in delta.versions:
+            low = max(span.start, start)
+            extend_spans(
+                sample.versions, version=span.version, start=low, count=max(0, span.end - low)
+            )
+
+    def _finish(self, sample: SampleRecord, delta: operations_pb2.SampleDelta) -> None:
+        pending = self._pend(sample)
+        pending.finish_reason = delta.finish_reason
+        pending.stop_reason = delta.stop_reason
+        pending.versions.extend(sample.versions.versions)
+        sample.is_finished = True
+
+    def _pend(self, sample: SampleRecord) -> operations_pb2.SampleDelta:
+        if sample.pending is None:
+            prompt, index = sample.key
+            sample.pending = operations_pb2.SampleDelta(
+                prompt_index=prompt, sample_index=index, position=len(sample.tokens)
+            )
+            self._pending.append(sample)
+            self.dirty.set()
+        return sample.pending
+
+    def _add(self, frame: operations_pb2.GenerateFrame) -> None:
+        self.frames.append(frame)
+        self.nbytes += frame.ByteSize()
+        self._changed.set()
+
+
+def _cut(samples: Sequence[SampleRecord]) -> Iterator[list[operations_pb2.SampleDelta]]:
+    """Yield the samples' pending deltas in groups of at most `FRAME_BYTES` (one at least)."""
+    group: list[operations_pb2.SampleDelta] = []
+    nbytes = 0
+    for sample in samples:
+        delta, sample.pending = sample.pending, None
+        assert delta is not None, sample
+        size = delta.ByteSize()
+        if group and nbytes + size > FRAME_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(delta)
+        nbytes += size
+    if group:
+        yield group

@@ -1,0 +1,135 @@
+"""Token records by operation id, bounded in bytes: the oldest finished ones go first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import show
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.records import OperationRecord
+
+TOKEN_BYTES: Final = 24
+"""Most a recorded token takes: its id, its logprob, and its part of a delta of its own."""
+
+REMEMBERED_IDS: Final = 16_384
+"""Ids of dropped records that are still told apart from unknown ones."""
+
+
+class RecordStore:
+    """Token records of all deployments of one manager. Owned by the event loop."""
+
+    def __init__(self, config: RolloutConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._records: OrderedDict[bytes, OperationRecord] = OrderedDict()
+        self._reserved: dict[bytes, int] = {}
+        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self._arrivals: dict[bytes, asyncio.Event] = {}
+        self._waiting: dict[bytes, int] = {}
+
+    def admit(self, record: OperationRecord, *, most_tokens: int) -> None:
+        """Take a record that may grow to `most_tokens`, dropping old finished ones for it.
+
+        Raises:
+            PlexError: `payload_too_large` when it never fits; `queue_full` when it does not now.
+        """
+        need, limit = most_tokens * TOKEN_BYTES, self._config.record_bytes
+        name = show(record.operation.operation_id)
+        if need > limit:
+            raise PlexError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes; the "
+                f"limit is {limit} (rollout.record_bytes); ask for fewer samples or tokens",
+                need=need,
+                limit=limit,
+            )
+        if not self._evict(to_free=need):
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{name} needs {need} bytes for its token record and running operations hold the "
+                f"rest of {limit} (rollout.record_bytes); await some of them and submit again",
+                need=need,
+                limit=limit,
+            )
+        self._reserved[record.operation.operation_id] = need
+        self.add(record)
+
+    def add(self, record: OperationRecord) -> None:
+        """Make `record` findable: streams that wait for it go on."""
+        key = record.operation.operation_id
+        self._records[key] = record
+        if key in self._arrivals:
+            self._arrivals[key].set()
+
+    def settle(self, record: OperationRecord) -> None:
+        """Count a finished record by what it really takes."""
+        self._reserved[record.operation.operation_id] = record.nbytes
+        self._evict(to_free=0)
+
+    def drop(self, operation_id: bytes) -> None:
+        """Forget a record that was acknowledged; safe to repeat."""
+        if self._records.pop(operation_id, None) is not None:
+            self._reserved.pop(operation_id, None)
+            self._gone[operation_id] = None
+            while len(self._gone) > REMEMBERED_IDS:
+                self._gone.popitem(last=False)
+
+    def get(self, operation_id: bytes) -> OperationRecord | None:
+        """Return the record, None when there is none."""
+        return self._records.get(operation_id)
+
+    def of_deployment(self, deployment_id: str) -> list[OperationRecord]:
+        """Return the records of one deployment, oldest first."""
+        return [r for r in self._records.values() if r.operation.deployment_id == deployment_id]
+
+    async def wait_for(self, operation_id: bytes, *, deployment_id: str = "") -> OperationRecord:
+        """Return the record, waiting for its operation to start.
+
+        Raises:
+            PlexError: `result_gone` once it was dropped; `not_found` when it does not start in
+                `rollout.frames_wait_us` or belongs to another deployment than `deployment_id`.
+        """
+        record = self._records.get(operation_id)
+        if record is None:
+            await self._arrival(operation_id)
+            record = self._records[operation_id]
+        if deployment_id not in {"", record.operation.deployment_id}:
+            raise PlexError(
+                ErrorCode.NOT_FOUND, f"{show(operation_id)} is no operation of {deployment_id}"
+            )
+        return record
+
+    async def _arrival(self, operation_id: bytes) -> None:
+        if operation_id in self._gone:
+            raise PlexError(
+                ErrorCode.RESULT_GONE,
+                f"the token record of {show(operation_id)} was dropped: it was acknowledged, or "
+                f"newer ones needed its room (rollout.record_bytes)",
+            )
+        event = self._arrivals.setdefault(operation_id, asyncio.Event())
+        self._waiting[operation_id] = self._waiting.get(operation_id, 0) + 1
+        try:
+            async with asyncio.timeout(self._config.frames_wait_us / 1e6):
+                await event.wait()
+        except TimeoutError as error:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{show(operation_id)} did not start within {self._config.frames_wait_us} us "
+                f"(rollout.frames_wait_us); is it a generate that was submitted?",
+            ) from error
+        finally:
+            self._waiting[operation_id] -= 1
+            if not self._waiting[operation_id]:
+                del self._waiting[operation_id], self._arrivals[operation_id]
+
+    def _evict(self, *, to_free: int) -> bool:
+        """Drop finished records, oldest first, until `to_free` bytes are free; say if they are."""
+        limit = self._config.record_bytes
+        for key in [key for key, record in self._records.items() if record.result is not None]:
+            if sum(self._reserved.values()) + to_free <= limit:
+                break
+            self.drop(key)
+        return sum(self._reserved.values()) + to_free <= limit
