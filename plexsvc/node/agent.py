@@ -12,7 +12,10 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import grpc.aio
 
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc import config as configuration
@@ -39,7 +42,7 @@ class Agent:
     def __init__(self, config: AgentConfig, *, clock: Clock, tasks: asyncio.TaskGroup) -> None:
         self._config = config
         self._tasks = tasks
-        self._log_dir = config.runtime_dir / "logs"
+        self._log_dir = config.log_dir or config.runtime_dir / "logs"
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._events = EventLog(limit=config.max_events)
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
@@ -101,7 +104,7 @@ async def serve(config: AgentConfig, *, clock: Clock) -> None:
     server = new_server()
     async with asyncio.TaskGroup() as tasks:
         agent = Agent(config, clock=clock, tasks=tasks)
-        node_pb2_grpc.add_NodeServicer_to_server(agent.servicer, server)
+        add_servicer(agent.servicer, server)
         try:
             await agent.start()
             port = server.add_insecure_port(config.listen)
@@ -118,6 +121,12 @@ def _announce(config: AgentConfig, *, port: int) -> None:
     line = json.dumps({"address": f"{host}:{port}", "node_id": config.node_id})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+add_servicer: Callable[[NodeServicer, grpc.aio.Server], None] = (
+    node_pb2_grpc.add_NodeServicer_to_server
+)
+"""The generated function, which has no annotations, with some."""
 
 
 async def _serve_until_signalled(config: AgentConfig) -> None:

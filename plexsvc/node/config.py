@@ -14,6 +14,8 @@ class DeviceConfig:
     """`train` or `rollout`: which processes may use it."""
     bytes_total: int
     """Memory of the device: enforced on a CPU host, where a device is an arena."""
+    memory: str = "cpu"
+    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: the GPU of the same index."""
     index: int | None = None
     """Must equal its place when given: what the agent writes for the state manager."""
 
@@ -37,7 +39,9 @@ class AgentConfig:
     devices: tuple[DeviceConfig, ...]
     """Devices of the node, in index order."""
     runtime_dir: Path
-    """Sockets, rendezvous files, logs. Short: a Unix socket's path has at most 107 bytes."""
+    """Sockets, rendezvous files. Short: a Unix socket's path has at most 107 bytes."""
+    log_dir: Path | None = None
+    """Where the logs of the node's processes go; by default `logs` in the runtime directory."""
     host_bytes: int = 8 << 30
     """Host memory the state manager may use for parked state and published versions."""
     staging_bytes: int = 1 << 30
@@ -51,8 +55,10 @@ class AgentConfig:
     """Warm images this node can fork from."""
     state_manager_argv: tuple[str, ...] = ()
     """Command of the state manager; empty: this Python with `-m plexsvc.statemanager.main`."""
-    max_versions_per_deployment: int = 2
+    max_versions_per_deployment: int = 4
     """Published weight versions the state manager keeps of one deployment."""
+    keep_pages: bool = True
+    """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
     start_timeout_us: int = 120_000_000
     """How long the state manager may take to start, and a zygote to preload."""
     ready_timeout_us: int = 300_000_000

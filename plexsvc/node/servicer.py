@@ -117,7 +117,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
 def _devices(config: AgentConfig) -> list[node_pb2.DeviceDescription]:
     return [
         node_pb2.DeviceDescription(
-            index=index, kind=device.kind, bytes_total=device.bytes_total, model="cpu-arena"
+            index=index, kind=device.kind, bytes_total=device.bytes_total, model=device.memory
         )
         for index, device in enumerate(config.devices)
     ]

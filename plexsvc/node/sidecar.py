@@ -36,6 +36,7 @@ class _SidecarConfig:
     staging_bytes: int
     runtime_dir: Path
     max_versions_per_deployment: int
+    keep_pages: bool
 
 
 class Sidecar:
@@ -135,6 +136,7 @@ class Sidecar:
             staging_bytes=self._config.staging_bytes,
             runtime_dir=self._config.runtime_dir,
             max_versions_per_deployment=self._config.max_versions_per_deployment,
+            keep_pages=self._config.keep_pages,
         )
         path = self._config.runtime_dir / "statemanager.toml"
         path.write_text(toml.dumps(config))

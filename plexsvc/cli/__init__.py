@@ -1,0 +1,1 @@
+"""The `plexctl` command line; heavy imports stay inside its commands."""

@@ -1,0 +1,95 @@
+"""Where a cluster of this user lies: its state directory, its address card, its jobs' logs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+STATE_DIR_VARIABLE: Final = "PLEX_STATE_DIR"
+ADDRESS_VARIABLE: Final = "PLEX_ADDRESS"
+TOKEN_VARIABLE: Final = "PLEX_TOKEN"
+JOB_VARIABLE: Final = "PLEX_JOB"
+_CARD: Final = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """How to reach a running cluster: what `<state_dir>/cluster.json` holds, for its owner only."""
+
+    address: str
+    token: str
+    pid: int = 0
+
+
+def default_state_dir() -> Path:
+    """Return `$PLEX_STATE_DIR`, or `~/.local/state/plexsvc`."""
+    named = os.environ.get(STATE_DIR_VARIABLE)
+    return Path(named) if named else Path.home() / ".local" / "state" / "plexsvc"
+
+
+def write_card(state_dir: Path, card: Card) -> None:
+    """Publish `card` in one step, readable by the owner alone."""
+    unfinished = state_dir / f".{_CARD}"
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(card), file)
+    unfinished.replace(state_dir / _CARD)
+
+
+def remove_card(state_dir: Path) -> None:
+    """Take the card away; safe to repeat."""
+    (state_dir / _CARD).unlink(missing_ok=True)
+
+
+def read_card(state_dir: Path) -> Card | None:
+    """Return the card in `state_dir`, or None when no cluster has left one."""
+    try:
+        return Card(**json.loads((state_dir / _CARD).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> Card:
+    """Return how to reach the cluster: `address` and `token` where given, else the card.
+
+    Raises:
+        PlexError: `not_found` when neither says where it is.
+    """
+    card = read_card(state_dir)
+    if address is not None:
+        return Card(address=address, token=token or (card.token if card else ""))
+    if card is None:
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no cluster runs in {state_dir}: there is no {_CARD}; start one with `plexctl up`, or "
+            "name another with --state-dir or --address",
+        )
+    return Card(address=card.address, token=token or card.token, pid=card.pid)
+
+
+def job_dir(state_dir: Path, job_id: str) -> Path:
+    """Return where a submitted job's log and end are kept.
+
+    Raises:
+        PlexError: `bad_request` for an id that is not one plain name.
+    """
+    if not job_id or job_id in {".", ".."} or "/" in job_id:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{job_id!r} is not a job id; `plexctl job list` shows them"
+        )
+    return state_dir / "jobs" / job_id
+
+
+def is_running(pid: int) -> bool:
+    """Whether process `pid` exists and is not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
