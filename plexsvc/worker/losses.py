@@ -143,15 +143,15 @@ def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
     if name not in _LOSSES:
         raise PlexError(
             ErrorCode.UNKNOWN_LOSS,
-            f"loss {name!r} is not built in; use one of {', '.join(BUILT_IN_LOSSES)}, or forward and "
-            "backward(grad_logprobs) for your own",
+            f"loss {name!r} is not built in; use one of {', '.join(BUILT_IN_LOSSES)}, or forward "
+            "and backward(grad_logprobs) for your own",
             loss=name,
         )
     if (name == "value_mse") != (role == "critic"):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"loss {name!r} does not fit role {role!r}: a critic trains with value_mse, an actor with "
-            "the others",
+            f"loss {name!r} does not fit role {role!r}: a critic trains with value_mse, an actor "
+            "with the others",
             loss=name,
             role=role,
         )

@@ -17,7 +17,7 @@ from plexsvc.worker.config import WorkerConfig, parse
 from plexsvc.worker.executor import Executor
 
 EXIT_POISONED: Final = 70
-"""Exit code of a rank of a larger group that failed inside an operation: its peers must not wait."""
+"""Exit code of a rank that failed inside an operation its peers wait in."""
 
 
 def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:

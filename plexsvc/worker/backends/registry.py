@@ -21,12 +21,18 @@ def create(config: WorkerConfig) -> Backend:
             from plexsvc.worker.backends.megatron.backend import MegatronBackend
 
             return MegatronBackend(config)
+        case "fsdp":
+            from plexsvc.worker.backends.fsdp import FsdpBackend
+
+            return FsdpBackend(config)
         case "noop":
             from plexsvc.worker.backends.noop import NoopBackend
 
             return NoopBackend(config)
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
-        f"backend {config.backend!r} is not known; training deployments use megatron, fsdp or noop",
-        backend=config.backend,
-    )
+        case _:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"backend {config.backend!r} is not known; training deployments use megatron, "
+                "fsdp or noop",
+                backend=config.backend,
+            )

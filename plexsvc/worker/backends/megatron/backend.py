@@ -16,7 +16,7 @@ from torch import Tensor
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.state_client import RegionSpec
-from plexsvc.worker import collectives
+from plexsvc.worker import process_group
 from plexsvc.worker.backends.base import (
     Hyper,
     MicroBatch,
@@ -75,7 +75,7 @@ class MegatronBackend:
         self._dtype = _dtype(config)
         self._hf = model.read_config(config.model)
         model.check_layout(self._hf, config.parallel)
-        collectives.join(config)
+        process_group.join(config)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.parallel.tp,
             pipeline_model_parallel_size=config.parallel.pp,

@@ -1,0 +1,294 @@
+"""What each kind of operation does on a rank's backend, and the accumulation window they share.
+
+Theory of operation. The window is clean, open (gradients accumulated) or broken. An operation is
+validated completely before it touches anything; one that fails after it began to change gradients
+or parameters breaks the window, and forward_backward, backward and step are refused with
+`window_broken` until zero_grad or a load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.transport.state_client import Region, RegionSpec
+from plexsvc.worker import batches, losses, results, sources
+from plexsvc.worker.backends.base import Backend, Hyper, MicroBatch, PassResult, TokenLoss
+from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.results import Answer
+
+Operation = operations_pb2.Operation
+Manifests = Sequence[statemanager_pb2.VersionManifest]
+
+T = TypeVar("T")
+
+_WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
+
+
+class StateMemory(results.Staging, Protocol):
+    """What a rank uses of `plexsvc.transport.state_client.StateClient`."""
+
+    def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
+        """Return zeroed device memory, all or nothing."""
+        ...
+
+    def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
+        """Say where each canonical piece lies."""
+        ...
+
+    def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
+        """Return a staged bundle, read-only."""
+        ...
+
+    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        """Return a published version's memory, read-only."""
+        ...
+
+
+class Operations:
+    """Runs operations of one rank: `run` answers or raises, and knows what it left behind."""
+
+    def __init__(self, config: WorkerConfig, backend: Backend, memory: StateMemory | None) -> None:
+        self._config = config
+        self._backend = backend
+        self._memory = memory
+        self._broken_by: str | None = None
+        self._default_hyper = config.optimizer.hyper() if config.optimizer else None
+        self.is_initialized = False
+
+    def run(self, operation: Operation, manifests: Manifests) -> Answer:
+        """Run one operation and return this rank's answer.
+
+        Raises:
+            PlexError: the operation was refused, or failed for a stated cause.
+        """
+        kind = operation.WhichOneof("body")
+        if kind != "initialize" and not self.is_initialized:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"{kind} came before initialize on {self._config.wpg_id}"
+            )
+        if kind in _WINDOW_KINDS and self._broken_by is not None:
+            raise PlexError(
+                ErrorCode.WINDOW_BROKEN,
+                f"{kind} refused: {self._broken_by}. Call zero_grad and send the window's batches "
+                "again",
+            )
+        self._backend.reseed(operation_seed(self._config.seed, operation.seq))
+        return self._dispatch(operation, manifests)
+
+    def _dispatch(self, operation: Operation, manifests: Manifests) -> Answer:
+        kind = operation.WhichOneof("body")
+        answers: dict[str | None, Callable[[], Answer]] = {
+            "noop": Answer,
+            "initialize": self._initialize,
+            "forward": lambda: self._forward(operation),
+            "forward_backward": lambda: self._forward_backward(operation),
+            "backward": lambda: self._backward(operation),
+            "step": lambda: self._step(operation.step),
+            "zero_grad": self._zero_grad,
+            "load": lambda: self._load(operation.load),
+            "pull": lambda: self._pull(operation.pull, manifests),
+        }
+        if kind not in answers:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{kind or 'an empty operation'} does not run on a training rank",
+            )
+        return answers[kind]()
+
+    def _initialize(self) -> Answer:
+        if self.is_initialized:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
+        specs = self._backend.regions()
+        if not specs:
+            if self._memory is not None:
+                self._memory.allocate(())
+                self._memory.set_index(())
+            self.is_initialized = True
+            return Answer()
+        memory = self._state_memory()
+        with sources.open_checkpoint(Path(self._config.model)) as weights:
+            regions = memory.allocate(specs)
+            views = {name: region.tensor() for name, region in regions.items()}
+            self._backend.attach(views, weights)
+        memory.set_index(self._backend.pieces())
+        self.is_initialized = True
+        return Answer()
+
+    def _forward(self, operation: Operation) -> Answer:
+        required = () if self._config.role == "critic" else ("target_tokens",)
+        batch = self._batch(operation, required)
+        temperature = operation.forward.temperature or 1.0
+        return self._pass_answer(self._backend.forward(batch, temperature=temperature), batch)
+
+    def _forward_backward(self, operation: Operation) -> Answer:
+        body = operation.forward_backward
+        loss = losses.resolve(body.loss, body.loss_args, role=self._config.role)
+        return self._train(
+            operation,
+            loss,
+            required=losses.required_arrays(body.loss),
+            temperature=body.temperature,
+            keep_outputs=body.return_logprobs,
+        )
+
+    def _backward(self, operation: Operation) -> Answer:
+        targets = () if self._config.role == "critic" else ("target_tokens",)
+        return self._train(
+            operation,
+            losses.given_gradient,
+            required=(*targets, losses.GRAD_ARRAY),
+            temperature=operation.backward.temperature,
+            keep_outputs=False,
+        )
+
+    def _train(
+        self,
+        operation: Operation,
+        loss: TokenLoss,
+        *,
+        required: Sequence[str],
+        temperature: float,
+        keep_outputs: bool,
+    ) -> Answer:
+        kind = str(operation.WhichOneof("body"))
+        self._check_trains(kind)
+        batch = self._batch(operation, required)
+        found = self._mutate(
+            kind,
+            lambda: self._backend.forward_backward(
+                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=keep_outputs
+            ),
+        )
+        return self._pass_answer(found, batch)
+
+    def _step(self, body: operations_pb2.Step) -> Answer:
+        self._check_trains("step")
+        hyper = _overridden(self._default_hyper or Hyper(lr=0.0), body)
+        found = self._mutate("step", lambda: self._backend.step(hyper))
+        return self._metrics({**found, "lr": hyper.lr})
+
+    def _zero_grad(self) -> Answer:
+        self._check_trains("zero_grad")
+        self._backend.zero_grad()
+        self._broken_by = None
+        return Answer()
+
+    def _load(self, body: operations_pb2.Load) -> Answer:
+        directory = Path(body.path)
+        with sources.open_checkpoint(directory) as weights:
+            if not body.optimizer:
+                self._backend.load_params(weights)
+            else:
+                self._check_trains("load with optimizer=True")
+                scalars = sources.read_scalars(directory)
+                with sources.open_checkpoint(
+                    directory, pattern="optimizer*.safetensors"
+                ) as moments:
+                    self._backend.load_params(weights)
+                    self._backend.load_moments(moments)
+                self._backend.restore_scalars(scalars)
+        return self._zero_grad() if self._config.has_optimizer else Answer()
+
+    def _pull(
+        self,
+        body: operations_pb2.Pull,
+        manifests: Manifests,
+    ) -> Answer:
+        here = [m for m in manifests if m.node_id in ("", self._config.node_id)]
+        if not here:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"version {body.version} of {body.source_deployment_id} is not on node "
+                f"{self._config.node_id}; publish it there",
+            )
+        memory = self._state_memory()
+        views = [memory.open_version(manifest) for manifest in here]
+        for manifest, view in zip(here, views, strict=True):
+            sources.verify_blocks(manifest, view)
+        self._backend.load_params(sources.VersionSource(here, views))
+        return Answer(weight_version=body.version)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _mutate(self, kind: str, change: Callable[[], T]) -> T:
+        """Run `change`; if it fails the window is broken from here on."""
+        try:
+            return change()
+        except BaseException as error:
+            self._broken_by = f"an earlier {kind} failed ({error})"
+            raise
+
+    def _check_trains(self, kind: str) -> None:
+        if self._config.backend != "noop" and not self._config.has_optimizer:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{kind} refused: {self._config.deployment_id} (role {self._config.role!r}) "
+                "has no optimizer; deploy an actor or critic with "
+                "optimizer=AdamW(...) to train",
+            )
+
+    def _batch(self, operation: Operation, required: Sequence[str]) -> list[MicroBatch]:
+        arrays = self._arrays(operation.payload)
+        batches.check(arrays, required, self._backend.facts)
+        return batches.split(arrays, operation.plan, names=required, shard=self._backend.shard)
+
+    def _arrays(self, payload: common_pb2.Payload) -> Mapping[str, npt.NDArray[Any]]:
+        if payload.WhichOneof("form") == "inline":
+            return tensors.decode(payload.inline)
+        if payload.WhichOneof("form") == "staged":
+            specs, memory = self._state_memory().open_staged(payload.staged.staging_id)
+            return tensors.views(specs, memory)
+        raise PlexError(ErrorCode.BAD_BATCH, "the operation carries no batch; send one")
+
+    def _pass_answer(self, found: PassResult, batch: list[MicroBatch]) -> Answer:
+        if not self._backend.shard.owns_results:
+            return Answer()
+        name = "values" if self._config.role == "critic" else "logprobs"
+        answer = self._metrics(losses.metrics(found.sums))
+        if not found.outputs:
+            return answer
+        flat = torch.cat([output.float().cpu() for output in found.outputs]).numpy()
+        sequences = [s for micro in batch for s in micro.sequences]
+        return Answer(
+            metrics=answer.metrics,
+            arrays={name: np.ascontiguousarray(flat)} if sequences else {},
+            sequences=sequences,
+        )
+
+    def _metrics(self, found: Mapping[str, float]) -> Answer:
+        """Return metrics from the one rank that reports them: sums over all ranks already."""
+        shard = self._backend.shard
+        reports = shard.owns_results and shard.dp_rank == 0
+        return Answer(metrics=found if reports else {})
+
+    def _state_memory(self) -> StateMemory:
+        if self._memory is None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{self._config.wpg_id} has no state manager (data_socket is empty)",
+            )
+        return self._memory
+
+
+def operation_seed(seed: int, seq: int) -> int:
+    """Return the seed of operation `seq`: 62 bits of a hash of (deployment seed, seq)."""
+    data = hashlib.sha256(f"{seed}/{seq}".encode()).digest()
+    return int.from_bytes(data[:8], "little") >> 2
+
+
+def _overridden(default: Hyper, body: operations_pb2.Step) -> Hyper:
+    """Return the deployment's hyper-parameters with those the step sets."""
+    names = ("lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm")
+    given = {name: getattr(body, name) for name in names if body.HasField(name)}
+    kept = {name: getattr(default, name) for name in names}
+    return Hyper(**{**kept, **given})
