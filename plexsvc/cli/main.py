@@ -33,12 +33,11 @@ class _Commands(typer.core.TyperGroup):
 
 
 def _exit_for(error: Exception) -> Exception:
-    from plexsvc.errors import ErrorCode, PlexError
-
-    if not isinstance(error, PlexError):
+    errors = sys.modules.get("plexsvc.errors")  # not imported: no such error was ever made
+    if errors is None or not isinstance(error, errors.PlexError):
         return error
     typer.echo(str(error), err=True)
-    return typer.Exit(MISUSED if error.code == ErrorCode.BAD_REQUEST else FAILED)
+    return typer.Exit(MISUSED if error.code == errors.ErrorCode.BAD_REQUEST else FAILED)
 
 
 app = typer.Typer(
@@ -208,9 +207,7 @@ def demo(
     raise typer.Exit(command.run(preset, out, json))
 
 
-@app.command(
-    epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d --job job-1f0c9a3b"
-)
+@app.command(epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d")
 def explain(
     operation: Annotated[
         str, typer.Argument(help="The operation's id in hex, with or without op_.")

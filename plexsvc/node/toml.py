@@ -15,6 +15,7 @@ def dumps(config: object) -> str:
     >>> print(dumps(DeviceConfig(kind="train", bytes_total=64)), end="")
     kind = "train"
     bytes_total = 64
+    memory = "cpu"
     """
     return "".join(f"{key} = {_value(value)}\n" for key, value in _items(config))
 
@@ -32,7 +33,7 @@ def _value(value: object) -> str:
         case int() | float():
             return repr(value)
         case str() | Path():
-            return json.dumps(str(value))  # a JSON string is a TOML basic string
+            return _quoted(str(value))
         case tuple() | list():
             return "[" + ", ".join(_value(item) for item in value) + "]"
         case Mapping():
@@ -41,6 +42,11 @@ def _value(value: object) -> str:
             return _table(_items(value))
 
 
+def _quoted(text: str) -> str:
+    """Return `text` as a TOML basic string: a JSON string, but for the one character between."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _table(items: list[tuple[str, object]]) -> str:
-    inside = ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in items)
+    inside = ", ".join(f"{_quoted(key)} = {_value(item)}" for key, item in items)
     return "{" + inside + "}"

@@ -1,0 +1,115 @@
+"""Every command explains itself with an example, and tells misuse from failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from plexsvc.cli.main import app
+from plexsvc.cli.places import Card, find_cluster, job_dir, read_card, write_card
+from plexsvc.errors import ErrorCode, PlexError
+
+COMMANDS = [
+    ["up"],
+    ["submit"],
+    ["status"],
+    ["logs"],
+    ["demo"],
+    ["explain"],
+    ["job"],
+    ["job", "list"],
+    ["job", "cancel"],
+]
+run = CliRunner().invoke
+
+
+@pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
+def test_help_ends_with_an_example(command: list[str]) -> None:
+    result = run(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Example: plexctl" in result.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != ["job"]], ids=" ".join)
+def test_every_command_offers_json(command: list[str]) -> None:
+    assert "--json" in run(app, [*command, "--help"]).stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from plexsvc.cli import main\n"
+        "sys.argv = ['plexctl', 'submit', '--help']\n"
+        "try: main.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'grpc', 'torch', 'numpy', 'sqlalchemy', 'google.protobuf'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["job", "list"], ["job", "cancel", "j"], ["explain", "00ff"]]
+)
+def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(
+    command: list[str], tmp_path: Path
+) -> None:
+    result = run(app, command, env={"PLEX_STATE_DIR": str(tmp_path)})
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "plexctl up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["explain", "op_zz"], "op_zz"),
+        (["submit", "--env", "X", "x.py"], "KEY=VALUE"),
+        (["submit", "no-such-script.py"], "no-such-script.py"),
+        (["logs", "../../etc"], "job list"),
+        (["frobnicate"], "frobnicate"),
+        (["status", "--wotch"], "--wotch"),
+        (["up", "--config", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_misuse_exits_with_two_and_names_what_was_wrong(
+    command: list[str], named: str, tmp_path: Path
+) -> None:
+    write_card(tmp_path, Card(address="127.0.0.1:1", token="t"))
+    result = run(app, command, env={"PLEX_STATE_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_logs_of_an_unknown_job_are_not_found(tmp_path: Path) -> None:
+    result = run(app, ["logs", "job-0"], env={"PLEX_STATE_DIR": str(tmp_path)})
+    assert result.exit_code == 1
+    assert "where a job was submitted" in result.stderr
+
+
+def test_a_card_is_for_its_owner_alone_and_reads_back(tmp_path: Path) -> None:
+    card = Card(address="h:1", token="secret", pid=7)
+    write_card(tmp_path, Card(address="old:1", token="x"))
+    write_card(tmp_path, card)
+    assert read_card(tmp_path) == card
+    assert (tmp_path / "cluster.json").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.json"]
+
+
+def test_an_address_given_by_hand_wins_over_the_card(tmp_path: Path) -> None:
+    write_card(tmp_path, Card(address="h:1", token="secret"))
+    assert find_cluster(tmp_path, address=None, token=None).address == "h:1"
+    assert find_cluster(tmp_path, address="other:2", token="t") == Card(
+        address="other:2", token="t"
+    )
+
+
+@pytest.mark.parametrize("job_id", ["", "..", "a/b"])
+def test_a_job_directory_is_one_plain_name(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(PlexError) as caught:
+        job_dir(tmp_path, job_id)
+    assert caught.value.code is ErrorCode.BAD_REQUEST

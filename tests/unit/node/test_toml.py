@@ -1,0 +1,35 @@
+"""A written configuration reads back equal."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexsvc import config as configuration
+from plexsvc.node import toml
+from plexsvc.node.config import AgentConfig, DeviceConfig, ImageConfig
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+DEVICES = st.builds(
+    DeviceConfig, kind=TEXT, bytes_total=st.integers(0, 1 << 40), index=st.none() | st.just(3)
+)
+
+
+@given(
+    config=st.builds(
+        AgentConfig,
+        node_id=TEXT,
+        devices=st.lists(DEVICES, max_size=3).map(tuple),
+        runtime_dir=st.just(Path("/run/a b")),
+        log_dir=st.none() | st.just(Path("logs")),
+        images=st.lists(st.builds(ImageConfig, name=TEXT, preload=TEXT), max_size=2).map(tuple),
+        state_manager_argv=st.lists(TEXT, max_size=2).map(tuple),
+        keep_pages=st.booleans(),
+    )
+)
+def test_an_agents_configuration_survives_the_file(config: AgentConfig) -> None:
+    table = tomllib.loads(toml.dumps(config))
+    assert configuration.parse(table, AgentConfig, where="test") == config

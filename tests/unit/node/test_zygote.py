@@ -1,0 +1,58 @@
+"""What a zygote knows without importing its image, and the lines it exchanges with the agent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from plexsvc.node import messages
+from plexsvc.node.tether import ORPHANED
+from plexsvc.node.zygote import zygote_environment
+
+
+@pytest.mark.parametrize("module", ["plexsvc.rollout.preload", "tests.fakes.fake_preload"])
+def test_an_images_environment_is_read_without_importing_it(module: str) -> None:
+    sys.modules.pop(module, None)
+    assert zygote_environment(module)
+    assert module not in sys.modules
+
+
+def test_a_module_without_an_environment_has_an_empty_one() -> None:
+    assert zygote_environment("plexsvc.node.tether") == {}
+    with pytest.raises(ModuleNotFoundError, match=r"plexsvc\.nowhere"):
+        zygote_environment("plexsvc.nowhere")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        messages.Preloaded(threads=1, has_grpc=False, took_us=5),
+        messages.Forked(token=1, pid=2),
+        messages.Refused(token=1, reason="line\nbreak"),
+        messages.Ready(token=1, address="127.0.0.1:5"),
+        messages.Exited(token=1, exit_code=0, signal=9),
+    ],
+)
+def test_a_report_is_one_line_and_reads_back(report: messages.Report) -> None:
+    line = messages.encode_report(report)
+    assert line.count(b"\n") == 1
+    assert messages.decode_report(line) == report
+
+
+def test_an_order_is_one_line_and_reads_back() -> None:
+    order = messages.ForkOrder(
+        token=3, name="a/0", entrypoint="m:f", config={"x": [1]}, env={"K": "V"}, log_path="/l"
+    )
+    assert messages.decode_order(messages.encode_order(order)) == order
+
+
+def test_importing_the_zygote_imports_no_grpc() -> None:
+    code = "import sys, plexsvc.node.zygote; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_whose_parent_is_gone_leaves_at_once() -> None:
+    command = [sys.executable, "-m", "plexsvc.node.tether", "1", "sleep", "600"]
+    assert subprocess.run(command, check=False, timeout=20).returncode == ORPHANED
