@@ -1,4 +1,4 @@
-"""What a batch must satisfy before any device sees it: one pure check for inline and staged bytes."""
+"""What a batch must satisfy before any device sees it: one pure check, inline or staged."""
 
 # T = packed tokens, B = sequences.
 

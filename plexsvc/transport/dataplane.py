@@ -23,7 +23,7 @@ from plexsvc.errors import ErrorCode, PlexError
 
 MAX_HEADER_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 256 << 20
-MAX_FDS: Final = 16
+MAX_FDS: Final = 64
 
 _PREFIX: Final = struct.Struct("<4sII")
 _MAGIC: Final = b"PXD1"

@@ -22,11 +22,15 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
+_MADV_POPULATE_WRITE: Final = 23
+
+_FALLOC_FL_PUNCH: Final = 0x03  # PUNCH_HOLE | KEEP_SIZE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -88,10 +92,6 @@ class FixedMapping:
         """Give the addresses back; only when nothing points there any more."""
         _check(_libc.munmap(self._base, self._reserved_bytes))
 
-    def buffer(self) -> ctypes.Array[ctypes.c_uint8]:
-        """Return the range as a writable ctypes buffer of the whole mapping; nothing is copied."""
-        return (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-
     def _attach_one(self, fd: int, extent: Extent, *, address: int, is_populated: bool) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         _map(address, extent.nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, extent.offset)
@@ -103,6 +103,31 @@ class FixedMapping:
 def advise_huge(address: int, nbytes: int) -> None:
     """Ask for huge pages; a kernel that gives none for shared memory is no error."""
     _libc.madvise(address, nbytes, _MADV_HUGEPAGE)
+
+
+def populate(address: int, nbytes: int) -> None:
+    """Back a writable range with pages now, so that a lack of memory is an error and not a signal.
+
+    Raises:
+        OSError: there is not enough memory.
+    """
+    start = address // PAGE_BYTES * PAGE_BYTES
+    _check(_libc.madvise(start, address + nbytes - start, _MADV_POPULATE_WRITE))
+
+
+def fill_zero(address: int, nbytes: int) -> None:
+    """Write zeroes."""
+    ctypes.memset(address, 0, nbytes)
+
+
+def punch(fd: int, extent: Extent) -> None:
+    """Give the pages of an extent of a memory file back to the machine; they read as zeroes."""
+    _check(_libc.fallocate(fd, _FALLOC_FL_PUNCH, extent.offset, extent.nbytes))
+
+
+def buffer_at(address: int, nbytes: int) -> ctypes.Array[ctypes.c_uint8]:
+    """Return mapped bytes as a writable buffer that does not own them; nothing is copied."""
+    return (ctypes.c_uint8 * nbytes).from_address(address)
 
 
 def copy(target: int, source: int, nbytes: int) -> None:

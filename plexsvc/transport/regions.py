@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.transport import mapping
 from plexsvc.transport.mapping import Extent, FixedMapping
 
 if TYPE_CHECKING:
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 class RegionMemory(Protocol):
     """One region's memory in the rank's address space."""
 
-    def attach(self, fds: Sequence[int], extents: Sequence[Extent]) -> None:
-        """Map what the state manager granted; the caller closes `fds`."""
+    @property
+    def address(self) -> int:
+        """Where it lies, for life."""
+        ...
+
+    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+        """Map what the state manager granted; the caller closes `fd`."""
         ...
 
     def park(self) -> None:
@@ -35,9 +40,13 @@ class CpuMemory:
     def __init__(self, nbytes: int) -> None:
         self._mapping = FixedMapping(nbytes)
 
-    def attach(self, fds: Sequence[int], extents: Sequence[Extent]) -> None:
-        """Map the extents of the one descriptor."""
-        (fd,) = fds
+    @property
+    def address(self) -> int:
+        """Where it lies, for life."""
+        return self._mapping.address
+
+    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+        """Map the extents of the arena's descriptor."""
         self._mapping.attach(fd, extents)
 
     def park(self) -> None:
@@ -48,7 +57,7 @@ class CpuMemory:
         """Return a tensor over the range; it does not own it."""
         import torch  # noqa: PLC0415 - routers import this package and have no torch
 
-        buffer = (ctypes.c_uint8 * nbytes).from_address(self._mapping.address)
+        buffer = mapping.buffer_at(self._mapping.address, nbytes)
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 

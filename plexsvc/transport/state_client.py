@@ -22,7 +22,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -147,11 +147,10 @@ class StateClient:
         """
         wanted = [{"name": r.name, "nbytes": r.nbytes, "droppable": r.droppable} for r in regions]
         reply = self._call({"op": "allocate", "regions": wanted})
-        grants = _grants(reply)
         for spec in regions:
             memory = open_memory(self._kind, spec.nbytes, device_index=self._device_index)
             self._regions[spec.name] = Region(spec, memory)
-        self._map(grants, reply.fds)
+        self._map(reply)
         return {spec.name: self._regions[spec.name] for spec in regions}
 
     def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
@@ -244,12 +243,14 @@ class StateClient:
         while self._closed_versions:
             self._exchange({"op": "close_version", **self._closed_versions.popleft()})
 
-    def _map(self, grants: Mapping[str, Sequence[Extent]], fds: tuple[int, ...]) -> None:
+    def _map(self, message: Message) -> None:
+        """Map the granted regions and close the descriptors that came with them."""
         try:
-            for name, extents in grants.items():
-                self._regions[name].memory.attach(fds, extents)
+            for name, grant in message.header["regions"].items():
+                extents = [Extent(offset=at, nbytes=nbytes) for at, nbytes in grant["extents"]]
+                self._regions[name].memory.attach(message.fds[grant["fd"]], extents)
         finally:
-            dataplane.close_all(fds)
+            dataplane.close_all(message.fds)
 
     def _serve_moves(self) -> None:
         steps = {"export": self._export, "release": self._release, "ready": self._ready}
@@ -278,7 +279,7 @@ class StateClient:
         return Message(header={})
 
     def _ready(self, request: Message) -> Message:
-        self._map(_grants(request), request.fds)
+        self._map(request)
         self._handlers.restored(request.header["scalars"])
         return Message(header={})
 
@@ -314,13 +315,6 @@ def _shut(sock: socket.socket) -> None:
         pass  # the state manager left first
     finally:
         sock.close()
-
-
-def _grants(message: Message) -> dict[str, list[Extent]]:
-    return {
-        name: [Extent(offset=offset, nbytes=nbytes) for offset, nbytes in extents]
-        for name, extents in message.header["regions"].items()
-    }
 
 
 def _map_file(reply: Message, *, is_writable: bool) -> mmap.mmap:

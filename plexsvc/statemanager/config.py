@@ -1,0 +1,62 @@
+"""The state manager's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """One device of the node."""
+
+    index: int
+    """Its number on this node."""
+
+    bytes_total: int
+    """Bytes that state may take on it; enforced."""
+
+    kind: str = "train"
+    """What it is used for; `train` and `rollout` devices are budgeted alike."""
+
+    memory: str = "cpu"
+    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: the GPU of the same index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateManagerConfig:
+    """One state manager."""
+
+    node_id: str
+    """The node it serves."""
+
+    runtime_dir: Path
+    """Directory of its Unix socket; made when missing, private to this user."""
+
+    devices: tuple[DeviceConfig, ...] = ()
+    """Devices whose memory it owns."""
+
+    host_bytes: int = 4 << 30
+    """Host memory for parked state and published versions together."""
+
+    staging_bytes: int = 1 << 30
+    """Memory for payloads and results that wait; further ones are refused with `staging_full`."""
+
+    max_versions_per_deployment: int = 4
+    """Published weight versions kept per deployment; the next is refused until one is released."""
+
+    max_staged_per_job: int = 256
+    """Staged bundles one job may have; the next is refused with `staging_full`."""
+
+    max_wpgs: int = 256
+    """WPGs with state on this node."""
+
+    rank_timeout_us: int = 60_000_000
+    """Longest wait for a rank's answer inside a move; a rank that is slower is cut off."""
+
+    keep_pages: bool = True
+    """Pages of a parked WPG stay with the device's arena for the next one; false returns them to
+    the machine at every switch, which costs about ten times as much as the copy."""
+
+    listen: str = "127.0.0.1:0"
+    """Address of the control plane."""

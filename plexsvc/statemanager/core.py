@@ -1,0 +1,374 @@
+"""The ledger: who holds which bytes on this node, on which tier, under which fencing numbers.
+
+Theory of operation. A WPG's ranks register, allocate regions (which reserves device and host
+bytes at once, so that an offload can never fail for room), and are moved together. The WPG's
+residency follows `TRANSITIONS`; a load reserves the device bytes when it is ordered, an offload
+gives them back when it is done, a failed move returns to where it came from. Budgets are never
+exceeded: whatever does not fit is refused with `no_room(need, free)`. Commands with an older
+epoch, lease or incarnation than the ledger has seen are refused with `stale_fence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, WpgId
+
+
+class Residency(StrEnum):
+    """Where a WPG's state is."""
+
+    NONE = "none"
+    DEVICE = "device"
+    OFFLOADING = "offloading"
+    HOST = "host"
+    LOADING = "loading"
+
+
+class Trigger(StrEnum):
+    """What changes a residency."""
+
+    ALLOCATED = "allocated"
+    OFFLOAD_ORDERED = "offload_ordered"
+    OFFLOADED = "offloaded"
+    OFFLOAD_FAILED = "offload_failed"
+    LOAD_ORDERED = "load_ordered"
+    LOADED = "loaded"
+    LOAD_FAILED = "load_failed"
+    EMPTIED = "emptied"
+
+
+TRANSITIONS: Final[Mapping[tuple[Residency, Trigger], Residency]] = {
+    (Residency.NONE, Trigger.ALLOCATED): Residency.DEVICE,
+    (Residency.DEVICE, Trigger.ALLOCATED): Residency.DEVICE,
+    (Residency.NONE, Trigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
+    (Residency.DEVICE, Trigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
+    (Residency.OFFLOADING, Trigger.OFFLOADED): Residency.HOST,
+    (Residency.OFFLOADING, Trigger.OFFLOAD_FAILED): Residency.DEVICE,
+    (Residency.NONE, Trigger.LOAD_ORDERED): Residency.LOADING,
+    (Residency.HOST, Trigger.LOAD_ORDERED): Residency.LOADING,
+    (Residency.LOADING, Trigger.LOADED): Residency.DEVICE,
+    (Residency.LOADING, Trigger.LOAD_FAILED): Residency.HOST,
+    (Residency.NONE, Trigger.EMPTIED): Residency.NONE,
+    (Residency.DEVICE, Trigger.EMPTIED): Residency.NONE,
+    (Residency.HOST, Trigger.EMPTIED): Residency.NONE,
+}
+"""Every legal change; anything else is a bug of the driver."""
+
+_ON_DEVICE: Final = frozenset({Residency.DEVICE, Residency.OFFLOADING, Residency.LOADING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceNumbers:
+    """The fencing numbers of a command; incarnation 0 means whichever lives."""
+
+    scheduler_epoch: int = 0
+    lease_no: int = 0
+    incarnation: int = 0
+
+
+@dataclass(slots=True)
+class Budget:
+    """Bytes of one tier; `used` never exceeds `total`.
+
+    >>> budget = Budget("host", total=10)
+    >>> budget.take(8); budget.give(3); (budget.used, budget.free, budget.peak)
+    (5, 5, 8)
+    """
+
+    name: str
+    total: int
+    used: int = 0
+    peak: int = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be taken."""
+        return self.total - self.used
+
+    def take(self, nbytes: int) -> None:
+        """Reserve `nbytes`.
+
+        Raises:
+            PlexError: `no_room` with `need` and `free`.
+        """
+        if nbytes > self.free:
+            raise PlexError(
+                ErrorCode.NO_ROOM,
+                f"{self.name}: {nbytes} bytes needed, {self.free} of {self.total} free; "
+                "offload or forget something there first",
+                tier=self.name,
+                need=nbytes,
+                free=self.free,
+            )
+        self.used += nbytes
+        self.peak = max(self.peak, self.used)
+
+    def give(self, nbytes: int) -> None:
+        """Return reserved bytes."""
+        assert 0 <= nbytes <= self.used, (self, nbytes)
+        self.used -= nbytes
+
+
+@dataclass(slots=True, kw_only=True)
+class RegionState:
+    """One region of one rank; `nbytes` counts whole pages."""
+
+    name: str
+    nbytes: int
+    is_droppable: bool
+    has_host_copy: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RankState:
+    """A registered rank and what it owns."""
+
+    rank: int
+    device_index: int
+    regions: dict[str, RegionState] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its regions."""
+        return sum(region.nbytes for region in self.regions.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class WpgState:
+    """What the ledger knows of a WPG; `lost` are ranks that died with state."""
+
+    wpg_id: WpgId
+    job_id: JobId
+    incarnation: int
+    residency: Residency = Residency.NONE
+    lease_no: int = 0
+    applied_seq: int = 0
+    switch_bytes: int = 0
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all regions of all ranks on this node."""
+        return sum(rank.nbytes for rank in self.ranks.values())
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether device bytes are reserved for it."""
+        return self.residency in _ON_DEVICE
+
+    def apply(self, trigger: Trigger) -> None:
+        """Change the residency along `TRANSITIONS`."""
+        assert (self.residency, trigger) in TRANSITIONS, (self, trigger)
+        self.residency = TRANSITIONS[self.residency, trigger]
+
+
+class Ledger:
+    """All WPGs and budgets of a node. Plain state: the caller serialises access."""
+
+    def __init__(self, *, devices: Mapping[int, int], host_bytes: int, max_wpgs: int) -> None:
+        self.devices = {i: Budget(f"device {i}", total=n) for i, n in sorted(devices.items())}
+        self.host = Budget("host", total=host_bytes)
+        self.wpgs: dict[WpgId, WpgState] = {}
+        self.max_epoch = 0
+        self._max_wpgs = max_wpgs
+        self._last_incarnation: dict[WpgId, int] = {}
+
+    def check_fence(self, fence: FenceNumbers, *, wpg_id: WpgId | None = None) -> None:
+        """Admit a command and remember its epoch.
+
+        Raises:
+            PlexError: `stale_fence` when its epoch or incarnation is older than one seen.
+        """
+        _refuse_older("scheduler_epoch", fence.scheduler_epoch, seen=self.max_epoch)
+        last = self._last_incarnation.get(wpg_id, 0) if wpg_id is not None else 0
+        if fence.incarnation:
+            _refuse_older("incarnation", fence.incarnation, seen=last)
+        self.max_epoch = max(self.max_epoch, fence.scheduler_epoch)
+
+    def find(self, wpg_id: WpgId) -> WpgState:
+        """Return the record of a WPG with ranks on this node.
+
+        Raises:
+            PlexError: `not_found`; `worker_died` when ranks died with state.
+        """
+        wpg = self.wpgs.get(wpg_id)
+        if wpg is None:
+            raise PlexError(
+                ErrorCode.NOT_FOUND, f"{wpg_id} has no rank on this node; spawn it first"
+            )
+        if wpg.lost:
+            raise PlexError(
+                ErrorCode.WORKER_DIED,
+                f"{wpg_id}: rank {min(wpg.lost)} died and its state with it; rebuild the WPG",
+                worker=f"{wpg_id}/{min(wpg.lost)}",
+            )
+        return wpg
+
+    def superseded(self, wpg_id: WpgId, *, incarnation: int) -> tuple[int, ...]:
+        """Return the ranks of older incarnations, to be freed before a newer one registers."""
+        wpg = self.wpgs.get(wpg_id)
+        is_older = wpg is not None and wpg.incarnation < incarnation
+        return tuple(wpg.ranks) if wpg is not None and is_older else ()
+
+    def register(
+        self, wpg_id: WpgId, *, rank: int, incarnation: int, device_index: int, job_id: JobId
+    ) -> None:
+        """Record a rank that connected.
+
+        Raises:
+            PlexError: `stale_fence` for an older incarnation; `bad_request` for an unknown device
+                or a rank that is connected already; `no_room` past `max_wpgs`.
+        """
+        _refuse_older("incarnation", incarnation, seen=self._last_incarnation.get(wpg_id, 0))
+        if device_index not in self.devices:
+            known = ", ".join(map(str, self.devices)) or "none"
+            raise _bad(f"{wpg_id}/{rank} asks for device {device_index}; this node has {known}")
+        wpg = self.wpgs.get(wpg_id)
+        if wpg is None or wpg.incarnation < incarnation:
+            assert wpg is None or not wpg.ranks, ("free superseded ranks first", wpg)
+            wpg = self._new_wpg(wpg_id, incarnation=incarnation, job_id=job_id)
+        if rank in wpg.ranks or wpg.job_id != job_id:
+            raise _bad(f"{wpg_id}/{rank} of job {wpg.job_id} is connected already")
+        wpg.ranks[rank] = RankState(rank=rank, device_index=device_index)
+
+    def allocate(self, wpg_id: WpgId, rank: int, regions: Sequence[RegionState]) -> None:
+        """Reserve device and host bytes for all of `regions`, or for none.
+
+        Raises:
+            PlexError: `no_room`; `bad_request` for a repeated name or a parked WPG.
+        """
+        wpg = self.find(wpg_id)
+        owner = wpg.ranks[rank]
+        if (wpg.residency, Trigger.ALLOCATED) not in TRANSITIONS:
+            raise _bad(f"{wpg_id} cannot allocate: it is {wpg.residency}; load it first")
+        names = [region.name for region in regions]
+        if len(set(names)) < len(names) or set(names) & set(owner.regions):
+            raise _bad(f"{wpg_id}/{rank}: region names must be new and distinct, not {names}")
+        nbytes = sum(region.nbytes for region in regions)
+        device = self.devices[owner.device_index]
+        device.take(nbytes)
+        try:
+            self.host.take(nbytes)
+        except PlexError:
+            device.give(nbytes)
+            raise
+        owner.regions |= {region.name: region for region in regions}
+        wpg.apply(Trigger.ALLOCATED)
+
+    def deallocate(self, wpg_id: WpgId, rank: int, names: Sequence[str]) -> None:
+        """Take back an allocation that the machine could not serve."""
+        owner = self.wpgs[wpg_id].ranks[rank]
+        nbytes = sum(owner.regions.pop(name).nbytes for name in names)
+        self.devices[owner.device_index].give(nbytes)
+        self.host.give(nbytes)
+
+    def free_rank(self, wpg_id: WpgId, rank: int) -> int:
+        """Free a rank that left and return its bytes; a WPG that lost state stays, as a warning."""
+        wpg = self.wpgs[wpg_id]
+        gone = wpg.ranks.pop(rank)
+        self.host.give(gone.nbytes)
+        if wpg.is_on_device:
+            self.devices[gone.device_index].give(gone.nbytes)
+        if gone.regions:
+            wpg.lost.add(rank)
+        if not wpg.ranks:
+            wpg.apply(Trigger.EMPTIED)
+        if not wpg.ranks and not wpg.lost:
+            del self.wpgs[wpg_id]
+        return gone.nbytes
+
+    def forget(self, wpg_id: WpgId) -> None:
+        """Drop the record of a WPG whose ranks are freed; its incarnation stays refused."""
+        wpg = self.wpgs.pop(wpg_id, None)
+        assert wpg is None or not wpg.ranks, wpg
+
+    def begin_move(self, wpg_id: WpgId, to: Residency, *, lease_no: int) -> bool:
+        """Start a move, reserving what it needs; False when the state is there already.
+
+        Raises:
+            PlexError: `stale_fence` for an older lease; `no_room` when the device lacks it.
+        """
+        assert to in (Residency.DEVICE, Residency.HOST), to
+        wpg = self.find(wpg_id)
+        _refuse_older("lease_no", lease_no, seen=wpg.lease_no)
+        wpg.lease_no = lease_no
+        if wpg.residency is to:
+            return False
+        if to is Residency.HOST:
+            wpg.apply(Trigger.OFFLOAD_ORDERED)
+            return True
+        self._take_devices(wpg)
+        wpg.apply(Trigger.LOAD_ORDERED)
+        return True
+
+    def finish_move(self, wpg_id: WpgId, *, is_done: bool) -> Residency:
+        """End a move, done or rolled back, and return the residency."""
+        wpg = self.wpgs[wpg_id]
+        if wpg.residency is Residency.OFFLOADING:
+            wpg.apply(Trigger.OFFLOADED if is_done else Trigger.OFFLOAD_FAILED)
+        else:
+            wpg.apply(Trigger.LOADED if is_done else Trigger.LOAD_FAILED)
+        if wpg.residency is Residency.HOST:
+            for rank in wpg.ranks.values():
+                self.devices[rank.device_index].give(rank.nbytes)
+        return wpg.residency
+
+    def note_offload(self, wpg_id: WpgId, *, dirty: Mapping[int, frozenset[str]]) -> None:
+        """Record which regions a rank's host copy holds: all but clean droppable ones."""
+        wpg = self.wpgs[wpg_id]
+        wpg.switch_bytes = 0
+        for rank, names in dirty.items():
+            for region in wpg.ranks[rank].regions.values():
+                region.has_host_copy = not region.is_droppable or region.name in names
+                wpg.switch_bytes += region.nbytes if region.has_host_copy else 0
+
+    def note_applied(self, wpg_id: WpgId, applied_seq: int) -> None:
+        """Record the last operation that all ranks of this node had applied when asked."""
+        self.wpgs[wpg_id].applied_seq = applied_seq
+
+    def _new_wpg(self, wpg_id: WpgId, *, incarnation: int, job_id: JobId) -> WpgState:
+        if wpg_id not in self.wpgs and len(self.wpgs) >= self._max_wpgs:
+            raise PlexError(
+                ErrorCode.NO_ROOM,
+                f"{wpg_id} not registered: the node has {self._max_wpgs} WPGs already (max_wpgs); "
+                "forget one first",
+            )
+        self._last_incarnation.pop(wpg_id, None)
+        self._last_incarnation[wpg_id] = incarnation
+        while len(self._last_incarnation) > 4 * self._max_wpgs:
+            del self._last_incarnation[next(iter(self._last_incarnation))]
+        wpg = WpgState(wpg_id=wpg_id, job_id=job_id, incarnation=incarnation)
+        self.wpgs[wpg_id] = wpg
+        return wpg
+
+    def _take_devices(self, wpg: WpgState) -> None:
+        taken: list[RankState] = []
+        try:
+            for rank in wpg.ranks.values():
+                self.devices[rank.device_index].take(rank.nbytes)
+                taken.append(rank)
+        except PlexError:
+            for rank in taken:
+                self.devices[rank.device_index].give(rank.nbytes)
+            raise
+
+
+def _refuse_older(name: str, number: int, *, seen: int) -> None:
+    if number < seen:
+        raise PlexError(
+            ErrorCode.STALE_FENCE,
+            f"command carries {name} {number}, this node has seen {seen}; its sender was replaced",
+            name=name,
+            number=number,
+            seen=seen,
+        )
+
+
+def _bad(message: str) -> PlexError:
+    return PlexError(ErrorCode.BAD_REQUEST, message)

@@ -1,0 +1,218 @@
+"""The daemon's side of the data plane: a Unix socket and one thread a client.
+
+The end of a client's `call` connection is how its death is noticed: all it had is freed then.
+Descriptors in answers are duplicates, closed once sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.log import Log
+from plexsvc.statemanager.links import RankLink
+from plexsvc.statemanager.node import Node, region_state
+from plexsvc.statemanager.shelves import VersionKey
+from plexsvc.transport import dataplane
+from plexsvc.transport.dataplane import Header, Message
+
+log = Log(__name__)
+
+BACKLOG: Final = 128
+MAX_CLIENTS: Final = 1024
+HELLO_TIMEOUT_S: Final = 30.0
+"""Longest wait for a new connection's first message."""
+
+Call = Callable[[RankLink, Message], Message]
+
+
+class DataServer:
+    """Accepts clients of `node` until closed."""
+
+    def __init__(self, node: Node, path: Path) -> None:
+        self.path = path
+        self._node = node
+        self._waiting: dict[str, RankLink] = {}  # by token, until the data connection comes
+        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._calls: Mapping[str, Call] = {
+            "allocate": self._allocate,
+            "set_index": self._set_index,
+            "open_staged": self._open_staged,
+            "create_staged": self._create_staged,
+            "seal_staged": self._seal_staged,
+            "open_version": self._open_version,
+            "close_version": self._close_version,
+        }
+        self._listener = _listen(path)
+        threading.Thread(target=self._accept, name="data-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting and remove the socket."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            if not self._slots.acquire(blocking=False):
+                log.warning("client refused", limit=MAX_CLIENTS)
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="data", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(HELLO_TIMEOUT_S)
+            first = dataplane.receive(sock)
+            if first.header.get("op") == "attach":
+                self._attach(sock, first.header)
+                return
+            self._serve_client(sock, first)
+        except (OSError, EOFError, PlexError) as error:
+            log.debug("connection ended", error=error)
+        finally:
+            self._slots.release()
+        sock.close()
+
+    def _serve_client(self, sock: socket.socket, hello: Message) -> None:
+        try:
+            link = self._connect(sock, hello.header)
+        except PlexError as error:
+            dataplane.send(sock, dataplane.failure(error))
+            return
+        try:
+            sock.settimeout(None)
+            while True:
+                request = dataplane.receive(sock)
+                dataplane.close_all(request.fds)  # clients have none to give
+                _send_and_close(sock, self._answer(link, request))
+        finally:
+            self._waiting.pop(link.token, None)
+            self._node.disconnect(link)
+
+    def _connect(self, sock: socket.socket, header: Header) -> RankLink:
+        try:
+            wpg_id, job_id = WpgId(str(header["wpg_id"])), JobId(str(header["job_id"]))
+            numbers = {key: int(header[key]) for key in ("rank", "incarnation", "device_index")}
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"hello lacks or garbles {error}; this is the state manager's data socket"
+            raise PlexError(ErrorCode.BAD_REQUEST, text) from error
+        link = self._node.connect(
+            sock,
+            wpg_id=wpg_id,
+            job_id=job_id,
+            rank=numbers["rank"],
+            incarnation=numbers["incarnation"],
+            device_index=numbers["device_index"],
+        )
+        self._waiting[link.token] = link
+        kind = self._node.tier_of(link).kind
+        dataplane.send(sock, Message(header={"client_id": link.token, "kind": kind}))
+        return link
+
+    def _attach(self, sock: socket.socket, header: Header) -> None:
+        link = self._waiting.pop(str(header.get("client_id")), None)
+        if link is None:
+            error = PlexError(ErrorCode.BAD_REQUEST, "no client waits for this data connection")
+            dataplane.send(sock, dataplane.failure(error))
+            sock.close()
+            return
+        link.attach_data(sock, timeout_us=self._node.config.rank_timeout_us)
+        dataplane.send(sock, Message(header={}))
+
+    def _answer(self, link: RankLink, request: Message) -> Message:
+        call = self._calls.get(str(request.header.get("op")))
+        try:
+            if call is None:
+                return _unknown(request)
+            return call(link, request)
+        except PlexError as error:
+            return dataplane.failure(error)
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"call {request.header.get('op')!r} is garbled: {error!r}"
+            return dataplane.failure(PlexError(ErrorCode.BAD_REQUEST, text))
+
+    def _allocate(self, link: RankLink, request: Message) -> Message:
+        regions = [
+            region_state(
+                str(wanted["name"]), int(wanted["nbytes"]), is_droppable=bool(wanted["droppable"])
+            )
+            for wanted in request.header["regions"]
+        ]
+        self._node.allocate(link, regions)
+        granted = link.grant()
+        names = {region.name for region in regions}
+        only = {name: at for name, at in granted.header["regions"].items() if name in names}
+        return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
+
+    def _set_index(self, link: RankLink, request: Message) -> Message:
+        index = statemanager_pb2.VersionManifest.FromString(request.body)
+        self._node.set_index(link, list(index.pieces))
+        return Message(header={})
+
+    def _open_staged(self, link: RankLink, request: Message) -> Message:
+        staging_id = bytes.fromhex(request.header["staging_id"])
+        fd, bundle = self._node.staging.open(staging_id, job_id=link.job_id)
+        specs = common_pb2.TensorBundle(tensors=bundle.specs).SerializeToString()
+        return Message(header={"nbytes": bundle.file.nbytes}, body=specs, fds=(fd,))
+
+    def _create_staged(self, link: RankLink, request: Message) -> Message:
+        specs = common_pb2.TensorBundle.FromString(request.body).tensors
+        nbytes = int(request.header["nbytes"])
+        staging_id, fd = self._node.staging.create(
+            specs, nbytes, job_id=link.job_id, owner=link.client_id
+        )
+        return Message(header={"nbytes": nbytes, "staging_id": staging_id.hex()}, fds=(fd,))
+
+    def _seal_staged(self, link: RankLink, request: Message) -> Message:
+        staging_id = bytes.fromhex(request.header["staging_id"])
+        self._node.staging.seal(staging_id, job_id=link.job_id)
+        return Message(header={})
+
+    def _open_version(self, link: RankLink, request: Message) -> Message:
+        fd, nbytes = self._node.publisher.open(
+            _version_key(request.header), job_id=link.job_id, holder=link.client_id
+        )
+        return Message(header={"nbytes": nbytes}, fds=(fd,))
+
+    def _close_version(self, link: RankLink, request: Message) -> Message:
+        self._node.publisher.unhold(_version_key(request.header), link.client_id)
+        return Message(header={})
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _send_and_close(sock: socket.socket, answer: Message) -> None:
+    try:
+        dataplane.send(sock, answer)
+    finally:
+        dataplane.close_all(answer.fds)
+
+
+def _version_key(header: Header) -> VersionKey:
+    return VersionKey(DeploymentId(str(header["deployment_id"])), int(header["version"]))
+
+
+def _unknown(request: Message) -> Message:
+    text = f"unknown call {request.header.get('op')!r} on the data plane"
+    return dataplane.failure(PlexError(ErrorCode.BAD_REQUEST, text))

@@ -1,0 +1,160 @@
+"""Connected clients as the state manager sees them: sockets, memory, index, last export."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, WpgId
+from plexsvc.statemanager.tiers import HostCopy, Span
+from plexsvc.transport import dataplane
+from plexsvc.transport.dataplane import Message
+
+Scalars = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What a rank said when it was last asked."""
+
+    dirty: frozenset[str] = frozenset()
+    scalars: Scalars = field(default_factory=dict)
+    applied_seq: int = 0
+
+
+class RankLink:
+    """One client: whoever holds its WPG's lock may use its memory and its data connection."""
+
+    def __init__(
+        self, call_sock: socket.socket, *, client_id: int, wpg_id: WpgId, rank: int, job_id: JobId
+    ) -> None:
+        self.client_id = client_id
+        self.wpg_id = wpg_id
+        self.rank = rank
+        self.job_id = job_id
+        self.token = secrets.token_hex(16)
+        self.pieces: tuple[statemanager_pb2.CanonicalPiece, ...] = ()
+        self.spans: dict[str, Span] = {}
+        self.hosts: dict[str, HostCopy] = {}
+        self.last_export = Export()
+        self._call_sock = call_sock
+        self._data_sock: socket.socket | None = None
+
+    @property
+    def name(self) -> str:
+        """`<wpg id>/<rank>`."""
+        return f"{self.wpg_id}/{self.rank}"
+
+    def attach_data(self, sock: socket.socket, *, timeout_us: int) -> None:
+        """Take the connection on which the client is asked."""
+        sock.settimeout(timeout_us / 1e6)
+        self._data_sock = sock
+
+    def export(self) -> Export:
+        """Ask what must survive.
+
+        Raises:
+            PlexError: `worker_died`, or what the rank's handler raised.
+        """
+        reply = self._ask(Message(header={"op": "export"})).header
+        self.last_export = Export(
+            dirty=frozenset(reply["dirty"]),
+            scalars=reply["scalars"],
+            applied_seq=int(reply["applied_seq"]),
+        )
+        return self.last_export
+
+    def release(self) -> None:
+        """Have the client park its regions.
+
+        Raises:
+            PlexError: `worker_died`.
+        """
+        self._ask(Message(header={"op": "release"}))
+
+    def ready(self) -> None:
+        """Have the client map its spans and take its scalars back.
+
+        Raises:
+            PlexError: `worker_died`, or what the rank's handler raised.
+        """
+        granted = self.grant()
+        header = {"op": "ready", "scalars": dict(self.last_export.scalars), **granted.header}
+        self._ask(Message(header=header, fds=granted.fds))
+
+    def grant(self) -> Message:
+        """Return what the client needs to map its spans."""
+        fds = tuple(dict.fromkeys(span.fd for span in self.spans.values()))
+        regions = {
+            name: {
+                "fd": fds.index(span.fd),
+                "extents": [[e.offset, e.nbytes] for e in span.extents],
+            }
+            for name, span in self.spans.items()
+        }
+        return Message(header={"regions": regions}, fds=fds)
+
+    def cut(self) -> None:
+        """Break both connections; the client's memory is freed by whoever serves `call`."""
+        for sock in (self._call_sock, self._data_sock):
+            if sock is not None:
+                _shut(sock)
+
+    def close(self) -> None:
+        """Close the data connection; the call connection belongs to its thread."""
+        if self._data_sock is not None:
+            _shut(self._data_sock)
+            self._data_sock.close()
+            self._data_sock = None
+
+    def _ask(self, request: Message) -> Message:
+        try:
+            return self._exchange(request)
+        except (OSError, EOFError) as error:
+            self.cut()
+            raise PlexError(
+                ErrorCode.WORKER_DIED,
+                f"{self.name} did not answer {request.header['op']} ({error}); it was cut off, "
+                "its state is lost: rebuild the WPG",
+                worker=self.name,
+            ) from error
+
+    def _exchange(self, request: Message) -> Message:
+        if self._data_sock is None:
+            raise EOFError("it has no data connection")
+        dataplane.send(self._data_sock, request)
+        return dataplane.raise_if_failure(dataplane.receive(self._data_sock))
+
+
+class KeyedLocks:
+    """One lock a key, made when first wanted and gone when nobody wants it."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Hold the lock of `key`."""
+        with self._guard:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                lock, users = self._locks.pop(key)
+                if users > 1:
+                    self._locks[key] = (lock, users - 1)
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):  # the client may have left first
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,89 @@
+"""The state manager's process: `python -m plexsvc.statemanager.main --config FILE`.
+
+Prints one JSON line, `{"address": ..., "data_socket": ...}`, when it is ready. It dies with its
+parent (parent-death signal); SIGTERM and SIGINT end it in order. Its memory is anonymous: nothing
+is left behind but, after a kill, the socket's name, which the next start replaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import statemanager_pb2_grpc
+from plexsvc import config as configs
+from plexsvc import log as logs
+from plexsvc.clock import SystemClock
+from plexsvc.errors import PlexError
+from plexsvc.log import Log
+from plexsvc.statemanager.config import StateManagerConfig
+from plexsvc.statemanager.dataserver import DataServer
+from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.servicer import StateManagerServicer
+from plexsvc.transport.channels import new_server
+
+log = Log(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1
+_GRACE_S: Final = 2.0
+
+
+async def serve(config: StateManagerConfig) -> None:
+    """Serve until a signal asks to end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    node = Node(config)
+    data = DataServer(node, config.runtime_dir / "data.sock")
+    servicer = StateManagerServicer(node, clock=SystemClock(), data_socket=str(data.path))
+    server = new_server()
+    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    host = config.listen.rpartition(":")[0]
+    port = server.add_insecure_port(config.listen)
+    await server.start()
+    print(  # noqa: T201 - the parent reads it
+        json.dumps({"address": f"{host}:{port}", "data_socket": str(data.path)}), flush=True
+    )
+    try:
+        await stop.wait()
+    finally:
+        await server.stop(_GRACE_S)
+        data.close()
+        await loop.run_in_executor(None, servicer.close)
+        await loop.run_in_executor(None, node.close)
+        log.info("state manager ended", node_id=config.node_id)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends; end now if it has already."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent of this state manager is gone")
+
+
+def main() -> None:
+    """Run one state manager."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="TOML file")
+    arguments = parser.parse_args()
+    die_with_parent()
+    logs.setup()
+    try:
+        config = configs.load(arguments.config, StateManagerConfig)
+        asyncio.run(serve(config))
+    except PlexError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

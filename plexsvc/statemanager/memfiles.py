@@ -1,0 +1,56 @@
+"""Immutable and growing-once memory files: what published versions and staged bundles lie in."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+_IMMUTABLE: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class MemoryFile:
+    """An anonymous memory file of a fixed size; its name exists nowhere."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, max(1, nbytes))
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        except OSError as error:
+            os.close(self.fd)
+            text = f"the machine has no memory for {nbytes} bytes: {error}"
+            raise PlexError(ErrorCode.NO_ROOM, text, need=nbytes) from error
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write `data` at `offset`; the caller has checked that it fits."""
+        assert offset + len(data) <= self.nbytes, (offset, len(data), self.nbytes)
+        while data:
+            done = os.pwrite(self.fd, data, offset)
+            data, offset = data[done:], offset + done
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return up to `nbytes` from `offset`, nothing past the end."""
+        return os.pread(self.fd, max(0, min(nbytes, self.nbytes - offset)), offset)
+
+    def map(self, *, is_writable: bool) -> mmap.mmap:
+        """Return a mapping of the file; a read-only one keeps its bytes after `close`."""
+        if is_writable:
+            return mmap.mmap(self.fd, max(1, self.nbytes))
+        return mmap.mmap(self.fd, max(1, self.nbytes), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+    def duplicate(self) -> int:
+        """Return a descriptor of the file that its receiver closes."""
+        return os.dup(self.fd)
+
+    def freeze(self) -> None:
+        """Make the bytes immutable for everyone; no writable mapping may be left."""
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _IMMUTABLE)
+
+    def close(self) -> None:
+        """Let go of it; mappings and duplicates elsewhere keep it alive."""
+        os.close(self.fd)

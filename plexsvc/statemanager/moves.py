@@ -1,0 +1,178 @@
+"""Moves of a whole WPG between device and host: done on all its ranks, or rolled back on all.
+
+Offload: export on every rank, copy what is dirty, park every rank, give the device memory back.
+Load: take device memory, copy, map on every rank and hand its scalars back. A step that fails
+before the end puts every rank back to where it was; a rank that died loses its state and fails the
+WPG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from plexsvc.clock import Clock
+from plexsvc.errors import PlexError
+from plexsvc.ids import WpgId
+from plexsvc.log import Log
+from plexsvc.statemanager.core import FenceNumbers, Residency
+from plexsvc.statemanager.links import RankLink
+from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.tiers import Span
+
+log = Log(__name__)
+
+T = TypeVar("T")
+
+MAX_REMEMBERED_MOVES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveOutcome:
+    """What a move did: bytes copied, time of the copies alone, time of everything."""
+
+    residency: Residency
+    nbytes: int = 0
+    copy_us: int = 0
+    total_us: int = 0
+
+
+class Mover:
+    """Performs moves; those of one WPG one after the other, of different ones at once."""
+
+    def __init__(self, node: Node, *, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._done: dict[tuple[WpgId, bytes], MoveOutcome] = {}
+
+    def move(
+        self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers, move_id: bytes
+    ) -> MoveOutcome:
+        """Return when the state is where it was asked. A repeated move id is answered as before.
+
+        Raises:
+            PlexError: `no_room`, `stale_fence`, `not_found`, `worker_died`, or what a rank raised;
+                the state is then where it was.
+        """
+        start_us = self._clock.monotonic_us()
+        with self._node.wpg_locks.hold(wpg_id):
+            is_moving = self._begin(wpg_id, to, fence=fence)
+            if not is_moving:
+                return self._done.get((wpg_id, move_id), MoveOutcome(residency=to))
+            nbytes, copy_us = self._perform(wpg_id, to)
+            outcome = MoveOutcome(
+                residency=to,
+                nbytes=nbytes,
+                copy_us=copy_us,
+                total_us=self._clock.monotonic_us() - start_us,
+            )
+            self._remember(wpg_id, move_id, outcome)
+        log.info("moved", wpg_id=wpg_id, to=to, nbytes=nbytes, total_us=outcome.total_us)
+        return outcome
+
+    def _begin(self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers) -> bool:
+        with self._node.lock:
+            self._node.ledger.check_fence(fence, wpg_id=wpg_id)
+            return self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
+
+    def _perform(self, wpg_id: WpgId, to: Residency) -> tuple[int, int]:
+        links = self._node.links_of(wpg_id)
+        is_done = False
+        try:
+            counts = self._offload(links) if to is Residency.HOST else self._load(links)
+            is_done = True
+        finally:
+            with self._node.lock:
+                self._node.ledger.finish_move(wpg_id, is_done=is_done)
+        return counts
+
+    def _offload(self, links: Sequence[RankLink]) -> tuple[int, int]:
+        self._on_all(links, lambda link: link.export())
+        self._note_offload(links[0].wpg_id, links)
+        start_us = self._clock.monotonic_us()
+        nbytes = sum(self._on_all(links, self._copy_out))
+        copy_us = self._clock.monotonic_us() - start_us
+        try:
+            self._on_all(links, lambda link: link.release())
+        except Exception:
+            self._on_living(links, lambda link: link.ready())
+            raise
+        for link in links:
+            self._release_spans(link)
+        return nbytes, copy_us
+
+    def _load(self, links: Sequence[RankLink]) -> tuple[int, int]:
+        try:
+            for link in links:
+                self._reserve_spans(link)
+            start_us = self._clock.monotonic_us()
+            nbytes = sum(self._on_all(links, self._copy_in))
+            copy_us = self._clock.monotonic_us() - start_us
+            self._on_all(links, lambda link: link.ready())
+        except Exception:
+            self._on_living(links, lambda link: link.release())
+            for link in links:
+                self._release_spans(link)
+            raise
+        return nbytes, copy_us
+
+    def _note_offload(self, wpg_id: WpgId, links: Sequence[RankLink]) -> None:
+        dirty = {link.rank: link.last_export.dirty for link in links}
+        with self._node.lock:
+            ledger = self._node.ledger
+            ledger.note_offload(wpg_id, dirty=dirty)
+            ledger.note_applied(wpg_id, min(link.last_export.applied_seq for link in links))
+
+    def _copy_out(self, link: RankLink) -> int:
+        tier, nbytes = self._node.tier_of(link), 0
+        for name in self._copied_regions(link):
+            tier.to_host(link.spans[name], link.hosts[name])
+            nbytes += link.hosts[name].nbytes
+        return nbytes
+
+    def _copy_in(self, link: RankLink) -> int:
+        tier, nbytes = self._node.tier_of(link), 0
+        for name in self._copied_regions(link):
+            tier.from_host(link.spans[name], link.hosts[name])
+            nbytes += link.hosts[name].nbytes
+        return nbytes
+
+    def _copied_regions(self, link: RankLink) -> list[str]:
+        regions = self._node.state_of(link.wpg_id).ranks[link.rank].regions
+        return [region.name for region in regions.values() if region.has_host_copy]
+
+    def _reserve_spans(self, link: RankLink) -> None:
+        tier = self._node.tier_of(link)
+        for region in self._node.state_of(link.wpg_id).ranks[link.rank].regions.values():
+            is_zeroed = not region.has_host_copy
+            link.spans[region.name] = tier.reserve(region.nbytes, is_zeroed=is_zeroed)
+
+    def _release_spans(self, link: RankLink) -> None:
+        spans: dict[str, Span] = link.spans
+        link.spans = {}
+        tier = self._node.tier_of(link)
+        for span in spans.values():
+            tier.release(span, is_final=False)
+
+    def _on_all(self, links: Sequence[RankLink], step: Callable[[RankLink], T]) -> list[T]:
+        """Run a step on every rank at once and raise the first failure after all ended."""
+        if len(links) == 1:
+            return [step(links[0])]
+        futures = [self._node.rank_threads.submit(step, link) for link in links]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+    def _on_living(self, links: Sequence[RankLink], step: Callable[[RankLink], None]) -> None:
+        """Roll back: run a step on every rank, letting dead ones be."""
+        for link in links:
+            with suppress(PlexError):
+                step(link)
+
+    def _remember(self, wpg_id: WpgId, move_id: bytes, outcome: MoveOutcome) -> None:
+        self._done[wpg_id, move_id] = outcome
+        while len(self._done) > MAX_REMEMBERED_MOVES:
+            del self._done[next(iter(self._done))]

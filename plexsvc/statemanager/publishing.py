@@ -1,0 +1,219 @@
+"""Published weight versions: parameters in an immutable memory file, checksummed by block."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from plexclient.wire.tensors import ALIGNMENT, CHUNK_BYTES
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
+from plexsvc.statemanager import pieces
+from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.statemanager.pieces import Array, Box, RegionBytes
+from plexsvc.statemanager.shelves import VersionKey, VersionShelf
+
+BLOCK_BYTES: Final = 4 << 20
+"""Unit of the checksums: xxh3-128 of each block."""
+
+PUBLISHED_REGION: Final = "published"
+PUBLISHED_KIND: Final = "param"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A published version and its bytes."""
+
+    manifest: VersionManifest
+    file: MemoryFile
+
+
+class Publisher:
+    """Keeps published versions; `lock` guards the shelf's counts."""
+
+    def __init__(self, shelf: VersionShelf, *, lock: threading.Lock) -> None:
+        self._shelf = shelf
+        self._lock = lock
+        self._versions: dict[VersionKey, Version] = {}
+
+    def find(self, key: VersionKey) -> VersionManifest | None:
+        """Return the manifest of a version published before, or None."""
+        with self._lock:
+            found = self._versions.get(key)
+            is_open = found is not None and not self._shelf.is_released(key)
+        return found.manifest if found is not None and is_open else None
+
+    def publish(
+        self,
+        key: VersionKey,
+        index: Sequence[CanonicalPiece],
+        *,
+        job_id: JobId,
+        region: RegionBytes,
+    ) -> VersionManifest:
+        """Freeze the parameters of `index`, whose bytes `region` returns. One copy, then checksums.
+
+        Raises:
+            PlexError: `no_room`; `bad_request` when there are no parameters.
+        """
+        placed, nbytes = place(piece for piece in index if piece.kind == PUBLISHED_KIND)
+        if not placed:
+            text = f"{key.deployment_id} has no parameters on this node; initialize it first"
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        with self._lock:
+            if key in self._shelf:
+                text = f"version {key.version} of {key.deployment_id} was released already"
+                raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; publish a newer one")
+            self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
+        try:
+            file, checksums = _write(placed, nbytes, region=region)
+        except BaseException:
+            with self._lock:
+                self._shelf.withdraw(key)
+            raise
+        manifest = VersionManifest(
+            deployment_id=key.deployment_id,
+            version=key.version,
+            nbytes=nbytes,
+            pieces=[target for _, target in placed],
+            block_checksums=checksums,
+        )
+        with self._lock:
+            self._versions[key] = Version(manifest=manifest, file=file)
+        return manifest
+
+    def open(self, key: VersionKey, *, job_id: JobId, holder: int) -> tuple[int, int]:
+        """Return a descriptor of a version and its bytes for a client of its job, now a holder.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        with self._lock:
+            self._shelf.get(key, job_id=job_id)
+            self._shelf.hold(key, holder)
+            file = self._versions[key].file
+            return file.duplicate(), file.nbytes
+
+    def unhold(self, key: VersionKey, holder: int) -> None:
+        """Count a client's mapping less."""
+        with self._lock:
+            if self._shelf.unhold(key, holder):
+                self._versions.pop(key).file.close()
+
+    def unhold_all(self, holder: int) -> None:
+        """Forget a client that left."""
+        with self._lock:
+            for key in self._shelf.unhold_all(holder):
+                self._versions.pop(key).file.close()
+
+    def release(self, key: VersionKey) -> None:
+        """End the scheduler's hold: no new mapping, gone with the last. Safe to repeat."""
+        with self._lock:
+            if self._shelf.release(key):
+                self._versions.pop(key).file.close()
+
+    def read(self, key: VersionKey, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
+        """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
+
+        Raises:
+            PlexError: `not_found` for a version or box that is not here.
+        """
+        with self._lock:
+            self._shelf.get(key)
+            version = self._versions[key]
+            bytes_of = np.frombuffer(version.file.map(is_writable=False), dtype=np.uint8)
+        if not wanted:
+            yield bytes_of[: version.manifest.nbytes]
+        for piece in wanted:
+            parts = [part for part in version.manifest.pieces if part.name == piece.name]
+            dtype = parts[0].dtype if parts else "U8"
+            yield pieces.assemble(
+                parts, pieces.box_of(piece), dtype=dtype, region=lambda _rank, _name: bytes_of
+            )
+
+    def close(self) -> None:
+        """Let go of all versions."""
+        with self._lock:
+            for version in self._versions.values():
+                version.file.close()
+            self._versions.clear()
+
+
+def place(
+    index: Iterable[CanonicalPiece],
+) -> tuple[list[tuple[CanonicalPiece, CanonicalPiece]], int]:
+    """Return (source piece, its packed place) for each distinct box, and the bytes of all."""
+    placed, offset = [], 0
+    for tensor in pieces.tensors(index):
+        for part in tensor.parts:
+            box = pieces.box_of(part)
+            target = CanonicalPiece()
+            target.CopyFrom(part)
+            target.region, target.offset = PUBLISHED_REGION, offset
+            target.stride[:] = packed_strides(box)
+            placed.append((part, target))
+            nbytes = box.volume * pieces.CARRIERS[part.dtype].itemsize
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return placed, offset
+
+
+def packed_strides(box: Box) -> list[int]:
+    """Return the C-order strides of a box, in elements.
+
+    >>> packed_strides(Box((0, 0), (3, 5)))
+    [5, 1]
+    """
+    strides, step = [], 1
+    for size in reversed(box.size):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
+
+
+def block_checksums(data: memoryview) -> list[bytes]:
+    """Return xxh3-128 of each block of `data`."""
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return [xxhash.xxh3_128_digest(data[at : at + BLOCK_BYTES]) for at in blocks]
+
+
+def chunked(array: Array) -> Iterator[bytes]:
+    """Yield an array's bytes in stream-sized pieces."""
+    flat = array.reshape(-1).view(np.uint8)
+    for low in range(0, flat.size, CHUNK_BYTES):
+        yield flat[low : low + CHUNK_BYTES].tobytes()
+
+
+def _write(
+    placed: Sequence[tuple[CanonicalPiece, CanonicalPiece]], nbytes: int, *, region: RegionBytes
+) -> tuple[MemoryFile, list[bytes]]:
+    file = MemoryFile("plexsvc-version", nbytes)
+    try:
+        mapped = file.map(is_writable=True)
+        checksums = _fill(mapped, placed, region=region, nbytes=nbytes)
+        mapped.close()
+        file.freeze()
+    except BaseException:
+        file.close()
+        raise
+    return file, checksums
+
+
+def _fill(
+    mapped: mmap.mmap,
+    placed: Sequence[tuple[CanonicalPiece, CanonicalPiece]],
+    *,
+    region: RegionBytes,
+    nbytes: int,
+) -> list[bytes]:
+    target_bytes = np.frombuffer(mapped, dtype=np.uint8)
+    for source, target in placed:
+        view = pieces.piece_view(region(source.rank, source.region), source)
+        np.copyto(pieces.piece_view(target_bytes, target), view)
+    return block_checksums(target_bytes[:nbytes].data)

@@ -1,0 +1,215 @@
+"""What a node keeps beside live state: published versions and staged bundles, bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId
+from plexsvc.statemanager.core import Budget
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VersionKey:
+    """A published weight version."""
+
+    deployment_id: DeploymentId
+    version: int
+
+
+@dataclass(slots=True, kw_only=True)
+class VersionEntry:
+    """Its bytes and who needs them: the scheduler until released, mappings until closed."""
+
+    job_id: JobId
+    nbytes: int
+    holders: Counter[int]
+    is_released: bool = False
+
+
+class VersionShelf:
+    """Published versions, a bounded number per deployment; the last holder frees one."""
+
+    def __init__(self, host: Budget, *, max_per_deployment: int) -> None:
+        self._host = host
+        self._max = max_per_deployment
+        self._entries: dict[VersionKey, VersionEntry] = {}
+
+    def admit(self, key: VersionKey, *, job_id: JobId, nbytes: int) -> None:
+        """Reserve host bytes for a new version.
+
+        Raises:
+            PlexError: `no_room` when the deployment has its share of versions or the host is full.
+        """
+        assert key not in self._entries, key
+        kept = [k for k in self._entries if k.deployment_id == key.deployment_id]
+        if len(kept) >= self._max:
+            raise PlexError(
+                ErrorCode.NO_ROOM,
+                f"version {key.version} of {key.deployment_id} not published: {len(kept)} versions "
+                "are kept already (max_versions_per_deployment); release one first",
+                need=1,
+                free=0,
+            )
+        self._host.take(nbytes)
+        self._entries[key] = VersionEntry(job_id=job_id, nbytes=nbytes, holders=Counter())
+
+    def get(self, key: VersionKey, *, job_id: JobId | None = None) -> VersionEntry:
+        """Return a version that may still be opened, by `job_id` if given.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        entry = self._entries.get(key)
+        is_visible = entry is not None and job_id in (None, entry.job_id)
+        if entry is None or entry.is_released or not is_visible:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"version {key.version} of {key.deployment_id} is not on this node; publish it",
+            )
+        return entry
+
+    def __contains__(self, key: VersionKey) -> bool:
+        """Whether its bytes are kept."""
+        return key in self._entries
+
+    def is_released(self, key: VersionKey) -> bool:
+        """Whether only mappings keep it."""
+        return self._entries[key].is_released
+
+    def hold(self, key: VersionKey, holder: int) -> None:
+        """Count a mapping of it."""
+        self._entries[key].holders[holder] += 1
+
+    def unhold(self, key: VersionKey, holder: int) -> bool:
+        """Count a mapping less; True when that freed the version."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        entry.holders[holder] -= 1
+        entry.holders += Counter()  # drops what is not positive
+        return self._free_unneeded(key)
+
+    def unhold_all(self, holder: int) -> list[VersionKey]:
+        """Forget a holder that left; return the versions that freed."""
+        for entry in self._entries.values():
+            entry.holders.pop(holder, None)
+        return [key for key in sorted(self._entries) if self._free_unneeded(key)]
+
+    def release(self, key: VersionKey) -> bool:
+        """End the scheduler's hold; True when that freed the version. Safe to repeat."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        entry.is_released = True
+        return self._free_unneeded(key)
+
+    def withdraw(self, key: VersionKey) -> None:
+        """Take back an admission whose publication failed."""
+        self._host.give(self._entries.pop(key).nbytes)
+
+    def _free_unneeded(self, key: VersionKey) -> bool:
+        entry = self._entries[key]
+        if not entry.is_released or entry.holders:
+            return False
+        self.withdraw(key)
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class StagedEntry:
+    """One staged bundle; `owner` is the client that still writes it, None for an upload."""
+
+    job_id: JobId
+    nbytes: int
+    owner: int | None = None
+    is_sealed: bool = False
+
+
+class StagingRoom:
+    """Staged bundles by id: bounded bytes in all, a bounded number per job."""
+
+    def __init__(self, *, staging_bytes: int, max_per_job: int) -> None:
+        self.budget = Budget("staging", total=staging_bytes)
+        self._max_per_job = max_per_job
+        self._entries: dict[bytes, StagedEntry] = {}
+
+    def admit(self, staging_id: bytes, entry: StagedEntry) -> None:
+        """Reserve room for a bundle.
+
+        Raises:
+            PlexError: `payload_too_large` for one that could never fit, `staging_full` for one that
+                does not fit now; `bad_request` for an id in use.
+        """
+        if staging_id in self._entries:
+            text = f"staging id {staging_id.hex()[:8]} is in use"
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; ids are for one bundle")
+        if entry.nbytes > self.budget.total:
+            raise PlexError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"{entry.nbytes} bytes can never fit into the node's {self.budget.total} bytes of "
+                "staging memory (staging_bytes); send smaller batches",
+                need=entry.nbytes,
+                limit=self.budget.total,
+            )
+        self._check_room(entry)
+        self.budget.take(entry.nbytes)
+        self._entries[staging_id] = entry
+
+    def get(self, staging_id: bytes, *, job_id: JobId | None = None) -> StagedEntry:
+        """Return an entry, of `job_id` if given.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        entry = self._entries.get(staging_id)
+        if entry is None or job_id not in (None, entry.job_id):
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"nothing is staged on this node under {staging_id.hex()[:8]}; it was never sent, "
+                "or it was answered and dropped",
+            )
+        return entry
+
+    def find(self, staging_id: bytes) -> StagedEntry | None:
+        """Return an entry or None."""
+        return self._entries.get(staging_id)
+
+    def drop(self, staging_id: bytes) -> int:
+        """Forget a bundle and return its bytes, 0 for an unknown one."""
+        entry = self._entries.pop(staging_id, None)
+        if entry is None:
+            return 0
+        self.budget.give(entry.nbytes)
+        return entry.nbytes
+
+    def ids_of(self, job_id: JobId) -> list[bytes]:
+        """Return the ids of a job's bundles."""
+        return [key for key, entry in self._entries.items() if entry.job_id == job_id]
+
+    def unsealed_of(self, owner: int) -> list[bytes]:
+        """Return the ids a client was still writing."""
+        return [
+            key
+            for key, entry in self._entries.items()
+            if entry.owner == owner and not entry.is_sealed
+        ]
+
+    def _check_room(self, entry: StagedEntry) -> None:
+        count = sum(other.job_id == entry.job_id for other in self._entries.values())
+        if count >= self._max_per_job:
+            found = f"{entry.job_id} has {count} staged bundles (max_staged_per_job)"
+        elif entry.nbytes > self.budget.free:
+            found = (
+                f"{entry.nbytes} bytes needed, {self.budget.free} of {self.budget.total} free "
+                "(staging_bytes)"
+            )
+        else:
+            return
+        raise PlexError(
+            ErrorCode.STAGING_FULL,
+            f"not staged: {found}; try again when earlier operations are answered",
+            need=entry.nbytes,
+            free=self.budget.free,
+        )

@@ -1,0 +1,100 @@
+"""A WPG's managed state, readable wherever it is: what publishing, saving and digests work from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexsvc.ids import JobId, WpgId
+from plexsvc.statemanager import pieces
+from plexsvc.statemanager.core import Residency, WpgState
+from plexsvc.statemanager.links import RankLink, Scalars
+from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.pieces import RegionBytes, Tensor
+from plexsvc.statemanager.tiers import Bytes
+
+GRADIENTS = "grad"
+"""Partial sums of each rank until a step: keyed by rank, never assembled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State between two operations; valid while the caller holds the WPG's lock."""
+
+    job_id: JobId
+    index: tuple[CanonicalPiece, ...]
+    region: RegionBytes
+    scalars: dict[int, Scalars]
+    applied_seq: int
+
+
+def take(node: Node, wpg_id: WpgId) -> Snapshot:
+    """Ask resident ranks for their scalars and return the state; the caller holds the WPG's lock.
+
+    Raises:
+        PlexError: `not_found`, `worker_died`.
+    """
+    wpg, links = node.state_of(wpg_id), node.links_of(wpg_id)
+    if wpg.residency is Residency.DEVICE:
+        for link in links:
+            link.export()
+        with node.lock:
+            applied = min((link.last_export.applied_seq for link in links), default=0)
+            node.ledger.note_applied(wpg_id, applied)
+    by_rank = {link.rank: link for link in links}
+    return Snapshot(
+        job_id=wpg.job_id,
+        index=tuple(piece for link in links for piece in link.pieces),
+        region=lambda rank, name: _region_bytes(node, wpg, by_rank[rank], name),
+        scalars={link.rank: link.last_export.scalars for link in links},
+        applied_seq=wpg.applied_seq,
+    )
+
+
+def digests(snapshot: Snapshot) -> dict[str, str]:
+    """Return a sha256 per kind over tensors in canonical order, the same for every layout.
+
+    Gradients go rank by rank, and tensors of which this node has a part box by box.
+    """
+    hashes: dict[str, hashlib._Hash] = {}
+    shared = [piece for piece in snapshot.index if piece.kind != GRADIENTS]
+    for tensor in pieces.tensors(shared):
+        found = hashes.setdefault(tensor.kind, hashlib.sha256())
+        found.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        _update(found, tensor, snapshot)
+    own = [piece for piece in snapshot.index if piece.kind == GRADIENTS]
+    for piece in sorted(own, key=lambda p: (p.name, p.rank, tuple(p.start))):
+        found = hashes.setdefault(GRADIENTS, hashlib.sha256())
+        found.update(f"{piece.name} {piece.rank} {list(piece.start)} {list(piece.size)}\n".encode())
+        _update_pieces(found, [piece], snapshot)
+    return {kind: found.hexdigest() for kind, found in hashes.items()}
+
+
+def _update(found: hashlib._Hash, tensor: Tensor, snapshot: Snapshot) -> None:
+    if pieces.is_complete(tensor):
+        found.update(np.ascontiguousarray(pieces.whole(tensor, snapshot.region)).data)
+    else:
+        _update_pieces(found, tensor.parts, snapshot)
+
+
+def _update_pieces(
+    found: hashlib._Hash, parts: Sequence[CanonicalPiece], snapshot: Snapshot
+) -> None:
+    for part in parts:
+        found.update(f"{list(part.start)} {list(part.size)}\n".encode())
+        view = pieces.piece_view(snapshot.region(part.rank, part.region), part)
+        found.update(np.ascontiguousarray(view).data)
+
+
+def _region_bytes(node: Node, wpg: WpgState, link: RankLink, name: str) -> Bytes:
+    region, host = wpg.ranks[link.rank].regions[name], link.hosts[name]
+    is_clean = region.is_droppable and name not in link.last_export.dirty
+    if is_clean:
+        return np.zeros(host.nbytes, dtype=np.uint8)
+    if wpg.residency is Residency.DEVICE:
+        return node.tier_of(link).view(link.spans[name], host)
+    return host.view()

@@ -1,0 +1,239 @@
+"""Staging memory: payloads that wait for their operation, results that wait for their reader."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from plexclient.ids import show
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
+from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
+from plexsvc.transport.batch_rules import check_batch
+
+MAX_ID_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A staged bundle: what it holds and where."""
+
+    specs: tuple[common_pb2.TensorSpec, ...]
+    file: MemoryFile
+
+
+class Staging:
+    """Bundles by id. Bytes are reserved before they arrive; `lock` guards the counts."""
+
+    def __init__(self, room: StagingRoom, *, lock: threading.Lock) -> None:
+        self._room = room
+        self._lock = lock
+        self._bundles: dict[bytes, Bundle] = {}
+
+    def begin(self, header: service_pb2.StageHeader) -> Upload | None:
+        """Return an upload to fill, or None when this bundle is here already.
+
+        An unfinished upload of the same id is replaced: its client has come back.
+
+        Raises:
+            PlexError: `staging_full`, `payload_too_large`, `bad_request`, `bad_batch`.
+        """
+        staging_id, job_id = header.operation_id, JobId(header.job_id)
+        if not 0 < len(staging_id) <= MAX_ID_BYTES:
+            text = f"staging id of {len(staging_id)} bytes; it is 1 to {MAX_ID_BYTES} bytes"
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        for spec in header.tensors:
+            tensors.check_spec(spec, header.nbytes)
+        with self._lock:
+            known = self._room.find(staging_id)
+            if known is not None and known.is_sealed and known.job_id == job_id:
+                return None
+            if known is not None and known.job_id == job_id:
+                self._drop(staging_id)
+            entry = StagedEntry(job_id=job_id, nbytes=header.nbytes)
+            bundle = self._admit(staging_id, entry, specs=header.tensors)
+        return Upload(self, header, bundle)
+
+    def create(
+        self,
+        specs: Sequence[common_pb2.TensorSpec],
+        nbytes: int,
+        *,
+        job_id: JobId,
+        owner: int,
+    ) -> tuple[bytes, int]:
+        """Return the id of a new bundle and a descriptor, for a client to fill and seal.
+
+        Raises:
+            PlexError: `staging_full`, `payload_too_large`, `bad_batch`.
+        """
+        for spec in specs:
+            tensors.check_spec(spec, nbytes)
+        staging_id = secrets.token_bytes(16)
+        entry = StagedEntry(job_id=job_id, nbytes=nbytes, owner=owner)
+        with self._lock:
+            return staging_id, self._admit(staging_id, entry, specs=specs).file.duplicate()
+
+    def seal(self, staging_id: bytes, *, job_id: JobId) -> None:
+        """Make a bundle readable.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        with self._lock:
+            self._room.get(staging_id, job_id=job_id).is_sealed = True
+
+    def open(self, staging_id: bytes, *, job_id: JobId) -> tuple[int, Bundle]:
+        """Return a descriptor of a sealed bundle, which the caller closes, and its description.
+
+        Raises:
+            PlexError: `not_found`; `unavailable` while it is still being written.
+        """
+        with self._lock:
+            bundle = self._sealed(staging_id, job_id=job_id)
+            return bundle.file.duplicate(), bundle
+
+    def read(self, staging_id: bytes, offset: int) -> bytes:
+        """Return the chunk at `offset`, empty at the end.
+
+        Raises:
+            PlexError: `not_found`, also when it was dropped meanwhile; `unavailable`.
+        """
+        with self._lock:
+            return self._sealed(staging_id).file.read(offset, tensors.CHUNK_BYTES)
+
+    def drop(self, staging_ids: Sequence[bytes], *, job_id: JobId | None) -> int:
+        """Drop bundles by id, or all of a job for no ids; return the freed bytes. Repeatable."""
+        with self._lock:
+            if not staging_ids and job_id is not None:
+                staging_ids = self._room.ids_of(job_id)
+            return sum(self._drop(staging_id) for staging_id in staging_ids)
+
+    def drop_unsealed(self, owner: int) -> None:
+        """Drop what a client that left had not sealed."""
+        with self._lock:
+            for staging_id in self._room.unsealed_of(owner):
+                self._drop(staging_id)
+
+    def usage(self) -> tuple[int, int]:
+        """Return used and total bytes."""
+        with self._lock:
+            return self._room.budget.used, self._room.budget.total
+
+    def close(self) -> None:
+        """Let go of all bundles."""
+        with self._lock:
+            for staging_id in list(self._bundles):
+                self._drop(staging_id)
+
+    @contextmanager
+    def holding(self, staging_id: bytes, bundle: Bundle) -> Iterator[None]:
+        """Keep an upload's bundle from being dropped meanwhile.
+
+        Raises:
+            PlexError: `cancelled` when the id stands for something else by now.
+        """
+        with self._lock:
+            if self._bundles.get(staging_id) is not bundle:
+                text = f"upload of {show(staging_id)} was dropped, or replaced by a newer one"
+                raise PlexError(ErrorCode.CANCELLED, text)
+            yield
+
+    def seal_upload(self, staging_id: bytes, bundle: Bundle) -> None:
+        """Make an upload readable.
+
+        Raises:
+            PlexError: `cancelled`.
+        """
+        with self.holding(staging_id, bundle):
+            self._room.get(staging_id).is_sealed = True
+
+    def abandon(self, staging_id: bytes, bundle: Bundle) -> None:
+        """Drop a bundle unless another upload took its id."""
+        with self._lock:
+            if self._bundles.get(staging_id) is bundle:
+                self._drop(staging_id)
+
+    def _sealed(self, staging_id: bytes, *, job_id: JobId | None = None) -> Bundle:
+        if not self._room.get(staging_id, job_id=job_id).is_sealed:
+            text = f"bundle {show(staging_id)} is still being written; try again"
+            raise PlexError(ErrorCode.UNAVAILABLE, text)
+        return self._bundles[staging_id]
+
+    def _admit(
+        self, staging_id: bytes, entry: StagedEntry, *, specs: Sequence[common_pb2.TensorSpec]
+    ) -> Bundle:
+        self._room.admit(staging_id, entry)
+        try:
+            file = MemoryFile("plexsvc-staged", entry.nbytes)
+        except PlexError:
+            self._room.drop(staging_id)
+            raise
+        bundle = Bundle(specs=tuple(specs), file=file)
+        self._bundles[staging_id] = bundle
+        return bundle
+
+    def _drop(self, staging_id: bytes) -> int:
+        bundle = self._bundles.pop(staging_id, None)
+        if bundle is not None:
+            bundle.file.close()
+        return self._room.drop(staging_id)
+
+
+class Upload:
+    """One stream of chunks into a bundle; finished by validation or abandoned."""
+
+    def __init__(self, staging: Staging, header: service_pb2.StageHeader, bundle: Bundle) -> None:
+        self._staging = staging
+        self._header = header
+        self._bundle = bundle
+        self._received = 0
+
+    def write(self, chunk: common_pb2.Chunk) -> None:
+        """Take the next chunk.
+
+        Raises:
+            PlexError: `bad_request` for a gap or too many bytes; `cancelled` when another upload of
+                the same id took over.
+        """
+        end = chunk.offset + len(chunk.data)
+        if chunk.offset != self._received or end > self._header.nbytes:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"chunk [{chunk.offset}, {end}) came where byte {self._received} of "
+                f"{self._header.nbytes} was due; send chunks in order",
+            )
+        with self._staging.holding(self._header.operation_id, self._bundle):
+            self._bundle.file.write(chunk.offset, chunk.data)
+        self._received = end
+
+    def finish(self) -> int:
+        """Validate and seal; return the bytes. `O(bytes)`.
+
+        Raises:
+            PlexError: `bad_batch`; `bad_request` when bytes are missing.
+        """
+        if self._received < self._header.nbytes:
+            found = f"stream ended after {self._received} of {self._header.nbytes} bytes"
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{found}; send it again")
+        if self._header.HasField("rules"):
+            self._validate()
+        self._staging.seal_upload(self._header.operation_id, self._bundle)
+        return int(self._header.nbytes)
+
+    def abandon(self) -> None:
+        """Drop what came so far."""
+        self._staging.abandon(self._header.operation_id, self._bundle)
+
+    def _validate(self) -> None:
+        with self._staging.holding(self._header.operation_id, self._bundle):
+            mapped = self._bundle.file.map(is_writable=False)
+        data = memoryview(mapped)[: self._header.nbytes]
+        views = tensors.views(self._header.tensors, data)
+        check_batch(self._header.tensors, views, self._header.rules)
