@@ -11,7 +11,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.layout import Degrees, payload_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +76,16 @@ class DeploymentCache:
             self._entries.popitem(last=False)
 
 
-def degrees_of(deployment: service_pb2.Deployment) -> Degrees:
-    """Return the degrees of parallelism a deployment runs with; 0 on the wire reads as 1."""
-    wire = deployment.spec.parallel
-    return Degrees(tp=wire.tp or 1, pp=wire.pp or 1, dp=wire.dp or 1, cp=wire.cp or 1)
-
-
-def staging_targets(deployment: service_pb2.Deployment) -> list[service_pb2.NodeAddress]:
-    """Return the nodes a batch's bytes go to: those of the first and the last pipeline stage.
-
-    Where the blocks do not name a device for each rank, every staging node gets the bytes.
+def staging_targets(deployment: service_pb2.Deployment) -> list[str]:
+    """Return the state managers a batch's bytes go to: one copy for all ranks of a node.
 
     Raises:
         PlexError: `unavailable` when the deployment has no nodes (yet, or any more).
     """
-    nodes = list(deployment.staging_nodes)
-    if not nodes:
+    if not deployment.staging_nodes:
         raise PlexError(
             ErrorCode.UNAVAILABLE,
             f"deployment {deployment.deployment_id!r} is {deployment.state or 'unknown'}: no node "
             "stages payloads for it; try again when it is ready",
         )
-    degrees = degrees_of(deployment)
-    hosts = [block.node_id for block in deployment.blocks for _ in range(block.count)]
-    if len(hosts) != degrees.world_size:
-        return nodes
-    needed = payload_nodes(degrees, node_of_rank=dict(enumerate(hosts)))
-    return [node for node in nodes if node.node_id in needed] or nodes
+    return [node.state_manager for node in deployment.staging_nodes]

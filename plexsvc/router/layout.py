@@ -1,14 +1,15 @@
-"""Dispatch by parallel layout: which rank computes which sequences, who needs bytes, who answers.
+"""Dispatch by parallel layout: which data-parallel rank computes which sequences, in what pieces.
 
-Everything here is a pure function of lengths and degrees, and the cut of a batch carries a version:
-a plan that was recorded with an operation is made again, bit for bit, years later or not at all.
+A pure function of the lengths and the degree; the cut carries a version: a plan that was recorded
+with an operation is made again, bit for bit, years later or not at all. Tensor- and pipeline-
+parallel ranks of one data-parallel rank share its part of the plan; ranks of one node share one
+copy of the bytes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from plexclient.wire.v1 import operations_pb2
@@ -17,29 +18,6 @@ from plexsvc.errors import ErrorCode, PlexError
 PLAN_VERSION: Final = 1
 
 Bins = list[list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Degrees of parallelism; ranks count tensor first, then context, data, pipeline last."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """Return how many ranks there are."""
-        return self.tp * self.cp * self.dp * self.pp
-
-    def rank(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """Return the global rank at these coordinates."""
-        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
-
-    def stage(self, rank: int) -> int:
-        """Return the pipeline stage of a global rank."""
-        return rank // (self.tp * self.cp * self.dp)
 
 
 def plan(
@@ -75,27 +53,6 @@ def plan(
             for cut in cuts
         ],
     )
-
-
-def answering_ranks(degrees: Degrees) -> list[int]:
-    """Return the global ranks that answer a result shard, in data-parallel order.
-
-    One copy a tensor-parallel group: its first rank, of the last pipeline stage.
-    """
-    return [degrees.rank(dp=dp, pp=degrees.pp - 1) for dp in range(degrees.dp)]
-
-
-def payload_nodes(degrees: Degrees, *, node_of_rank: Mapping[int, str]) -> list[str]:
-    """Return the nodes that need a batch's bytes, each once, in rank order.
-
-    Tokens go into the first pipeline stage and targets into the last; a node that holds only middle
-    stages works from the plan's lengths. Ranks of one node share one copy.
-    """
-    needed: dict[str, None] = {}
-    for rank, node in sorted(node_of_rank.items()):
-        if degrees.stage(rank) in {0, degrees.pp - 1}:
-            needed[node] = None
-    return list(needed)
 
 
 def _balance(lengths: Sequence[int], *, dp: int) -> Bins:

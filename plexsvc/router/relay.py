@@ -192,7 +192,7 @@ class Uploads:
     async def _forward(self, upload: Upload) -> operations_pb2.DispatchPlan:
         spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
         tap = LengthsTap(spec)
-        targets = [node.state_manager for node in staging_targets(upload.deployment)]
+        targets = staging_targets(upload.deployment)
         async with self._slot(), self._streams(targets) as streams:
             await self._pump(upload, streams=streams, tap=tap)
             for stream in streams:

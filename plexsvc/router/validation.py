@@ -18,7 +18,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.router import layout
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.deployments import degrees_of
 from plexsvc.transport.batch_rules import check_batch
 
 BATCH_KINDS: Final = frozenset({"forward", "forward_backward", "backward"})
@@ -118,8 +117,8 @@ class OperationRules:
     ) -> operations_pb2.DispatchPlan:
         """Return the cut of a batch for the deployment's layout."""
         limit = deployment.spec.micro_batch_tokens or self._config.default_micro_batch_tokens
-        degrees = degrees_of(deployment)
-        return layout.plan(lengths.tolist(), dp=degrees.dp, micro_batch_tokens=limit)
+        dp = deployment.spec.parallel.dp or 1
+        return layout.plan(lengths.tolist(), dp=dp, micro_batch_tokens=limit)
 
     def _check_body(
         self,

@@ -41,8 +41,17 @@ STATUS_OF: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
 """gRPC status of each code; the rest, states a call does not fit, are FAILED_PRECONDITION."""
 
 _LOST: Final = frozenset(
-    {_S.UNAVAILABLE, _S.DEADLINE_EXCEEDED, _S.CANCELLED, _S.UNKNOWN, _S.RESOURCE_EXHAUSTED}
+    {
+        _S.UNAVAILABLE,
+        _S.DEADLINE_EXCEEDED,
+        _S.CANCELLED,
+        _S.UNKNOWN,
+        _S.RESOURCE_EXHAUSTED,
+        _S.INTERNAL,
+    }
 )
+"""Statuses of gRPC's own that may pass. INTERNAL: when a peer answers a stream early, a write that
+fails meanwhile may hide its answer behind "Internal error from Core"; asking again shows it."""
 
 
 async def abort_with(

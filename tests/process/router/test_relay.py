@@ -97,7 +97,7 @@ async def test_a_full_node_is_told_to_the_client_and_the_operation_stays(rig: Ri
         submitted = group.create_task(rig.client.submit(operation))
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await rig.client.stage(operation, arrays)
-        assert error_from(failure.value).code == ErrorCode.STAGING_FULL
+        assert error_from(failure.value).retryable
         await rig.client.stage(operation, arrays)
     assert submitted.result().state == ops.OPERATION_STATE_ANSWERED
 
@@ -176,8 +176,9 @@ async def test_too_many_uploads_at_once_are_refused_with_the_key() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(rig.client.run(one, arrays))
             await until(lambda: rig.staging.partial)
+            header = iter(stage_requests(two, arrays)[:1])
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await rig.client.stage(two, arrays)
+                await rig.client.stub.StagePayload(header, metadata=metadata(), timeout=20)
             rig.staging.gate.set()
         error = error_from(failure.value)
         assert error.code == ErrorCode.STAGING_FULL

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.layout import Degrees, answering_ranks, payload_nodes, plan
+from plexsvc.router.layout import plan
 
 LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=200)
 DP = st.integers(1, 8)
@@ -97,19 +97,3 @@ def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(PlexError) as refusal:
         plan([1], dp=1, micro_batch_tokens=8, version=2)
     assert refusal.value.code == ErrorCode.BAD_REQUEST
-
-
-def test_the_first_tensor_rank_of_the_last_stage_answers_for_each_data_rank() -> None:
-    assert answering_ranks(Degrees(tp=2, pp=2, dp=2)) == [4, 6]
-    assert answering_ranks(Degrees(tp=4)) == [0]
-
-
-def test_bytes_go_once_to_each_node_of_the_outer_stages() -> None:
-    degrees = Degrees(tp=2, pp=4)
-    nodes = {rank: f"n{rank // 2}" for rank in range(8)}
-    assert payload_nodes(degrees, node_of_rank=nodes) == ["n0", "n3"]
-
-
-def test_a_group_on_one_node_needs_one_copy() -> None:
-    degrees = Degrees(tp=2, dp=2)
-    assert payload_nodes(degrees, node_of_rank=dict.fromkeys(range(4), "n0")) == ["n0"]
