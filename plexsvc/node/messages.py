@@ -25,10 +25,15 @@ class ForkOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preloaded:
-    """The zygote's imports are done. `threads` and `has_grpc` must be 1 and false: it will fork."""
+    """The zygote's imports are done.
+
+    `threads` is Python's count: it must be 1, else nothing is forked. `native_threads` is the
+    kernel's: more than 1 means that a library (gRPC once it is initialised, a math library's pool)
+    has started its own, which a forked process would miss.
+    """
 
     threads: int
-    has_grpc: bool
+    native_threads: int
     took_us: int
 
 

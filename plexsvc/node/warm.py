@@ -154,11 +154,11 @@ class WarmImage:
 
     def _take_preloaded(self, report: Preloaded) -> None:
         log.info("zygote warm", image=self._image.name, took_us=report.took_us)
-        if report.threads != 1 or report.has_grpc:
+        if report.native_threads != 1:
             log.warning(
-                "zygote may not fork safely: its preload started threads or imported gRPC",
+                "zygote may not fork safely: its preload started threads",
                 image=self._image.name,
                 threads=report.threads,
-                has_grpc=report.has_grpc,
+                native_threads=report.native_threads,
             )
         self._is_warm.set()

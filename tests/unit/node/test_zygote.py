@@ -28,7 +28,7 @@ def test_a_module_without_an_environment_has_an_empty_one() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        messages.Preloaded(threads=1, has_grpc=False, took_us=5),
+        messages.Preloaded(threads=1, native_threads=1, took_us=5),
         messages.Forked(token=1, pid=2),
         messages.Refused(token=1, reason="line\nbreak"),
         messages.Ready(token=1, address="127.0.0.1:5"),
