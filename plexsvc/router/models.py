@@ -92,11 +92,6 @@ def find_model(model: str, *, roots: Sequence[Path]) -> Path:
     return directory
 
 
-def model_files(directory: Path) -> list[str]:
-    """Return which of `MODEL_FILES` a model directory holds."""
-    return [name for name in MODEL_FILES if (directory / name).is_file()]
-
-
 def check_spec(spec: service_pb2.DeploymentSpec) -> None:
     """Refuse a spec that contradicts itself, whatever the model.
 

@@ -121,13 +121,9 @@ class RouterServicer:
         models.check_spec(spec)
         if spec.model_deployment_id:
             await self._take_model(request, tenant=tenant)
-        files: list[str] = []
         if spec.backend != "noop":
-            files = await asyncio.to_thread(_check_model, spec, self._config)
-        deployment = await self._scheduler.CreateDeployment(request, None)
-        del deployment.model_files[:]
-        deployment.model_files.extend(files)
-        return deployment
+            await asyncio.to_thread(_check_model, spec, self._config)
+        return await self._scheduler.CreateDeployment(request, None)
 
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId
@@ -324,8 +320,7 @@ def _outline(operation: ops.Operation) -> ops.Operation:
     return outline
 
 
-def _check_model(spec: pb.DeploymentSpec, config: RouterConfig) -> list[str]:
+def _check_model(spec: pb.DeploymentSpec, config: RouterConfig) -> None:
     directory = models.find_model(spec.model, roots=config.model_roots)
     models.check_layout(spec, models.ModelShape.read(directory))
     spec.model = str(directory)
-    return models.model_files(directory)

@@ -105,9 +105,7 @@ async def test_layouts_are_asked_for_once_and_again_when_forgotten(rig: Rig) -> 
     assert rig.scheduler.lookups == 1
 
 
-async def test_a_deployment_takes_the_model_of_another_and_lists_its_files(
-    rig: Rig, tmp_path: Path
-) -> None:
+async def test_a_deployment_takes_the_model_of_another(rig: Rig, tmp_path: Path) -> None:
     model = make_qwen3(tmp_path / "tiny", seed=0)
     first = pb.CreateDeploymentRequest(
         deployment_id="job-1/a",
@@ -116,7 +114,7 @@ async def test_a_deployment_takes_the_model_of_another_and_lists_its_files(
         spec=pb.DeploymentSpec(role="actor", backend="fsdp", model=str(model)),
     )
     reply = await rig.client.stub.CreateDeployment(first, metadata=metadata(), timeout=5)
-    assert "tokenizer.json" in reply.model_files
+    assert reply.state == "ready"
     second = pb.CreateDeploymentRequest(
         deployment_id="job-1/b",
         job_id=JOB,

@@ -10,7 +10,7 @@ import pytest
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.models import ModelShape, check_layout, check_spec, find_model, model_files
+from plexsvc.router.models import ModelShape, check_layout, check_spec, find_model
 
 SHAPE = ModelShape(heads=12, layers=6, experts=0)
 
@@ -38,7 +38,6 @@ def test_a_model_is_found_by_path_or_by_name_below_a_root(model: Path) -> None:
     assert find_model(str(model), roots=()) == model
     assert find_model("tiny", roots=[model.parent]) == model
     assert ModelShape.read(model) == SHAPE
-    assert model_files(model) == ["config.json"]
 
 
 def test_a_model_outside_the_roots_is_refused(model: Path, tmp_path: Path) -> None:
