@@ -1,0 +1,53 @@
+"""A whole service for benchmarks: `plexctl up` as its own process, stopped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import plexclient as plex
+
+BOOT_S = 120
+
+
+@contextlib.contextmanager
+def running(config: str) -> Iterator[plex.Cluster]:
+    """Start `plexctl up` with a TOML configuration (state_dir and listen are added); connect."""
+    with tempfile.TemporaryDirectory(prefix="plex-bench-") as scratch:
+        home = Path(scratch)
+        path = home / "cluster.toml"
+        path.write_text(f'state_dir = "{home / "state"}"\nlisten = "127.0.0.1:0"\n' + config)
+        log = home / "up.log"
+        command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config", str(path)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            card = _card(home / "state" / "cluster.json", process, log=log)
+            with plex.connect(card["address"], token=card["token"]) as cluster:
+                yield cluster
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def _card(path: Path, process: subprocess.Popen[bytes], *, log: Path) -> dict[str, str]:
+    deadline = time.monotonic() + BOOT_S
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"plexctl up did not come up:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)  # noqa: TID251 - waits for another process
+    card: dict[str, str] = json.loads(path.read_text())
+    return card
+
+
+def report(**figures: object) -> None:
+    """Print the benchmark's one JSON line, with the command that made it."""
+    command = " ".join(["python", *sys.argv])
+    print(json.dumps({**figures, "command": command}))
