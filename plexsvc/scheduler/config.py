@@ -1,0 +1,57 @@
+"""The scheduler's configuration: the core's limits and what the driver adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plexsvc.scheduler.core.words import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(Limits):
+    """The `scheduler` table of the cluster's configuration file."""
+
+    session_ttl_us: int = 60_000_000
+    """A job is cancelled when no KeepAlive came for so long, unless it asked for another time."""
+    max_session_ttl_us: int = 3_600_000_000
+    """Longest session time to live a job may ask for."""
+    node_lease_us: int = 10_000_000
+    """Lease of a node agent; when it runs out the agent kills every rank."""
+    connect_retry_us: int = 500_000
+    """Pause before a node agent that does not answer is tried again."""
+    rpc_timeout_us: int = 10_000_000
+    """Deadline of a short call to a node agent, state manager or rank."""
+    move_timeout_us: int = 300_000_000
+    """Deadline of a call that moves, publishes, writes or digests state."""
+    stop_grace_us: int = 2_000_000
+    """Time a process has between TERM and KILL."""
+    max_stop_tries: int = 5
+    """Tries to stop or forget a WPG on a node before its lease is relied upon."""
+    exit_report_us: int = 3_000_000
+    """How long to wait for the node agent's word when a rank's connection breaks."""
+    max_inbox: int = 4096
+    """Events that may wait to be decided; further submissions are refused with `unavailable`."""
+    max_batch: int = 256
+    """Events decided and journaled together."""
+    max_held_payload_bytes: int = 256 << 20
+    """Inline payloads held for waiting operations; the next is refused with `queue_full`."""
+    max_result_bytes: int = 256 << 20
+    """Answers kept for clients that may ask again; the oldest go first (`result_gone`)."""
+    max_versions_per_deployment: int = 4
+    """Published weight versions kept for each deployment; older ones are released."""
+    max_ended_jobs: int = 256
+    """Ended jobs that `status` and `job list` still show."""
+    max_early_payloads: int = 4096
+    """Payloads that may be staged before their operation is submitted."""
+    rows_flush_us: int = 200_000
+    """Longest time the tables of jobs and operations lag behind the journal."""
+    micro_batch_tokens: int = 4096
+    """Tokens of a micro-batch when a deployment does not say."""
+    kv_cache_bytes: int = 64 << 20
+    """KV cache of a rollout instance when a deployment does not say."""
+    max_num_seqs: int = 64
+    """Sequences a rollout instance runs at once."""
+    max_model_len: int = 2048
+    """Context of a rollout deployment that does not say, if its model allows it."""
+    rollout_address: str = ""
+    """gRPC target of the rollout manager, told to routers that run apart; empty when embedded."""

@@ -1,0 +1,1 @@
+"""The scheduler's pure core: events in, actions out; no clock, socket, log, thread or dice."""

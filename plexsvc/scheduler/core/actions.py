@@ -1,0 +1,146 @@
+"""Orders the core gives: imperative; the driver performs them and returns each outcome as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
+from plexsvc.scheduler.core.words import (
+    DeploymentState,
+    Fault,
+    JobState,
+    OperationState,
+    Place,
+    Residency,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnWpg:
+    """Start one process a place, rank i at `places[i]`; ends in `WpgReady` or `SpawnFailed`."""
+
+    wpg_id: WpgId
+    deployment_id: DeploymentId
+    incarnation: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWpg:
+    """End all processes of a WPG; ends in `WpgStopped`."""
+
+    wpg_id: WpgId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetWpg:
+    """Free all state of a WPG on every tier; ends in `WpgForgotten`."""
+
+    wpg_id: WpgId
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOperation:
+    """Run an operation; ends in `OperationFinished`."""
+
+    operation_id: OperationId
+    wpg_id: WpgId
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelOperation:
+    """Ask the executor of a running operation to end it early."""
+
+    operation_id: OperationId
+    wpg_id: WpgId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveState:
+    """Move a WPG's state to the device or to host memory; ends in `ResidencyMoved` or `MoveFailed`."""
+
+    wpg_id: WpgId
+    move_id: MoveId
+    to: Residency
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOperation:
+    """Tell whoever waits that the operation is applied."""
+
+    operation_id: OperationId
+    queued_us: int
+    switch_us: int
+    run_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseOperation:
+    """Tell whoever waits that the operation was refused or failed; `is_final`: its number is used."""
+
+    operation_id: OperationId
+    state: OperationState
+    fault: Fault
+    is_final: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropPayload:
+    """Free an operation's staged inputs: nobody will read them again."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOperation:
+    """Forget an operation's answer."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentChanged:
+    """Record and announce a deployment's state."""
+
+    deployment_id: DeploymentId
+    state: DeploymentState
+    wpg_id: WpgId | None
+    fault: Fault | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChanged:
+    """Record and announce a job's state."""
+
+    job_id: JobId
+    state: JobState
+    reason: str
+    device_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Return `TimerFired(key)` at `at_us`; the same key again replaces the time."""
+
+    key: str
+    at_us: int
+
+
+Action = (
+    SpawnWpg
+    | StopWpg
+    | ForgetWpg
+    | StartOperation
+    | CancelOperation
+    | MoveState
+    | AnswerOperation
+    | RefuseOperation
+    | DropPayload
+    | ReleaseOperation
+    | DeploymentChanged
+    | JobChanged
+    | SetTimer
+)

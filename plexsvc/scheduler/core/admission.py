@@ -1,0 +1,267 @@
+"""What is let in: operations checked against their deployment's order and bounds, payloads, timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, OperationId, WpgId, show
+from plexsvc.scheduler.core import dispatch, lanes, lifecycle
+from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    OperationSubmitted,
+    PayloadRefused,
+    PayloadStaged,
+)
+from plexsvc.scheduler.core.state import Cluster, Deployment, Operation
+from plexsvc.scheduler.core.transitions import OperationTrigger
+from plexsvc.scheduler.core.words import (
+    DeploymentState,
+    Fault,
+    OperationState,
+    WpgState,
+)
+
+
+def submit(cluster: Cluster, event: OperationSubmitted) -> None:
+    """Queue an operation, or refuse it with nothing recorded. A known id changes nothing."""
+    if event.operation_id in cluster.operations:
+        return
+    fault = _why_not(cluster, event)
+    if fault is not None:
+        cluster.emit(
+            RefuseOperation(
+                operation_id=event.operation_id,
+                state=OperationState.REFUSED,
+                fault=fault,
+                is_final=False,
+            )
+        )
+        if not event.is_staged:
+            cluster.emit(DropPayload(operation_id=event.operation_id))
+        return
+    _queue(cluster, event)
+
+
+def payload(cluster: Cluster, event: PayloadStaged | PayloadRefused) -> None:
+    """Make an operation eligible whose inputs arrived, or refuse it."""
+    operation = cluster.operations.get(event.operation_id)
+    if operation is None or operation.state is not OperationState.QUEUED:
+        return
+    deployment = cluster.deployments[operation.deployment_id]
+    if isinstance(event, PayloadStaged):
+        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    else:
+        lanes.refuse(cluster, operation, event.fault)
+        lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
+def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
+    """Record a new deployment of a live job; repeating changes nothing."""
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None or event.deployment_id in cluster.deployments:
+        return
+    lifecycle.request_deployment(cluster, event)
+
+
+def set_timer(cluster: Cluster, key: str, *, at_us: int) -> None:
+    """Order a timer."""
+    cluster.emit(SetTimer(key=key, at_us=at_us))
+
+
+def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
+    """Return why an operation cannot be queued; `None` if it can."""
+    name = show(event.operation_id)
+    if event.operation_id in cluster.released:
+        return Fault(
+            code=ErrorCode.RESULT_GONE,
+            message=f"{name} was answered and its answer acknowledged or dropped "
+            "(scheduler.max_answered_per_deployment); use the answer you had",
+        )
+    deployment = cluster.deployments.get(event.deployment_id)
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None:
+        return Fault(
+            code=ErrorCode.JOB_ENDED,
+            message=f"{name} not accepted: job {event.job_id} has ended; start another",
+        )
+    if deployment is None or deployment.job_id != event.job_id:
+        return Fault(
+            code=ErrorCode.NOT_FOUND,
+            message=f"{name} names deployment {event.deployment_id!r}, which job {event.job_id} "
+            "does not have; create it first",
+        )
+    if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
+        return _deployment_gone(name, deployment)
+    return _order_fault(cluster, deployment, event)
+
+
+def _order_fault(
+    cluster: Cluster, deployment: Deployment, event: OperationSubmitted
+) -> Fault | None:
+    name, limits = show(event.operation_id), cluster.limits
+    is_used = event.seq < max(deployment.next_seq, 1)
+    if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:
+        return Fault(
+            code=ErrorCode.STALE_SEQUENCE,
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, which another operation "
+            f"used; the next free one is {lanes.first_missing(deployment)}",
+            facts=(("seq", str(event.seq)), ("next_seq", str(lanes.first_missing(deployment)))),
+        )
+    missing = lanes.first_missing(deployment)
+    if event.seq > missing + limits.max_gap:
+        return Fault(
+            code=ErrorCode.SEQUENCE_GAP,
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, but seq {missing} has not "
+            f"come; at most {limits.max_gap} may be ahead of it (scheduler.max_gap)",
+            facts=(("seq", str(event.seq)), ("missing_seq", str(missing))),
+        )
+    fills_gap = event.seq == missing and deployment.gap_seq == missing
+    if len(deployment.pending) >= limits.max_pending_per_wpg and not fills_gap:
+        return Fault(
+            code=ErrorCode.QUEUE_FULL,
+            message=f"{name} not accepted: {event.deployment_id} already has {len(deployment.pending)} "
+            "pending operations (scheduler.max_pending_per_wpg); await some of them and submit again",
+            facts=(("limit", str(limits.max_pending_per_wpg)),),
+        )
+    return None
+
+
+def _deployment_gone(name: str, deployment: Deployment) -> Fault:
+    cause = deployment.fault
+    why = "stopped" if cause is None else f"failed with {cause.code}: {cause.message}"
+    facts = () if cause is None else (("cause", str(cause.code)), *cause.facts)
+    return Fault(
+        code=ErrorCode.DEPLOYMENT_FAILED,
+        message=f"{name} not accepted: {deployment.deployment_id} has {why}",
+        facts=facts,
+    )
+
+
+def _queue(cluster: Cluster, event: OperationSubmitted) -> None:
+    deployment = cluster.deployments[event.deployment_id]
+    operation = Operation(
+        operation_id=event.operation_id,
+        deployment_id=event.deployment_id,
+        job_id=event.job_id,
+        seq=event.seq,
+        kind=event.kind,
+        after=event.after,
+        submitted_us=event.at_us,
+        num_tokens=event.num_tokens,
+        is_inline=event.is_staged,
+    )
+    operation.apply(OperationTrigger.ACCEPTED)
+    if event.is_staged:
+        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    else:
+        at_us = event.at_us + cluster.limits.staging_timeout_us
+        set_timer(cluster, f"stage/{event.operation_id.hex()}", at_us=at_us)
+    cluster.operations[event.operation_id] = operation
+    deployment.pending[event.seq] = operation
+    lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
+def _gap_timer(cluster: Cluster, name: str) -> None:
+    deployment = cluster.deployments.get(DeploymentId(name))
+    if deployment is not None:
+        lanes.close_gap(cluster, deployment)
+        cluster.touch(deployment.wpg_id)
+
+
+def _stage_timer(cluster: Cluster, name: str) -> None:
+    operation = cluster.operations.get(OperationId(bytes.fromhex(name)))
+    if operation is None or operation.state is not OperationState.QUEUED:
+        return
+    fault = Fault(
+        code=ErrorCode.STAGING_TIMEOUT,
+        message=f"{show(operation.operation_id)}: its payload did not arrive within "
+        f"{cluster.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
+        "submit it again with the next number",
+    )
+    lanes.refuse(cluster, operation, fault)
+    deployment = cluster.deployments[operation.deployment_id]
+    lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
+def _after_timer(cluster: Cluster, name: str) -> None:
+    operation = cluster.operations.get(OperationId(bytes.fromhex(name)))
+    if operation is None or operation.state is not OperationState.STAGED:
+        return
+    unseen = [
+        o for o in operation.after if o not in cluster.operations and o not in cluster.released
+    ]
+    if not unseen:
+        return
+    fault = Fault(
+        code=ErrorCode.DEPENDENCY_FAILED,
+        message=f"{show(operation.operation_id)} not run: it comes after {show(unseen[0])}, which nobody "
+        f"submitted within {cluster.limits.gap_timeout_us // 1_000_000} s (scheduler.gap_timeout_us)",
+        facts=(("operation", unseen[0].hex()),),
+    )
+    lanes.refuse(cluster, operation, fault)
+    deployment = cluster.deployments[operation.deployment_id]
+    lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
+def _watch_timer(cluster: Cluster, name: str) -> None:
+    """Fail a WPG whose oldest running operation is stuck; else watch on."""
+    wpg = cluster.wpgs.get(WpgId(name))
+    if wpg is None or wpg.state is not WpgState.READY:
+        return
+    wpg.watch_us = None
+    running = cluster.deployments[wpg.deployment_id].running.values()
+    if not running:
+        return
+    oldest = min(running, key=lambda operation: operation.started_us)
+    if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
+        dispatch.watch(cluster, wpg, since_us=oldest.started_us)
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{show(oldest.operation_id)} ({oldest.kind}) ran for more than "
+        f"{cluster.limits.operation_timeout_us // 1_000_000} s (scheduler.operation_timeout_us); "
+        f"{wpg.wpg_id} was stopped",
+        facts=(("operation", oldest.operation_id.hex()), ("worker", wpg.wpg_id)),
+    )
+    lifecycle.fail_wpg(cluster, wpg, fault)
+
+
+def _spawn_timer(cluster: Cluster, name: str) -> None:
+    wpg = cluster.wpgs.get(WpgId(name))
+    if wpg is None or wpg.state is not WpgState.SPAWNING:
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{wpg.wpg_id} did not come up within {cluster.limits.spawn_timeout_us // 1_000_000} s "
+        "(scheduler.spawn_timeout_us); see the ranks' logs",
+        facts=(("worker", wpg.wpg_id),),
+    )
+    lifecycle.fail_wpg(cluster, wpg, fault)
+
+
+def _place_timer(cluster: Cluster, name: str) -> None:
+    lifecycle.give_up_placing(cluster, DeploymentId(name))
+
+
+def _retry_timer(cluster: Cluster, name: str) -> None:
+    if WpgId(name) in cluster.wpgs:
+        cluster.touch(WpgId(name))
+
+
+TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
+    "gap": _gap_timer,
+    "stage": _stage_timer,
+    "after": _after_timer,
+    "watch": _watch_timer,
+    "spawn": _spawn_timer,
+    "place": _place_timer,
+    "retry": _retry_timer,
+}
+"""Who handles `TimerFired(kind/name)`."""

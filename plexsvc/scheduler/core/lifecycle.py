@@ -1,0 +1,410 @@
+"""Jobs, deployments and their processes: placed, brought up, failed, torn down; teardown always frees."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.scheduler.core import dispatch, lanes, placement
+from plexsvc.scheduler.core.actions import (
+    CancelOperation,
+    DeploymentChanged,
+    ForgetWpg,
+    JobChanged,
+    SetTimer,
+    SpawnWpg,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import DeploymentRequested, JobEndRequested, NodeJoined
+from plexsvc.scheduler.core.state import (
+    Cluster,
+    Deployment,
+    Device,
+    Job,
+    Node,
+    Operation,
+    Wpg,
+)
+from plexsvc.scheduler.core.transitions import (
+    JOB_TRANSITIONS,
+    JobTrigger,
+    OperationTrigger,
+    WpgTrigger,
+    step,
+)
+from plexsvc.scheduler.core.words import (
+    DeploymentState,
+    Fault,
+    JobState,
+    OperationKind,
+    Place,
+    WpgState,
+)
+
+MAX_ENDED_JOBS: Final = 4096
+"""Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
+
+END_TRIGGERS: Final = {
+    JobState.COMPLETED: JobTrigger.COMPLETED,
+    JobState.FAILED: JobTrigger.FAILED,
+    JobState.CANCELLED: JobTrigger.CANCELLED,
+}
+
+
+def join_node(cluster: Cluster, event: NodeJoined) -> None:
+    """Take a node's devices into the cluster; a returning node brings its places back."""
+    places = []
+    for facts in sorted(event.devices, key=lambda d: d.index):
+        place = Place(node_id=event.node_id, device=facts.index)
+        places.append(place)
+        if place not in cluster.devices:
+            cluster.devices[place] = Device(
+                place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
+            )
+    cluster.nodes[event.node_id] = Node(
+        node_id=event.node_id, host_bytes=event.host_bytes, devices=places
+    )
+    place_waiting(cluster)
+
+
+def lose_node(cluster: Cluster, node_id: NodeId, *, reason: str) -> None:
+    """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
+    cluster.nodes.pop(node_id, None)
+    fault = Fault(
+        code=ErrorCode.NODE_LOST,
+        message=f"node {node_id} is lost: {reason}; its processes are dead, deploy again elsewhere",
+        facts=(("node", node_id),),
+    )
+    for wpg in list(cluster.wpgs.values()):
+        if any(place.node_id == node_id for place in wpg.places):
+            fail_wpg(cluster, wpg, fault)
+
+
+def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
+    """Record a deployment and place it, now or when devices free up."""
+    deployment = Deployment(
+        deployment_id=event.deployment_id,
+        job_id=event.job_id,
+        initialize_id=event.initialize_id,
+        role=event.role,
+        backend=event.backend,
+        device_kind=event.device_kind,
+        num_devices=event.num_devices,
+        is_rollout=event.is_rollout,
+        requested_us=event.at_us,
+    )
+    cluster.deployments[event.deployment_id] = deployment
+    cluster.jobs[event.job_id].deployments.append(event.deployment_id)
+    if not _can_ever_hold(cluster, deployment):
+        fail_deployment(cluster, deployment, _no_placement(cluster, deployment))
+        return
+    cluster.unplaced.append(event.deployment_id)
+    place_waiting(cluster)
+    if event.deployment_id in cluster.unplaced:
+        at_us = event.at_us + cluster.limits.placement_timeout_us
+        cluster.emit(SetTimer(key=f"place/{event.deployment_id}", at_us=at_us))
+
+
+def place_waiting(cluster: Cluster) -> None:
+    """Place the deployments that wait for devices, oldest first."""
+    for deployment_id in list(cluster.unplaced):
+        deployment = cluster.deployments[deployment_id]
+        places = _find_places(cluster, deployment)
+        if places is not None:
+            cluster.unplaced.remove(deployment_id)
+            _spawn(cluster, deployment, places)
+
+
+def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
+    """Fail a deployment for which no devices came free in time."""
+    if deployment_id in cluster.unplaced:
+        cluster.unplaced.remove(deployment_id)
+        deployment = cluster.deployments[deployment_id]
+        fail_deployment(cluster, deployment, _no_placement(cluster, deployment))
+
+
+def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> None:
+    """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit."""
+    if wpg.state is not WpgState.SPAWNING:
+        return
+    deployment = cluster.deployments[wpg.deployment_id]
+    wpg.device_bytes = device_bytes
+    for place, nbytes in zip(wpg.places, device_bytes, strict=True):
+        total = cluster.devices[place].bytes_total
+        if nbytes > total:
+            fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
+            return
+    wpg.apply(WpgTrigger.CAME_UP)
+    initialize = Operation(
+        operation_id=deployment.initialize_id,
+        deployment_id=deployment.deployment_id,
+        job_id=deployment.job_id,
+        seq=0,
+        kind=OperationKind.INITIALIZE,
+        after=(),
+        submitted_us=cluster.now_us,
+    )
+    initialize.apply(OperationTrigger.ACCEPTED)
+    initialize.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    cluster.operations[initialize.operation_id] = initialize
+    deployment.pending[0] = initialize
+    cluster.touch(wpg.wpg_id)
+
+
+def set_ready(cluster: Cluster, deployment: Deployment) -> None:
+    """Announce a deployment whose `Initialize` is applied."""
+    deployment.state = DeploymentState.READY
+    _announce(cluster, deployment)
+
+
+def fail_deployment(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+    """Fail a deployment and everything it runs or has waiting; later operations are refused."""
+    if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
+        return
+    deployment.state, deployment.fault = DeploymentState.FAILED, fault
+    for operation in list(deployment.running.values()):
+        end_in_running(cluster, deployment, operation, fault)
+    refuse_pending(cluster, deployment, fault)
+    _announce(cluster, deployment)
+
+
+def end_in_running(
+    cluster: Cluster, deployment: Deployment, operation: Operation, fault: Fault
+) -> None:
+    """End one running operation whose executor is gone."""
+    del deployment.running[operation.operation_id]
+    lanes.end_running(cluster, operation, fault)
+
+
+def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+    """Refuse all that waits in a deployment, its granted operation included."""
+    wpg = cluster.wpg_of(deployment)
+    if wpg is not None and wpg.switch is not None:
+        dispatch.withdraw(cluster, wpg)
+    for seq in sorted(deployment.pending):
+        lanes.refuse(cluster, deployment.pending[seq], fault)
+    deployment.gap_seq = None
+
+
+def fail_wpg(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
+    """Fail a WPG's deployment and stop all its ranks."""
+    fail_deployment(cluster, cluster.deployments[wpg.deployment_id], fault)
+    stop_wpg(cluster, wpg)
+
+
+def stop_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Order a WPG's processes to end; its lease is free at once, its memory when it is forgotten."""
+    if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
+        dispatch.release_devices(cluster, wpg)
+        wpg.apply(WpgTrigger.STOP_ORDERED)
+        cluster.emit(StopWpg(wpg_id=wpg.wpg_id))
+
+
+def forget_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Order a stopped WPG's state to be freed."""
+    wpg.apply(WpgTrigger.STOPPED)
+    cluster.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
+
+
+def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Take a forgotten WPG off its devices and let others use the room."""
+    neighbours = cluster.groups.pop(wpg.wpg_id)
+    del cluster.wpgs[wpg.wpg_id]
+    for place in wpg.places:
+        cluster.devices[place].wpgs.remove(wpg.wpg_id)
+    _rebuild_groups(cluster)
+    deployment = cluster.deployments[wpg.deployment_id]
+    deployment.wpg_id = None
+    if deployment.state is not DeploymentState.FAILED:
+        deployment.state = DeploymentState.STOPPED
+        _announce(cluster, deployment)
+    for other_id in neighbours:
+        other = cluster.wpgs.get(other_id)
+        if other is not None:
+            cluster.touch(other_id)
+            _continue_switch(cluster, other)
+    place_waiting(cluster)
+    finish_job(cluster, cluster.jobs[wpg.job_id])
+
+
+def end_job(cluster: Cluster, event: JobEndRequested) -> None:
+    """Refuse what a job has waiting, let what runs end, then stop its processes."""
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None:
+        return
+    job.ending, job.reason = event.outcome, event.reason
+    is_cancelled = event.outcome is JobState.CANCELLED
+    fault = Fault(
+        code=ErrorCode.CANCELLED if is_cancelled else ErrorCode.JOB_ENDED,
+        message=f"job {job.job_id} ended as {event.outcome}: {event.reason or 'no reason given'}",
+        facts=(("job", job.job_id),),
+    )
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments[deployment_id]
+        if deployment_id in cluster.unplaced:
+            cluster.unplaced.remove(deployment_id)
+            fail_deployment(cluster, deployment, fault)
+        refuse_pending(cluster, deployment, fault)
+        _cancel_generates(cluster, deployment)
+        wpg = cluster.wpg_of(deployment)
+        if wpg is not None:
+            stop_when_idle(cluster, wpg)
+    finish_job(cluster, job)
+
+
+def stop_when_idle(cluster: Cluster, wpg: Wpg) -> None:
+    """Stop a WPG of an ending job as soon as nothing of it runs or moves."""
+    is_ending = cluster.jobs[wpg.job_id].ending is not None
+    is_idle = wpg.move_id is None and not cluster.deployments[wpg.deployment_id].running
+    if is_ending and is_idle:
+        stop_wpg(cluster, wpg)
+
+
+def finish_job(cluster: Cluster, job: Job) -> None:
+    """Drop an ending job once none of its processes is left."""
+    has_wpgs = any(cluster.deployments[d].wpg_id is not None for d in job.deployments)
+    if job.ending is None or has_wpgs:
+        return
+    job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments.pop(deployment_id)
+        for operation_id in deployment.answered.values():
+            del cluster.operations[operation_id]
+        cluster.operations.pop(deployment.initialize_id, None)
+    del cluster.jobs[job.job_id]
+    _remember_ended(cluster, job.job_id, job.state)
+    cluster.emit(
+        JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
+    )
+
+
+def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
+    cluster.ended[job_id] = state
+    if len(cluster.ended) > MAX_ENDED_JOBS:
+        cluster.ended.popitem(last=False)
+
+
+def _continue_switch(cluster: Cluster, wpg: Wpg) -> None:
+    if wpg.switch is not None and wpg.move_id is None:
+        dispatch.advance_switch(cluster, wpg)
+
+
+def _cancel_generates(cluster: Cluster, deployment: Deployment) -> None:
+    for operation in deployment.running.values():
+        if operation.kind is OperationKind.GENERATE and deployment.wpg_id is not None:
+            cluster.emit(
+                CancelOperation(operation_id=operation.operation_id, wpg_id=deployment.wpg_id)
+            )
+
+
+def _spawn(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> None:
+    cluster.last_wpg_no += 1
+    wpg = Wpg(
+        wpg_id=WpgId(f"wpg-{cluster.epoch}-{cluster.last_wpg_no}"),
+        deployment_id=deployment.deployment_id,
+        job_id=deployment.job_id,
+        incarnation=1,
+        places=places,
+        is_rollout=deployment.is_rollout,
+    )
+    cluster.wpgs[wpg.wpg_id] = wpg
+    deployment.wpg_id = wpg.wpg_id
+    for place in places:
+        cluster.devices[place].wpgs.append(wpg.wpg_id)
+    _rebuild_groups(cluster)
+    job = cluster.jobs[deployment.job_id]
+    was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
+    if was is not job.state:
+        cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
+    _announce(cluster, deployment)
+    cluster.emit(
+        SpawnWpg(
+            wpg_id=wpg.wpg_id,
+            deployment_id=deployment.deployment_id,
+            incarnation=wpg.incarnation,
+            places=places,
+        )
+    )
+    at_us = cluster.now_us + cluster.limits.spawn_timeout_us
+    cluster.emit(SetTimer(key=f"spawn/{wpg.wpg_id}", at_us=at_us))
+
+
+def _rebuild_groups(cluster: Cluster) -> None:
+    """Find the sets of WPGs that share devices, directly or through others."""
+    cluster.groups = {}
+    for wpg_id in cluster.wpgs:
+        if wpg_id in cluster.groups:
+            continue
+        members, frontier = {wpg_id: None}, [wpg_id]
+        while frontier:
+            for place in cluster.wpgs[frontier.pop()].places:
+                for other in cluster.devices[place].wpgs:
+                    if other not in members:
+                        members[other] = None
+                        frontier.append(other)
+        group = tuple(members)
+        cluster.groups.update(dict.fromkeys(group, group))
+
+
+def _slots(cluster: Cluster, deployment: Deployment) -> placement.Slots:
+    return {
+        node.node_id: [
+            placement.Slot(place=place, num_wpgs=len(cluster.devices[place].wpgs))
+            for place in node.devices
+            if cluster.devices[place].kind == deployment.device_kind
+        ]
+        for node in cluster.nodes.values()
+    }
+
+
+def _can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
+    slots = _slots(cluster, deployment)
+    if deployment.is_rollout:
+        return sum(len(devices) for devices in slots.values()) >= deployment.num_devices
+    return bool(placement.training_blocks(slots, world_size=deployment.num_devices))
+
+
+def _find_places(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
+    slots = _slots(cluster, deployment)
+    if deployment.is_rollout:
+        chosen = placement.instance_slots(slots, num_instances=deployment.num_devices)
+    else:
+        blocks = placement.training_blocks(slots, world_size=deployment.num_devices)
+        limit = cluster.limits.max_wpgs_per_device
+        chosen = placement.least_shared(blocks, max_wpgs=limit)
+    return None if chosen is None else tuple(slot.place for slot in chosen)
+
+
+def _announce(cluster: Cluster, deployment: Deployment) -> None:
+    cluster.emit(
+        DeploymentChanged(
+            deployment_id=deployment.deployment_id,
+            state=deployment.state,
+            wpg_id=deployment.wpg_id,
+            fault=deployment.fault,
+        )
+    )
+
+
+def _no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
+    counts = {node_id: len(found) for node_id, found in _slots(cluster, deployment).items()}
+    waited_us = cluster.now_us - deployment.requested_us
+    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
+    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} needs {deployment.num_devices} {deployment.device_kind} "
+        f"device(s); no place found{after} (devices of that kind: {found}); ask for fewer devices, "
+        "or end what holds them",
+        facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
+    )
+
+
+def _no_room(deployment: Deployment, place: Place, *, need: int, total: int) -> Fault:
+    return Fault(
+        code=ErrorCode.NO_ROOM,
+        message=f"{deployment.deployment_id} needs {need} bytes on device {place.device} of "
+        f"{place.node_id}, which has {total}; use a larger parallel layout or a smaller model",
+        facts=(("need", str(need)), ("total", str(total)), ("node", place.node_id)),
+    )

@@ -1,0 +1,54 @@
+"""The order in which waiting operations get a device: highest response ratio with setup (HRRS).
+
+`S' = S + I*C`: expected run time plus, if a context switch is needed, its measured cost. Priority is
+`(W + S') / S'` with `W` the wait, compared exactly by cross multiplication. Plain HRRS equals
+first-come-first-served for two jobs that submit one operation at a time: a follow-up has waited
+nothing, so the device ping-pongs. Keeping bursts together is a policy that replaces this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
+
+from plexsvc.ids import WpgId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An operation that could run now; times in microseconds."""
+
+    wpg_id: WpgId
+    wait_us: int
+    service_us: int
+    setup_us: int
+
+    @property
+    def effective_us(self) -> int:
+        """Return `S'`, at least 1."""
+        return max(1, self.service_us + self.setup_us)
+
+
+def by_response_ratio(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return `candidates`, highest `(W + S') / S'` first; ties by longer wait, then by position.
+
+    >>> def waiting(name, wait, setup):
+    ...     return Candidate(wpg_id=WpgId(name), wait_us=wait, service_us=10, setup_us=setup)
+    >>> [c.wpg_id for c in by_response_ratio([waiting("b", 9, 90), waiting("a", 2, 0)])]
+    ['a', 'b']
+    """
+    return sorted(candidates, key=cmp_to_key(_compare))
+
+
+def smoothed(previous_us: int | None, measured_us: int) -> int:
+    """Return the exponentially weighted mean after one more measurement (weight one quarter)."""
+    if previous_us is None:
+        return measured_us
+    return previous_us + (measured_us - previous_us) // 4
+
+
+def _compare(a: Candidate, b: Candidate) -> int:
+    left = a.wait_us * b.effective_us
+    right = b.wait_us * a.effective_us
+    return (right > left) - (right < left) or (b.wait_us > a.wait_us) - (b.wait_us < a.wait_us)

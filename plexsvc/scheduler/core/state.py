@@ -1,0 +1,218 @@
+"""What the core knows: nodes, devices, jobs, deployments, WPGs, operations, and the order book of one event."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.transitions import (
+    OPERATION_TRANSITIONS,
+    RESIDENCY_TRANSITIONS,
+    WPG_TRANSITIONS,
+    OperationTrigger,
+    ResidencyTrigger,
+    WpgTrigger,
+    step,
+)
+from plexsvc.scheduler.core.words import (
+    MANAGED_KINDS,
+    DeploymentState,
+    Fault,
+    JobState,
+    Limits,
+    OperationKind,
+    OperationState,
+    Place,
+    Residency,
+    WpgState,
+)
+
+ON_DEVICE = frozenset(
+    {Residency.BUILDING, Residency.DEVICE, Residency.OFFLOADING, Residency.LOADING}
+)
+"""Residencies that count against the device's bytes."""
+
+MOVING = frozenset({Residency.OFFLOADING, Residency.LOADING})
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    """One device: who may use it, and what it has done since it joined."""
+
+    place: Place
+    kind: str
+    bytes_total: int
+    since_us: int
+    wpgs: list[WpgId] = field(default_factory=list)
+    holder: WpgId | None = None
+    last_holder: WpgId | None = None
+    held_since_us: int = 0
+    lease_no: int = 0
+    busy_us: int = 0
+    switch_us: int = 0
+    switches: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A node whose lease is held."""
+
+    node_id: NodeId
+    host_bytes: int
+    devices: list[Place]
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """One unit of work and how far it is."""
+
+    operation_id: OperationId
+    deployment_id: DeploymentId
+    job_id: JobId
+    seq: int
+    kind: OperationKind
+    after: tuple[OperationId, ...]
+    submitted_us: int
+    num_tokens: int = 0
+    is_inline: bool = True
+    state: OperationState = OperationState.RECEIVED
+    eligible_us: int | None = None
+    granted_us: int = 0
+    started_us: int = 0
+    finished_us: int = 0
+    move_failures: int = 0
+    fault: Fault | None = None
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether it runs only while its WPG holds the lease of its devices."""
+        return self.kind not in MANAGED_KINDS
+
+    def apply(self, trigger: OperationTrigger) -> None:
+        """Change state by the table."""
+        self.state = step(OPERATION_TRANSITIONS, self.state, trigger)
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """A model a job wants runnable, and the order of its operations."""
+
+    deployment_id: DeploymentId
+    job_id: JobId
+    initialize_id: OperationId
+    role: str
+    backend: str
+    device_kind: str
+    num_devices: int
+    is_rollout: bool
+    state: DeploymentState = DeploymentState.STARTING
+    fault: Fault | None = None
+    wpg_id: WpgId | None = None
+    requested_us: int = 0
+    next_seq: int = 0
+    pending: dict[int, Operation] = field(default_factory=dict)
+    running: dict[OperationId, Operation] = field(default_factory=dict)
+    consumed: set[int] = field(default_factory=set)
+    answered: dict[int, OperationId] = field(default_factory=dict)
+    acked_seq: int = 0
+    gap_seq: int | None = None
+    gap_since_us: int = 0
+    waits_for: OperationId | None = None
+    service_us: dict[OperationKind, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Switch:
+    """A lease granted to a WPG whose state is not yet on its devices."""
+
+    operation_id: OperationId
+    started_us: int
+    victims: tuple[WpgId, ...]
+    parking_us: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Wpg:
+    """The processes of a deployment, where they are and where their state is."""
+
+    wpg_id: WpgId
+    deployment_id: DeploymentId
+    job_id: JobId
+    incarnation: int
+    places: tuple[Place, ...]
+    is_rollout: bool
+    state: WpgState = WpgState.SPAWNING
+    device_bytes: tuple[int, ...] = ()
+    residency: Residency = Residency.NONE
+    lease_no: int = 0
+    move_id: MoveId | None = None
+    move_started_us: int = 0
+    switch: Switch | None = None
+    switch_cost_us: int | None = None
+    last_used_us: int = 0
+    busy_since_us: int | None = None
+    watch_us: int | None = None
+    retry_us: int = 0
+
+    def apply(self, trigger: WpgTrigger) -> None:
+        """Change the life of the processes by the table."""
+        self.state = step(WPG_TRANSITIONS, self.state, trigger)
+
+    def shift(self, trigger: ResidencyTrigger) -> None:
+        """Change residency by the table."""
+        self.residency = step(RESIDENCY_TRANSITIONS, self.residency, trigger)
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One tenant's run."""
+
+    job_id: JobId
+    tenant: TenantId
+    state: JobState = JobState.QUEUED
+    ending: JobState | None = None
+    reason: str = ""
+    deployments: list[DeploymentId] = field(default_factory=list)
+    device_us: int = 0
+    phase: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cluster:
+    """Everything the core knows, plus the actions and the touched WPGs of the event in hand."""
+
+    epoch: int
+    limits: Limits
+    timeline: Timeline
+    now_us: int = 0
+    last_lease_no: int = 0
+    last_wpg_no: int = 0
+    last_move_no: int = 0
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    devices: dict[Place, Device] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
+    deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
+    unplaced: list[DeploymentId] = field(default_factory=list)
+    wpgs: dict[WpgId, Wpg] = field(default_factory=dict)
+    groups: dict[WpgId, tuple[WpgId, ...]] = field(default_factory=dict)
+    operations: dict[OperationId, Operation] = field(default_factory=dict)
+    released: OrderedDict[OperationId, bool] = field(default_factory=OrderedDict)
+    actions: list[Action] = field(default_factory=list)
+    dirty: dict[WpgId, None] = field(default_factory=dict)
+
+    def emit(self, action: Action) -> None:
+        """Order something."""
+        self.actions.append(action)
+
+    def touch(self, wpg_id: WpgId | None) -> None:
+        """Have the dispatcher look again at a WPG and those it shares devices with."""
+        if wpg_id is not None:
+            self.dirty[wpg_id] = None
+
+    def wpg_of(self, deployment: Deployment) -> Wpg | None:
+        """Return the deployment's processes, if it has any."""
+        return None if deployment.wpg_id is None else self.wpgs.get(deployment.wpg_id)

@@ -1,0 +1,67 @@
+"""What devices did: a bounded list of spans, oldest dropped first."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from plexsvc.ids import DeploymentId, JobId, OperationId
+from plexsvc.scheduler.core.words import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One stretch of one device: an operation's kind, `load` or `offload`."""
+
+    index: int
+    place: Place
+    kind: str
+    job_id: JobId
+    deployment_id: DeploymentId
+    operation_id: OperationId | None
+    start_us: int
+    end_us: int
+    nbytes: int
+
+
+class Timeline:
+    """Spans numbered 1, 2, 3, ...; the last `limit` are kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._spans: deque[Span] = deque(maxlen=limit)
+        self.next_index = 1
+
+    def add(
+        self,
+        place: Place,
+        *,
+        kind: str,
+        job_id: JobId,
+        deployment_id: DeploymentId,
+        operation_id: OperationId | None,
+        start_us: int,
+        end_us: int,
+        nbytes: int,
+    ) -> None:
+        """Append one span."""
+        self._spans.append(
+            Span(
+                index=self.next_index,
+                place=place,
+                kind=kind,
+                job_id=job_id,
+                deployment_id=deployment_id,
+                operation_id=operation_id,
+                start_us=start_us,
+                end_us=end_us,
+                nbytes=nbytes,
+            )
+        )
+        self.next_index += 1
+
+    def after(self, index: int, *, limit: int) -> list[Span]:
+        """Return at most `limit` kept spans numbered above `index`, oldest first."""
+        first_kept = self.next_index - len(self._spans)
+        skip = max(0, index + 1 - first_kept)
+        return list(islice(self._spans, skip, skip + limit))

@@ -1,0 +1,162 @@
+"""The values that the core's events, actions and records share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import NodeId
+
+
+class OperationKind(StrEnum):
+    """What an operation does; the names of the wire's `Operation.body`."""
+
+    INITIALIZE = "initialize"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    BACKWARD = "backward"
+    STEP = "step"
+    ZERO_GRAD = "zero_grad"
+    PUBLISH = "publish"
+    PULL = "pull"
+    GENERATE = "generate"
+    SAVE = "save"
+    LOAD = "load"
+    EXPORT = "export"
+    STATE_DIGEST = "state_digest"
+    NOOP = "noop"
+
+
+MANAGED_KINDS: Final = frozenset(
+    {
+        OperationKind.PUBLISH,
+        OperationKind.SAVE,
+        OperationKind.EXPORT,
+        OperationKind.STATE_DIGEST,
+    }
+)
+"""Kinds that work on managed state wherever it is: they need no device and no lease."""
+
+
+class OperationState(StrEnum):
+    """Where an operation is in its life."""
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    STAGED = "staged"
+    GRANTED = "granted"
+    RUNNING = "running"
+    APPLIED = "applied"
+    ANSWERED = "answered"
+    RELEASED = "released"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class Residency(StrEnum):
+    """Where a WPG's state is, or which way it goes."""
+
+    NONE = "none"
+    BUILDING = "building"
+    DEVICE = "device"
+    OFFLOADING = "offloading"
+    HOST = "host"
+    LOADING = "loading"
+
+
+class WpgState(StrEnum):
+    """What a WPG's processes are doing."""
+
+    SPAWNING = "spawning"
+    READY = "ready"
+    STOPPING = "stopping"
+    FORGETTING = "forgetting"
+
+
+class DeploymentState(StrEnum):
+    """What a job may expect of its deployment."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class JobState(StrEnum):
+    """The life of a job."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Place:
+    """One device of one node: where one rank lives."""
+
+    node_id: NodeId
+    device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What a node says about one of its devices."""
+
+    index: int
+    kind: str
+    bytes_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why something was refused or failed; becomes a `PlexError` at the edge."""
+
+    code: ErrorCode
+    message: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The core's bounds and priors: the keys of the `scheduler` configuration that it reads."""
+
+    max_jobs: int = 256
+    """Jobs that may be open at once; the next is refused with `queue_full`."""
+    max_deployments_per_job: int = 16
+    """Deployments of one job; the next is refused with `queue_full`."""
+    max_pending_per_wpg: int = 64
+    """Operations a deployment may have waiting; the next is refused with `queue_full`."""
+    max_gap: int = 64
+    """How far a sequence number may be ahead of one that is missing."""
+    max_wpgs_per_device: int = 32
+    """WPGs that may share a device; a deployment beyond waits for room."""
+    max_overlapping_generates: int = 16
+    """Generates of one rollout deployment that run at the same time."""
+    max_answered_per_deployment: int = 1024
+    """Answers kept for a client that does not acknowledge; the oldest go first."""
+    max_released_ids: int = 8192
+    """Ids of released operations remembered, for dependants and late repeats."""
+    max_spans: int = 65536
+    """Spans of the timeline that are kept."""
+    max_move_tries: int = 5
+    """Tries of a context switch that finds no room, before its operation is refused."""
+    gap_timeout_us: int = 30_000_000
+    """How long a missing number or an unseen `after` holds an operation."""
+    staging_timeout_us: int = 300_000_000
+    """How long an operation waits for its payload."""
+    operation_timeout_us: int = 600_000_000
+    """How long an operation may run before its processes are taken for stuck."""
+    spawn_timeout_us: int = 180_000_000
+    """How long a WPG's processes may take to answer."""
+    placement_timeout_us: int = 600_000_000
+    """How long a deployment waits for devices that others hold."""
+    move_retry_us: int = 200_000
+    """Pause before a context switch that found no room is tried again."""
+    prior_service_us: int = 100_000
+    """Run time assumed of an operation kind never measured on its deployment."""
+    prior_switch_us_per_gib: int = 400_000
+    """Switch cost assumed of a WPG never switched, for each GiB of its largest rank."""

@@ -1,0 +1,237 @@
+"""The scheduler's driver: the only caller of the core; journals, handles, acts.
+
+Theory of operation. Whoever learns a fact posts an event. One task takes what has gathered, stamps it
+(`at_us = max(last + 1, wall)`), journals the batch in one transaction on the store's thread, hands
+each event to the core and carries the actions out: answers and records at once, calls to other
+processes in tasks of their own, whose outcomes come back as events. Nothing is acted upon that is
+not in the journal. If the journal cannot be written, the driver stops: it may no longer decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import assert_never
+
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId, WpgId
+from plexsvc.log import Log
+from plexsvc.scheduler import journal
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.actions import (
+    Action,
+    AnswerOperation,
+    CancelOperation,
+    DeploymentChanged,
+    DropPayload,
+    ForgetWpg,
+    JobChanged,
+    MoveState,
+    RefuseOperation,
+    ReleaseOperation,
+    SetTimer,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import Event, TimerFired
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.executor import Executor, ExternalAction, RolloutPort
+from plexsvc.scheduler.nodes import NodeLink, Nodes
+from plexsvc.scheduler.record import Recorder
+from plexsvc.scheduler.registry import Registry
+from plexsvc.scheduler.results import ResultBook
+from plexsvc.scheduler.sessions import Sessions
+from plexsvc.scheduler.timers import Timers
+from plexsvc.store.store import Store
+
+log = Log(__name__)
+
+
+class SchedulerDriver:
+    """Runs one scheduler. `run()` until cancelled; everything else is called while it runs."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: Store,
+        clock: Clock,
+        node_agents: list[str],
+        rollout_manager: RolloutPort,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.epoch = store.epoch
+        self.core = Scheduler(limits=config, epoch=store.epoch)
+        self.registry = Registry(config)
+        self.results = ResultBook(max_bytes=config.max_result_bytes)
+        self.sessions = Sessions(config, clock=clock, registry=self.registry, post=self.post)
+        self.timers = Timers(clock, fire=self._timer_fired)
+        self.nodes = Nodes([self._link(target) for target in node_agents])
+        self.executor = Executor(
+            config,
+            clock=clock,
+            epoch=store.epoch,
+            registry=self.registry,
+            nodes=self.nodes,
+            rollout=rollout_manager,
+            post=self.post,
+        )
+        self.recorder = Recorder(self.registry, results=self.results, clock=clock)
+        self._store = store
+        self._inbox: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._last_us = 0
+        self._last_idx = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_running = False
+
+    async def run(self) -> None:
+        """Lead until cancelled.
+
+        Raises:
+            PlexError: `stale_fence` when another scheduler took over, `unavailable` when the
+                journal cannot be written.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks, self._is_running = tasks, True
+                for link in self.nodes.links:
+                    tasks.create_task(link.run())
+                tasks.create_task(self.timers.run())
+                tasks.create_task(self.sessions.run())
+                tasks.create_task(self._flush_rows())
+                tasks.create_task(self._decide(thread))
+        finally:
+            self._is_running = False
+            await self._close(thread)
+
+    async def ready(self) -> None:
+        """Return once every node agent has joined."""
+        for link in self.nodes.links:
+            await link.joined.wait()
+
+    def post(self, event: Event) -> None:
+        """Tell the core a fact; its time is set when it is decided."""
+        self._inbox.append(event)
+        self._arrived.set()
+
+    def check_open(self) -> None:
+        """Refuse new work when the driver cannot take it.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
+        if not self._is_running:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the scheduler is not running; try again later")
+        if len(self._inbox) >= self.config.max_inbox:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{len(self._inbox)} events wait to be decided (scheduler.max_inbox); try again",
+                limit=self.config.max_inbox,
+            )
+
+    async def _decide(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            events = self._take()
+            first = self._last_idx + 1
+            entries = [journal.encode(event, idx=first + i) for i, event in enumerate(events)]
+            self._last_idx += len(events)
+            rows = self.recorder.take_rows()
+            await loop.run_in_executor(thread, self._store.append, entries, rows)
+            for event in events:
+                for action in self.core.handle(event):
+                    self._act(action)
+
+    def _take(self) -> list[Event]:
+        """Return the events that wait, stamped, at most a batch."""
+        events: list[Event] = []
+        while self._inbox and len(events) < self.config.max_batch:
+            self._last_us = max(self._last_us + 1, self.clock.wall_us())
+            events.append(replace(self._inbox.popleft(), at_us=self._last_us))
+        if not self._inbox:
+            self._arrived.clear()
+        return events
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case AnswerOperation():
+                self.recorder.answer(action)
+            case RefuseOperation():
+                self.recorder.refuse(action)
+            case DeploymentChanged():
+                self.recorder.deployment_changed(action)
+            case JobChanged():
+                self.recorder.job_changed(action)
+            case SetTimer():
+                self.timers.set(action.key, at_us=action.at_us)
+            case ReleaseOperation():
+                self._release(action)
+            case SpawnWpg() | StopWpg():
+                self.recorder.processes(action)
+                self._start(action)
+            case StartOperation() | MoveState() | ForgetWpg() | CancelOperation() | DropPayload():
+                self._start(action)
+            case _:
+                assert_never(action)
+
+    def _start(self, action: ExternalAction) -> None:
+        assert self._tasks is not None, action
+        self._tasks.create_task(self._perform(action))
+
+    async def _perform(self, action: ExternalAction) -> None:
+        await self.executor.perform(action)
+        if isinstance(action, ForgetWpg):
+            self.recorder.forgotten(action.wpg_id)
+
+    def _release(self, action: ReleaseOperation) -> None:
+        staged, node_ids = self.recorder.release(action.operation_id)
+        self._start(action)
+        if staged:
+            assert self._tasks is not None, action
+            self._tasks.create_task(self.executor.drop_staged(staged, nodes=node_ids))
+
+    async def _flush_rows(self) -> None:
+        """Write rows that no event has taken along."""
+        while True:
+            await self.recorder.dirty.wait()
+            await self.clock.sleep(self.config.rows_flush_us)
+            self._arrived.set()
+            self.recorder.dirty.clear()
+
+    def _timer_fired(self, key: str) -> None:
+        self.post(TimerFired(at_us=0, key=key))
+
+    def _link(self, target: str) -> NodeLink:
+        return NodeLink(
+            target,
+            config=self.config,
+            clock=self.clock,
+            epoch=self.epoch,
+            post=self.post,
+            ranks_of=self._ranks_of,
+        )
+
+    def _ranks_of(self, node_id: NodeId) -> list[tuple[WpgId, int, int]]:
+        """Return (WPG, rank, incarnation) of the processes that should run on a node."""
+        return [
+            (wpg_id, index, 1)
+            for wpg_id, record in self.registry.by_wpg.items()
+            for index, rank in enumerate(record.ranks)
+            if rank.node_id == node_id and not record.is_stopping
+        ]
+
+    async def _close(self, thread: ThreadPoolExecutor) -> None:
+        thread.shutdown(wait=True)
+        self._store.append([], self.recorder.take_rows())
+        for link in self.nodes.links:
+            await link.close()
+        for record in self.registry.by_wpg.values():
+            for rank in record.ranks:
+                await rank.channel.close()

@@ -1,0 +1,172 @@
+"""What the driver keeps beside the core: the wire's view of jobs and deployments, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import grpc
+
+from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2_grpc
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.words import OperationKind
+
+JOB_STATES = {
+    "queued": service_pb2.JOB_STATE_QUEUED,
+    "running": service_pb2.JOB_STATE_RUNNING,
+    "completed": service_pb2.JOB_STATE_COMPLETED,
+    "failed": service_pb2.JOB_STATE_FAILED,
+    "cancelled": service_pb2.JOB_STATE_CANCELLED,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """One process of a WPG: where it answers."""
+
+    node_id: NodeId
+    device: int
+    proc_id: str
+    address: str
+    channel: grpc.aio.Channel
+    stub: worker_pb2_grpc.WorkerStub = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the stub."""
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call] # generated
+
+
+@dataclass(slots=True, kw_only=True)
+class JobRecord:
+    """A job as its client sees it."""
+
+    view: service_pb2.Job
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_us: int = 0
+    seen_us: int = 0
+    """When its client was last heard, on the monotonic clock."""
+    is_expired: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class DeploymentRecord:
+    """A deployment as its client sees it, and its processes as the executor does."""
+
+    view: service_pb2.Deployment
+    initialize_id: OperationId
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    wpg_id: WpgId | None = None
+    ranks: list[Rank] = field(default_factory=list)
+    node_ids: tuple[NodeId, ...] = ()
+    applied_seq: int = 0
+    acked_seq: int = 0
+    is_stopping: bool = False
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether the rollout manager runs its operations."""
+        return is_rollout(self.view.spec)
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """An operation from its submission to its answer."""
+
+    operation: operations_pb2.Operation
+    kind: OperationKind
+    nbytes: int
+    submitted_us: int
+    result: operations_pb2.OperationResult | None = None
+    digest: str = ""
+    lease_no: int = 0
+
+
+class Registry:
+    """Jobs, deployments and operations in flight, by id."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self.jobs: dict[JobId, JobRecord] = {}
+        self.deployments: dict[DeploymentId, DeploymentRecord] = {}
+        self.by_wpg: dict[WpgId, DeploymentRecord] = {}
+        self.held: dict[OperationId, Held] = {}
+        self.held_bytes = 0
+
+    def job(self, job_id: str, *, tenant: str) -> JobRecord:
+        """Return a tenant's job.
+
+        Raises:
+            PlexError: `not_found`; a job of another tenant is not found either.
+        """
+        record = self.jobs.get(JobId(job_id))
+        if record is None or record.view.tenant != tenant:
+            raise PlexError(
+                ErrorCode.NOT_FOUND, f"no job {job_id!r}; it was never created, or ended long ago"
+            )
+        return record
+
+    def deployment(self, deployment_id: str, *, job_id: str, tenant: str) -> DeploymentRecord:
+        """Return a deployment of a tenant's job.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        record = self.deployments.get(DeploymentId(deployment_id))
+        if record is None or (record.view.tenant, record.view.job_id) != (tenant, job_id):
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"job {job_id!r} has no deployment {deployment_id!r}; create it first",
+            )
+        return record
+
+    def hold(self, operation_id: OperationId, held: Held) -> None:
+        """Keep an operation until it is answered.
+
+        Raises:
+            PlexError: `queue_full` when the inline payloads of waiting operations take too much.
+        """
+        limit = self._config.max_held_payload_bytes
+        if self.held_bytes + held.nbytes > limit:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"waiting operations hold {self.held_bytes} bytes of inline payload; {held.nbytes} "
+                f"more would exceed {limit} (scheduler.max_held_payload_bytes); submit again later",
+                limit=limit,
+            )
+        self.held[operation_id] = held
+        self.held_bytes += held.nbytes
+
+    def let_go(self, operation_id: OperationId) -> Held | None:
+        """Take an answered operation out."""
+        held = self.held.pop(operation_id, None)
+        if held is not None:
+            self.held_bytes -= held.nbytes
+        return held
+
+    def forget_jobs(self) -> None:
+        """Drop the oldest ended jobs beyond the bound, with their deployments."""
+        ended = [job_id for job_id, record in self.jobs.items() if record.ended.is_set()]
+        for job_id in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
+            for deployment_id in self.jobs.pop(job_id).view.deployment_ids:
+                self.deployments.pop(DeploymentId(deployment_id), None)
+
+    def live_jobs(self) -> Iterable[JobRecord]:
+        """Return the jobs that have not ended."""
+        return [record for record in self.jobs.values() if not record.ended.is_set()]
+
+
+def is_rollout(spec: service_pb2.DeploymentSpec) -> bool:
+    """Return whether a deployment is run by the rollout manager."""
+    return spec.role == "rollout"
+
+
+def num_devices(spec: service_pb2.DeploymentSpec) -> int:
+    """Return how many devices a deployment needs."""
+    if is_rollout(spec):
+        return max(1, spec.num_instances)
+    p = spec.parallel
+    return max(1, p.tp) * max(1, p.pp) * max(1, p.dp) * max(1, p.cp)

@@ -1,0 +1,111 @@
+"""Answers: replies of ranks merged into one result, results kept until acknowledged, who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import OperationId
+
+Result = operations_pb2.OperationResult
+
+TELLING: Final = (
+    ErrorCode.WORKER_DIED,
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.CANCELLED,
+    ErrorCode.INTERNAL,
+)
+"""Codes that say less, least first: what a rank saw when another one's failure reached it."""
+
+
+def merge(operation_id: bytes, replies: Sequence[worker_pb2.ExecuteReply]) -> Result:
+    """Return one result for the replies of all ranks, in rank order.
+
+    All applied: shards in rank order; metrics come from the one rank that reports them (they are
+    sums over all ranks already). Any error: the most telling one, the lowest rank's among equals.
+    """
+    if len(replies) == 1:
+        return replies[0].result
+    failed = [reply.result for reply in replies if reply.result.HasField("error")]
+    if failed:
+        return min(failed, key=lambda result: _vagueness(result.error))
+    merged = Result(operation_id=operation_id)
+    merged.state = operations_pb2.OPERATION_STATE_APPLIED
+    for reply in replies:
+        merged.shards.extend(reply.result.shards)
+        merged.texts.update(reply.result.texts)
+        merged.weight_version = max(merged.weight_version, reply.result.weight_version)
+        merged.metrics.update(reply.result.metrics)
+    return merged
+
+
+def digest_of(replies: Sequence[worker_pb2.ExecuteReply]) -> str:
+    """Return the ranks' digests as one hexadecimal string."""
+    return "-".join(reply.digest.hex() for reply in replies if reply.digest)[:128]
+
+
+class ResultBook:
+    """Answers by operation id, at most `max_bytes` of them, and the futures that wait for one."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[OperationId, tuple[Result, int]] = OrderedDict()
+        self._bytes = 0
+        self._waiters: dict[OperationId, list[asyncio.Future[Result]]] = {}
+
+    def get(self, operation_id: OperationId) -> Result | None:
+        """Return a kept answer."""
+        kept = self._kept.get(operation_id)
+        return None if kept is None else kept[0]
+
+    async def wait(self, operation_id: OperationId) -> Result:
+        """Return the answer when it is there; any number may wait."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(operation_id, []).append(future)
+        try:
+            return await future
+        finally:
+            self._leave(operation_id, future)
+
+    def settle(self, operation_id: OperationId, result: Result, *, keep: bool) -> None:
+        """Hand an answer to all who wait; keep it for those who ask again."""
+        if keep:
+            size = result.ByteSize()
+            self._kept[operation_id] = (result, size)
+            self._bytes += size
+            while self._bytes > self._max_bytes and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1][1]
+        for future in self._waiters.get(operation_id, ()):
+            if not future.done():
+                future.set_result(result)
+
+    def drop(self, operation_id: OperationId) -> Result | None:
+        """Forget an answer and return it."""
+        kept = self._kept.pop(operation_id, None)
+        if kept is None:
+            return None
+        self._bytes -= kept[1]
+        return kept[0]
+
+    def _leave(self, operation_id: OperationId, future: asyncio.Future[Result]) -> None:
+        waiting = self._waiters[operation_id]
+        waiting.remove(future)
+        if not waiting:
+            del self._waiters[operation_id]
+
+
+def staged_ids(result: Result) -> list[bytes]:
+    """Return the staging ids of a result's shards."""
+    return [
+        shard.payload.staged.staging_id
+        for shard in result.shards
+        if shard.payload.WhichOneof("form") == "staged"
+    ]
+
+
+def _vagueness(error: common_pb2.Error) -> int:
+    return len(TELLING) - TELLING.index(ErrorCode(error.code)) if error.code in TELLING else 0

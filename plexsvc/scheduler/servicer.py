@@ -1,0 +1,163 @@
+"""The `Scheduler` service: what routers call, by wire or, embedded, as plain methods without a context."""
+
+# ruff: noqa: N802 - the wire names the methods
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
+from plexsvc.errors import PlexError
+from plexsvc.ids import OperationId
+from plexsvc.scheduler import views
+from plexsvc.scheduler.driver import SchedulerDriver
+from plexsvc.scheduler.intake import Intake
+from plexsvc.transport.status import abort_with
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any] | None"
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Method = Callable[[Any, Request, Context], Awaitable[Reply]]
+
+
+def _typed(method: Method[Request, Reply]) -> Method[Request, Reply]:
+    """Send a `PlexError` as gRPC status with the wire error; raise it to an embedded caller."""
+
+    @wraps(method)
+    async def call(self: Any, request: Request, context: Context = None) -> Reply:  # noqa: ANN401
+        try:
+            return await method(self, request, context)
+        except PlexError as error:
+            await abort_with(context, error)
+
+    return call
+
+
+class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
+    """Routers' view of one driver."""
+
+    def __init__(self, driver: SchedulerDriver) -> None:
+        self._driver = driver
+        self._intake = Intake(driver)
+
+    @_typed
+    async def CreateJob(
+        self, request: service_pb2.CreateJobRequest, context: Context = None
+    ) -> service_pb2.Job:
+        """Open a job; repeating the call changes nothing."""
+        del context
+        return self._intake.create_job(request).view
+
+    @_typed
+    async def KeepAlive(
+        self, request: service_pb2.KeepAliveRequest, context: Context = None
+    ) -> service_pb2.KeepAliveReply:
+        """Keep a session alive, take acknowledgements and progress figures."""
+        del context
+        return self._intake.keep_alive(request)
+
+    @_typed
+    async def EndJob(
+        self, request: service_pb2.EndJobRequest, context: Context = None
+    ) -> service_pb2.Job:
+        """End a job; returns when its devices are free."""
+        del context
+        record = self._intake.end_job(request)
+        await record.ended.wait()
+        return record.view
+
+    @_typed
+    async def CreateDeployment(
+        self, request: service_pb2.CreateDeploymentRequest, context: Context = None
+    ) -> service_pb2.Deployment:
+        """Bring a deployment up; returns when it is ready.
+
+        Raises:
+            PlexError: what it failed with.
+        """
+        del context
+        record = await self._intake.create_deployment(request)
+        await record.settled.wait()
+        return views.ready_deployment(self._driver, record)
+
+    @_typed
+    async def GetDeployment(
+        self, request: service_pb2.GetDeploymentRequest, context: Context = None
+    ) -> service_pb2.Deployment:
+        """Return a deployment as it is."""
+        del context
+        record = self._driver.registry.deployment(
+            request.deployment_id, job_id=request.job_id, tenant=request.tenant
+        )
+        return views.deployment(self._driver, record)
+
+    @_typed
+    async def SubmitOperation(
+        self, request: operations_pb2.Operation, context: Context = None
+    ) -> operations_pb2.OperationResult:
+        """Run an operation, attach to it, or answer it from the record; errors travel in the result."""
+        del context
+        try:
+            known = self._intake.submit(request)
+        except PlexError as error:
+            return operations_pb2.OperationResult(
+                operation_id=request.operation_id,
+                state=operations_pb2.OPERATION_STATE_REFUSED,
+                error=to_wire(error),
+            )
+        return known or await self._driver.results.wait(OperationId(request.operation_id))
+
+    @_typed
+    async def PayloadStaged(
+        self, request: service_pb2.PayloadStagedRequest, context: Context = None
+    ) -> service_pb2.PayloadStagedReply:
+        """Make an operation eligible, or refuse it for what its payload holds.
+
+        Raises:
+            PlexError: `not_found` when the operation has not been submitted yet.
+        """
+        del context
+        self._intake.payload_staged(request)
+        return service_pb2.PayloadStagedReply()
+
+    @_typed
+    async def ListJobs(
+        self, request: service_pb2.ListJobsRequest, context: Context = None
+    ) -> service_pb2.ListJobsReply:
+        """Return a tenant's jobs, oldest first."""
+        del context
+        return views.list_jobs(self._driver, request)
+
+    @_typed
+    async def GetStatus(
+        self, request: service_pb2.GetStatusRequest, context: Context = None
+    ) -> service_pb2.ClusterStatus:
+        """Return nodes, devices, and a tenant's jobs and deployments."""
+        del context
+        return await views.status(self._driver, request)
+
+    @_typed
+    async def ExplainOperation(
+        self, request: service_pb2.ExplainRequest, context: Context = None
+    ) -> service_pb2.ExplainReply:
+        """Say why an operation waits, from the core's own record."""
+        del context
+        return views.explain(self._driver, request)
+
+    @_typed
+    async def Timeline(
+        self, request: service_pb2.TimelineRequest, context: Context = None
+    ) -> service_pb2.TimelineReply:
+        """Return what devices did after a span index."""
+        del context
+        return views.timeline(self._driver, request)
+
+
+def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:
+    """Serve the Scheduler service on `server`."""
+    service_pb2_grpc.add_SchedulerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call] # generated

@@ -1,0 +1,1 @@
+"""The store: the journal and the tables a person may query; SQL is spoken only here."""

@@ -1,0 +1,70 @@
+"""The rows the scheduler writes, as values; each knows its table by its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRow:
+    """One event: `idx` counts from 1 within its epoch; `body` is JSON of version `version`."""
+
+    idx: int
+    at_us: int
+    kind: str
+    version: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job as it is now."""
+
+    job_id: str
+    tenant: str
+    name: str
+    state: str
+    reason: str
+    exit_code: int | None
+    created_us: int
+    ended_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRow:
+    """A deployment as it is now."""
+
+    deployment_id: str
+    tenant: str
+    job_id: str
+    lease_no: int
+    incarnation: int
+    applied_seq: int
+    role: str
+    backend: str
+    model: str
+    wpg_id: str
+    state: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRow:
+    """An operation that was answered."""
+
+    operation_id: bytes
+    tenant: str
+    job_id: str
+    deployment_id: str
+    lease_no: int
+    incarnation: int
+    seq: int
+    kind: str
+    state: str
+    digest: str
+    error_code: str
+    submitted_us: int
+    answered_us: int
+
+
+Row = JobRow | DeploymentRow | OperationRow

@@ -1,0 +1,213 @@
+"""The repository: opens and migrates the database, allocates the epoch, appends events and rows.
+
+All calls block; the scheduler's driver makes them on one thread of its own. SQLite runs in WAL mode
+with `synchronous=FULL`: a committed event survives a power cut. On PostgreSQL, and on SQLite when
+two schedulers share a file, a write carries the epoch and is refused once a newer one was allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, Row
+from plexsvc.store.tables import DEPLOYMENTS, EPOCHS, JOBS, JOURNAL, OPERATIONS
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+TABLES: Final[dict[type, Table]] = {
+    JobRow: JOBS,
+    DeploymentRow: DEPLOYMENTS,
+    OperationRow: OPERATIONS,
+}
+
+
+class Store:
+    """One open database, led under one epoch."""
+
+    def __init__(self, engine: Engine, *, epoch: int) -> None:
+        self._engine = engine
+        self._connection = engine.connect()
+        self._upserts = {table: _upsert(engine, table) for table in TABLES.values()}
+        self.epoch = epoch
+
+    def append(self, events: Sequence[JournalRow], rows: Sequence[Row] = ()) -> None:
+        """Write a batch of events and changed rows in one transaction; durable on return.
+
+        Raises:
+            PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
+                database does not answer.
+        """
+        try:
+            with self._connection.begin():
+                self._fence()
+                self._write(events, rows)
+        except SQLAlchemyError as error:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE, f"the store did not take {len(events)} events: {error}"
+            ) from error
+
+    def journal(self, *, epoch: int | None = None) -> Iterator[JournalRow]:
+        """Yield the events of an epoch (this one by default) in order."""
+        wanted = self.epoch if epoch is None else epoch
+        query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == wanted).order_by(JOURNAL.c.idx)
+        with self._engine.connect() as connection:
+            for row in connection.execute(query):
+                yield JournalRow(
+                    idx=row.idx,
+                    at_us=row.at_us,
+                    kind=row.kind,
+                    version=row.version,
+                    body=row.body,
+                )
+
+    def jobs(self, *, tenant: str | None = None) -> list[JobRow]:
+        """Return the known jobs, oldest first; of one tenant or of all."""
+        query = select(JOBS).order_by(JOBS.c.created_us, JOBS.c.job_id)
+        if tenant is not None:
+            query = query.where(JOBS.c.tenant == tenant)
+        return [JobRow(**fields) for fields in self._read(query, JobRow)]
+
+    def deployments(self, *, job_id: str) -> list[DeploymentRow]:
+        """Return a job's deployments."""
+        query = select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id == job_id)
+        query = query.order_by(DEPLOYMENTS.c.deployment_id)
+        return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
+
+    def operation(self, operation_id: bytes) -> OperationRow | None:
+        """Return the record of an answered operation."""
+        query = select(OPERATIONS).where(OPERATIONS.c.operation_id == operation_id)
+        found = self._read(query, OperationRow)
+        return OperationRow(**found[0]) if found else None
+
+    def fail_orphans(self, *, reason: str, ended_us: int) -> int:
+        """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
+        unfinished = JOBS.c.state.in_(["queued", "running"])
+        with self._connection.begin():
+            self._fence()
+            done = self._connection.execute(
+                update(JOBS)
+                .where(unfinished, JOBS.c.scheduler_epoch < self.epoch)
+                .values(state="failed", reason=reason, ended_us=ended_us)
+            )
+            return int(done.rowcount)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._connection.close()
+        self._engine.dispose()
+
+    def _fence(self) -> None:
+        newest = self._connection.execute(select(func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
+        if newest != self.epoch:
+            raise PlexError(
+                ErrorCode.STALE_FENCE,
+                f"scheduler epoch {self.epoch} wrote to the store, but epoch {newest} leads; this "
+                "scheduler must stop",
+                epoch=self.epoch,
+                newest=newest,
+            )
+
+    def _write(self, events: Sequence[JournalRow], rows: Sequence[Row]) -> None:
+        if events:
+            self._connection.execute(
+                insert(JOURNAL), [_values(row, epoch=self.epoch) for row in events]
+            )
+        for kind, table in TABLES.items():
+            values = [_values(row, epoch=self.epoch) for row in rows if isinstance(row, kind)]
+            if values:
+                self._connection.execute(self._upserts[table], values)
+
+    def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:  # noqa: ANN401 - a Select
+        names = [field.name for field in dataclasses.fields(kind)]
+        with self._engine.connect() as connection:
+            return [
+                {name: row[name] for name in names} for row in connection.execute(query).mappings()
+            ]
+
+
+def open_store(url: str, *, now_us: int) -> Store:
+    """Open a database by SQLAlchemy URL, migrate it, and take the next epoch.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql+psycopg://...`.
+        now_us: the wall clock, recorded with the epoch.
+
+    Raises:
+        PlexError: `unavailable` when the database cannot be reached.
+    """
+    try:
+        engine = _engine(url)
+        with engine.begin() as connection:
+            migrate(connection)
+            epoch = _take_epoch(connection, now_us=now_us)
+        return Store(engine, epoch=epoch)
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        shown = make_url(url).render_as_string(hide_password=True)
+        raise PlexError(ErrorCode.UNAVAILABLE, f"cannot open store {shown}: {error}") from error
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the schema to the newest version."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _sqlite_pragmas)
+    return engine
+
+
+def _sqlite_pragmas(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("pragma journal_mode=wal")
+    connection.execute("pragma synchronous=full")
+    connection.execute("pragma busy_timeout=5000")
+    connection.execute("pragma foreign_keys=on")
+
+
+def _take_epoch(connection: Connection, *, now_us: int) -> int:
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("lock table scheduler_epochs in exclusive mode")
+    newest = connection.execute(select(func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
+    epoch = int(newest or 0) + 1
+    connection.execute(insert(EPOCHS).values(scheduler_epoch=epoch, started_us=now_us))
+    return epoch
+
+
+def _upsert(engine: Engine, table: Table) -> Any:  # noqa: ANN401 - an Insert of either dialect
+    dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
+    keys = [column.name for column in table.primary_key]
+    changed = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def _values(row: JournalRow | Row, *, epoch: int) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in row.__slots__}
+    values["scheduler_epoch"] = epoch
+    return values
