@@ -1,4 +1,4 @@
-"""A state manager's client without a state manager: regions over memory files, parked and restored."""
+"""A state client without a state manager: regions over memory files, parked and restored."""
 
 from __future__ import annotations
 
@@ -130,9 +130,7 @@ class FakeStateClient:
 
         self.versions[deployment_id, version] = data
         block = 4 << 20
-        sums = [
-            xxhash.xxh3_128_digest(data[at : at + block]) for at in range(0, len(data), block)
-        ]
+        sums = [xxhash.xxh3_128_digest(data[at : at + block]) for at in range(0, len(data), block)]
         return statemanager_pb2.VersionManifest(
             deployment_id=deployment_id,
             version=version,
@@ -141,29 +139,28 @@ class FakeStateClient:
             block_checksums=sums,
         )
 
+
 def assemble(
-    held: Sequence[Mapping[tuple[str, str], list[tuple[statemanager_pb2.CanonicalPiece, np.ndarray]]]],
-    kind: str,
+    held: Sequence[Mapping[tuple[str, str], list[tuple[bytes, np.ndarray]]]], kind: str
 ) -> dict[str, np.ndarray]:
     """Return whole tensors of `kind` from all ranks' pieces; copies must agree to the bit."""
     full: dict[str, np.ndarray] = {}
     seen: dict[str, np.ndarray] = {}
-    for rank in held:
-        for (piece_kind, name), parts in rank.items():
-            if piece_kind != kind:
-                continue
-            for piece, values in parts:
-                shape = tuple(piece.global_shape)
-                target = full.setdefault(name, np.full(shape, np.nan, np.float32))
-                mark = seen.setdefault(name, np.zeros(shape, bool))
-                box = tuple(
-                    slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True)
-                )
-                if mark[box].any():
-                    assert np.array_equal(target[box], values), f"copies of {name} differ"
-                target[box], mark[box] = values, True
+    parts = [
+        (name, statemanager_pb2.CanonicalPiece.FromString(data), values)
+        for rank in held
+        for (piece_kind, name), found in rank.items()
+        if piece_kind == kind
+        for data, values in found
+    ]
+    for name, piece, values in parts:
+        shape = tuple(piece.global_shape)
+        target = full.setdefault(name, np.full(shape, np.nan, np.float32))
+        mark = seen.setdefault(name, np.zeros(shape, bool))
+        box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True))
+        if mark[box].any():
+            assert np.array_equal(target[box], values), f"copies of {name} differ"
+        target[box], mark[box] = values, True
     for name, mark in seen.items():
         assert mark.all(), f"hole in {name}"
     return full
-
-

@@ -1,31 +1,39 @@
-"""Forks real ranks, each with its executor and a fake state manager's client, and relays commands to them.
+"""Forks real ranks, each with its executor and a fake state client, and relays commands to them.
 
-The parent (a test) starts one host, which preloads the frameworks once; groups of ranks are forked from it,
-so that many layouts are tested for one start-up.
+The parent (a test) starts one host, which preloads the frameworks once; groups of ranks are forked
+from it, so that many layouts are tested for one start-up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import numpy as np
 
-from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.worker.backends import registry
+from plexsvc.worker.config import parse
+from plexsvc.worker.executor import Executor
+from tests.fakes.fake_state_client import FakeStateClient
 
 ANSWER_S = 90.0
 """Longest wait for one command of one group."""
 
-Pieces = dict[tuple[str, str], list[tuple[statemanager_pb2.CanonicalPiece, np.ndarray]]]
+ENV = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
+
+Pieces = dict[tuple[str, str], list[tuple[bytes, np.ndarray]]]
+"""By (kind, name): serialised pieces with what they hold."""
 
 
 @dataclass(slots=True)
@@ -40,7 +48,7 @@ class RankHost:
         number = self._ask(("start", list(configs)))
         return Group(self, number)
 
-    def _ask(self, command: tuple[Any, ...]) -> Any:
+    def _ask(self, command: tuple[Any, ...]) -> Any:  # noqa: ANN401 - what the host answers
         self.connection.send(command)
         if not self.connection.poll(ANSWER_S + 10):
             raise TimeoutError(f"the rank host did not answer {command[0]!r}")
@@ -57,7 +65,7 @@ class Group:
     host: RankHost
     number: int
 
-    def ask(self, name: str, *args: Any) -> list[Any]:
+    def ask(self, name: str, *args: object) -> list[Any]:
         """Return every rank's answer to one command, in rank order."""
         return self.host._ask(("ask", self.number, name, args))
 
@@ -82,29 +90,31 @@ def start_rank_host(preload: str = "plexsvc.worker.preload") -> Iterator[RankHos
     """Start a host whose ranks have `preload` imported."""
     here, there = Pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.rank_host", str(there.fileno()), preload],
+        ["env", *ENV, sys.executable, "-m", "tests.fakes.rank_host", str(there.fileno()), preload],
         pass_fds=[there.fileno()],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
     there.close()
     try:
         yield RankHost(process, here)
     finally:
-        here.close()
-        process.terminate()
-        process.wait(timeout=10)
+        here.close()  # the host sees the end of its connection, ends its ranks and exits
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
+
+StartGroup = Callable[..., Group]
+Ranks = dict[int, list[tuple[int, Connection]]]
 
 # -- the host's side ---------------------------------------------------------------------------
 
 
 def _host(fd: int, preload: str) -> None:
-    import importlib
-
     importlib.import_module(preload)
     connection = Connection(fd)
-    groups: dict[int, list[tuple[int, Connection]]] = {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    groups: Ranks = {}
     try:
         while True:
             command = connection.recv()
@@ -117,9 +127,10 @@ def _host(fd: int, preload: str) -> None:
     finally:
         for ranks in groups.values():
             _kill(ranks)
+        os._exit(0)
 
 
-def _serve(command: tuple[Any, ...], groups: dict[int, list[tuple[int, Connection]]]) -> Any:
+def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:  # noqa: ANN401 - by command
     match command:
         case ("start", configs):
             number = len(groups)
@@ -173,35 +184,25 @@ def _fork(config: Mapping[str, Any]) -> tuple[int, Connection]:
 
 
 def _rank(config: Mapping[str, Any], pipe: Connection) -> None:
-    rank = None
-    while True:
-        try:
-            if rank is None:
-                rank = _Rank(config)
-                answer = None
-            else:
-                answer = getattr(rank, name)(*args)
-            pipe.send((True, answer))
-        except Exception:  # noqa: BLE001 - relayed to the test
-            pipe.send((False, traceback.format_exc()))
-            if rank is None:
-                return
-        try:
+    rank: _Rank | None = None
+    call: Callable[..., Any] = _Rank
+    args: tuple[Any, ...] = (config,)
+    with contextlib.suppress(EOFError):
+        while True:
+            try:
+                answer = call(*args)
+                rank, answer = (answer, None) if rank is None else (rank, answer)
+                pipe.send((True, answer))
+            except Exception:  # noqa: BLE001 - relayed to the test
+                pipe.send((False, traceback.format_exc()))
             name, args = pipe.recv()
-        except EOFError:
-            return
+            call = getattr(rank, name)
 
 
 class _Rank:
     """One rank: what `plexsvc.worker.main` wires up, without gRPC."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        from plexsvc.clock import SystemClock
-        from plexsvc.worker.backends import registry
-        from plexsvc.worker.config import parse
-        from plexsvc.worker.executor import Executor
-        from tests.fakes.fake_state_client import FakeStateClient
-
         parsed = parse(config)
         self.backend = registry.create(parsed)
         self.executor = Executor(parsed, self.backend, clock=SystemClock())
@@ -229,7 +230,9 @@ class _Rank:
         found: Pieces = {}
         for piece in self.client.pieces:
             values = self.client.read(piece).float().numpy()
-            found.setdefault((piece.kind, piece.name), []).append((piece, values))
+            found.setdefault((piece.kind, piece.name), []).append(
+                (piece.SerializeToString(), values)
+            )
         return found
 
     def raw(self) -> dict[str, bytes]:
@@ -250,8 +253,6 @@ class _Rank:
         return bytes(self.client.staged[staging_id][1])
 
     def stage(self, staging_id: bytes, bundle: bytes) -> None:
-        from plexclient.wire.v1 import common_pb2
-
         parsed = common_pb2.TensorBundle.FromString(bundle)
         self.client.staged[staging_id] = (list(parsed.tensors), bytearray(parsed.data))
 
@@ -260,14 +261,11 @@ class _Rank:
 
     def reduce_grads(self) -> None:
         """Sum gradients over ranks as `step` does, for tests that look at them (megatron)."""
-        from megatron.core.distributed import finalize_model_grads
+        from megatron.core.distributed import (  # noqa: PLC0415 - after the shim
+            finalize_model_grads,
+        )
 
         finalize_model_grads([self.backend._trained.ddp], None)
-
-
-def dumps(value: object) -> bytes:
-    """Return a pickled value: for tests that compare whole answers."""
-    return pickle.dumps(value)
 
 
 if __name__ == "__main__":

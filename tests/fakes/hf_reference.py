@@ -1,0 +1,75 @@
+"""What transformers makes of a batch in fp32: the reference every backend is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from plexsvc.worker import losses
+
+PerSequence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(slots=True)
+class Reference:
+    """A transformers model and its gradients."""
+
+    model: Any
+
+    @classmethod
+    def load(cls, path: Path) -> Reference:
+        """Return the model of a Hugging Face directory, in fp32 with eager attention."""
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+        torch.set_num_threads(1)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return cls(model.train())
+
+    def logprobs(
+        self, batch: Mapping[str, np.ndarray], *, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Return logprobs[T] of the targets, sequence by sequence."""
+        return self._per_sequence(batch, lambda ids, targets: self._one(ids, targets, temperature))
+
+    def values(self, batch: Mapping[str, np.ndarray], head: np.ndarray) -> torch.Tensor:
+        """Return values[T] of a critic whose head is `head[1, H]`."""
+        weight = torch.from_numpy(head)
+        return self._per_sequence(
+            batch,
+            lambda ids, _targets: (
+                self.model.model(input_ids=ids[None]).last_hidden_state[0] @ weight.T
+            )[:, 0],
+        )
+
+    def gradients(
+        self, batch: Mapping[str, np.ndarray], loss: str, args: Mapping[str, float] | None = None
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Return the loss and its gradients by parameter name."""
+        arrays = {
+            name: torch.from_numpy(array.copy())
+            for name, array in batch.items()
+            if name != "cu_seqlens"
+        }
+        self.model.zero_grad()
+        terms = losses.resolve(loss, args or {}, role="actor")(self.logprobs(batch), arrays)
+        terms.loss.backward()
+        found = {name: p.grad.numpy().copy() for name, p in self.model.named_parameters()}
+        return float(terms.loss.detach()), found
+
+    def _one(self, ids: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+        logits = self.model(input_ids=ids[None]).logits[0].float() / temperature
+        return torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+
+    def _per_sequence(self, batch: Mapping[str, np.ndarray], run: PerSequence) -> torch.Tensor:
+        bounds = batch["cu_seqlens"].tolist()
+        tokens = torch.from_numpy(batch["tokens"].astype(np.int64))
+        targets = torch.from_numpy(batch["target_tokens"].astype(np.int64))
+        return torch.cat([run(tokens[a:b], targets[a:b]) for a, b in pairwise(bounds)])

@@ -1,0 +1,316 @@
+"""What every training backend promises, on real ranks: the contract of `backends.base.Backend`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from plexclient.wire import tensors
+from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+from tests.fakes.fake_state_client import assemble
+from tests.fakes.rank_host import Group, StartGroup
+from tests.fakes.tiny_models import make_qwen3
+from tests.fakes.worker_batches import (
+    Arrays,
+    answered_tokens,
+    errors,
+    operation,
+    plan,
+    random_batch,
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+ONE = plan([[0, 2], [1], [3]])
+TWO = plan([[0, 2], [3]], [[1], []])
+GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
+    "noop": ({"backend": "noop"}, ONE),
+    "megatron-one-rank": ({"backend": "megatron"}, ONE),
+    "megatron-tp2": ({"backend": "megatron", "parallel": {"tp": 2}}, ONE),
+    "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
+    "megatron-dp2": ({"backend": "megatron", "parallel": {"dp": 2}}, TWO),
+    "fsdp-one-rank": ({"backend": "fsdp"}, ONE),
+    "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),
+}
+TRAINING = [name for name in GROUPS if name != "noop"]
+
+
+def run(
+    group: Group,
+    seq: int,
+    kind: str,
+    arrays: Arrays | None = None,
+    split: operations_pb2.DispatchPlan | None = None,
+    **fields: object,
+) -> list[worker_pb2.ExecuteReply]:
+    """Run one operation that must succeed; return the ranks' replies."""
+    replies = group.execute(operation(seq, kind, arrays, split=split, **fields))
+    assert errors(replies) == [""] * len(replies), [r.result.error.message for r in replies]
+    return replies
+
+
+def state(group: Group) -> list[dict[str, bytes]]:
+    return group.ask("raw")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_device_bytes_are_known_before_anything_is_allocated(
+    start_group: StartGroup, name: str
+) -> None:
+    settings, _ = GROUPS[name]
+    group = start_group(initialize=False, **settings)
+    before = group.ask("device_bytes")
+    run(group, 0, "initialize")
+    allocated = [sum(len(data) for data in regions.values()) for regions in state(group)]
+    assert before == allocated
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_one_rank_of_each_replica_answers_every_sequence_once(
+    start_group: StartGroup, name: str
+) -> None:
+    settings, split = GROUPS[name]
+    group = start_group(**settings)
+    batch = random_batch(0)
+    replies = run(group, 1, "forward", batch, split)
+    answered = sorted(s for r in replies for shard in r.result.shards for s in shard.sequences)
+    assert answered == [0, 1, 2, 3]
+    assert np.isfinite(answered_tokens(replies, batch)).all()
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_parking_between_backward_and_step_changes_no_bit(
+    start_group: StartGroup, name: str
+) -> None:
+    settings, split = GROUPS[name]
+    ends = []
+    for is_parked in (False, True):
+        group = start_group(**settings)
+        digests = []
+        for step in range(2):
+            for part in range(2):
+                seq = 3 * step + part + 1
+                batch = random_batch(seq)
+                replies = run(group, seq, "forward_backward", batch, split, loss="ppo")
+                digests += [r.digest for r in replies]
+                if is_parked:
+                    kept = group.ask("park")
+                    assert all("grads" in regions for regions in kept)
+                    group.ask("unpark")
+            digests += [r.digest for r in run(group, 3 * step + 3, "step")]
+            if is_parked:
+                kept = group.ask("park")
+                assert not any("grads" in regions for regions in kept), (
+                    "clean gradients are dropped"
+                )
+                group.ask("unpark")
+        ends.append((digests, state(group), group.ask("scalars")))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_forward_leaves_no_trace(start_group: StartGroup, name: str) -> None:
+    settings, split = GROUPS[name]
+    group = start_group(**settings)
+    before = state(group)
+    first = run(group, 1, "forward", random_batch(0), split)
+    again = run(group, 2, "forward", random_batch(0), split)
+    assert state(group) == before
+    assert [r.digest for r in first] == [r.digest for r in again]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
+def test_a_custom_loss_applies_the_gradients_of_the_built_in_one(
+    start_group: StartGroup, name: str, loss: str
+) -> None:
+    settings, split = GROUPS[name]
+    group = start_group(**settings)
+    batch = random_batch(4)
+    run(group, 1, "forward_backward", batch, split, loss=loss)
+    wanted = [regions["grads"] for regions in state(group)]
+    run(group, 2, "zero_grad")
+
+    logprobs = answered_tokens(run(group, 3, "forward", batch, split), batch)
+    own = {**batch, "grad_logprobs": own_gradient(loss, logprobs, batch)}
+    run(group, 4, "backward", own, split)
+    found = [regions["grads"] for regions in state(group)]
+    for mine, theirs in zip(found, wanted, strict=True):
+        a, b = np.frombuffer(mine, np.float32), np.frombuffer(theirs, np.float32)
+        assert np.abs(b).max() > 0
+        assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
+
+
+def own_gradient(loss: str, logprobs: np.ndarray, batch: Arrays) -> np.ndarray:
+    """Differentiate the loss with respect to the logprobs by hand."""
+    ratio = np.exp(logprobs - batch["logprobs"])
+    gradient = -ratio * batch["advantages"] * batch["mask"]
+    if loss == "ppo":
+        up, down = batch["advantages"] > 0, batch["advantages"] < 0
+        gradient[(up & (ratio > 1.2)) | (down & (ratio < 0.8))] = 0.0
+    return gradient.astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_gradients_of_two_replicas_equal_those_of_one_rank(
+    start_group: StartGroup, backend: str
+) -> None:
+    results = []
+    for parallel, split in (({}, ONE), ({"dp": 2}, TWO)):
+        group = start_group(backend=backend, parallel=parallel)
+        run(group, 1, "forward_backward", random_batch(3), split, loss="ppo")
+        metrics = run(group, 2, "step", lr=1e-3, clip_grad_norm=0.0)
+        norm = next(r.result.metrics["grad_norm"] for r in metrics if r.result.metrics)
+        results.append((norm, assemble(group.ask("held"), "exp_avg")))
+    (norm_one, one), (norm_two, two) = results
+    assert norm_two == pytest.approx(norm_one, rel=1e-5)
+    for name, moment in one.items():
+        assert np.abs(two[name] - moment).max() <= 1e-5 * max(np.abs(moment).max(), 1e-8)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_saved_state_continues_in_another_group_bit_for_bit(
+    start_group: StartGroup, name: str, tmp_path: Path
+) -> None:
+    settings, split = GROUPS[name]
+    first = start_group(**settings)
+    run(first, 1, "forward_backward", random_batch(1), split, loss="ppo")
+    run(first, 2, "step")
+    held = first.ask("held")
+    save_file(assemble(held, "param"), tmp_path / "model.safetensors")
+    moments = {
+        f"{kind}/{tensor}": values
+        for kind in ("exp_avg", "exp_avg_sq")
+        for tensor, values in assemble(held, kind).items()
+    }
+    save_file(moments, tmp_path / "optimizer.safetensors")
+    (tmp_path / "plex_state.json").write_text('{"scalars": {"adam_step": 1}}')
+
+    second = start_group(**settings)
+    run(second, 1, "load", path=str(tmp_path), optimizer=True)
+    for group in (first, second):
+        run(group, 3, "forward_backward", random_batch(2), split, loss="ppo")
+        run(group, 4, "step")
+    for kind in ("param", "exp_avg", "exp_avg_sq"):
+        wanted, found = (assemble(g.ask("held"), kind) for g in (first, second))
+        assert all(np.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_pulled_version_replaces_the_parameters(
+    start_group: StartGroup, name: str, tmp_path: Path
+) -> None:
+    settings, split = GROUPS[name]
+    other = make_qwen3(tmp_path / "other", seed=9, vocab=51, layers=4)
+    source = start_group(model=str(other))
+    (wire,) = source.ask("publish", "job/source", 5)
+    (data,) = source.ask("version_bytes", "job/source", 5)
+    manifest = statemanager_pb2.VersionManifest.FromString(wire)
+
+    target = start_group(**settings, role="reference", optimizer=None)
+    target.ask("adopt_version", wire, data)
+    replies = target.execute(
+        operation(1, "pull", source_deployment_id="job/source", version=5), [manifest]
+    )
+    assert errors(replies) == [""] * len(replies)
+    wanted = assemble(source.ask("held"), "param")
+    found = assemble(target.ask("held"), "param")
+    assert set(found) == set(wanted)
+    assert all(np.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
+    assert {piece_kind for rank in target.ask("held") for piece_kind, _ in rank} == {"param"}
+    run(target, 2, "forward", random_batch(0), split)
+    refused = target.execute(
+        operation(3, "forward_backward", random_batch(0), split=split, loss="ppo")
+    )
+    assert set(errors(refused)) == {"bad_request"}
+
+
+def test_a_version_that_was_altered_is_refused(start_group: StartGroup) -> None:
+    group = start_group(role="reference", optimizer=None)
+    (wire,) = group.ask("publish", "job/source", 1)
+    (data,) = group.ask("version_bytes", "job/source", 1)
+    manifest = statemanager_pb2.VersionManifest.FromString(wire)
+    group.ask("adopt_version", wire, bytes([data[0] ^ 1]) + data[1:])
+    replies = group.execute(
+        operation(1, "pull", source_deployment_id="job/source", version=1), [manifest]
+    )
+    assert errors(replies) == ["checksum_mismatch"]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
+    start_group: StartGroup, name: str
+) -> None:
+    settings, split = GROUPS[name]
+    group = start_group(**settings)
+    params = [regions["params"] for regions in state(group)]
+    batch = random_batch(0)
+    batch["weights"] = np.full_like(batch["weights"], 3e38)
+    group.execute(operation(1, "forward_backward", batch, split=split, loss="cross_entropy"))
+    assert set(errors(group.execute(operation(2, "step")))) == {"window_broken"}
+    refused = group.execute(
+        operation(3, "forward_backward", random_batch(0), split=split, loss="cross_entropy")
+    )
+    assert set(errors(refused)) == {"window_broken"}
+    assert [regions["params"] for regions in state(group)] == params
+    run(group, 4, "zero_grad")
+    run(group, 5, "forward_backward", random_batch(0), split, loss="cross_entropy")
+    run(group, 6, "step")
+    assert [regions["params"] for regions in state(group)] != params
+
+
+def test_a_staged_batch_and_a_staged_answer_equal_inline_ones(start_group: StartGroup) -> None:
+    group = start_group()
+    batch = random_batch(0, lengths=(400,) * 50)
+    split = plan([[i] for i in range(50)])
+    staged = operation(1, "forward", split=split)
+    bundle = tensors.encode(batch)
+    group.ask("stage", b"inputs----------", bundle.SerializeToString())
+    staged.payload.staged.staging_id = b"inputs----------"
+    (reply,) = group.execute(staged)
+    assert not reply.result.error.code, reply.result.error.message
+    (shard,) = reply.result.shards
+    assert shard.payload.staged.node_ids == ["node"]
+    (data,) = group.ask("staged", shard.payload.staged.staging_id)
+    found = tensors.views(shard.payload.staged.tensors, data)["logprobs"]
+    one = random_batch(0, lengths=(400,) * 50)
+    first = {
+        name: (array[:401] if name == "cu_seqlens" else array[:400]) for name, array in one.items()
+    }
+    first["cu_seqlens"] = np.array([0, 400], np.int32)
+    alone = answered_tokens(run(group, 2, "forward", first, plan([[0]])), first)
+    assert np.array_equal(found[:400], alone)
+
+
+def test_a_critic_regresses_values_on_its_own_head(start_group: StartGroup) -> None:
+    ranks = {}
+    for name, parallel in (("one", {}), ("tp2", {"tp": 2}), ("pp2", {"pp": 2})):
+        group = start_group(role="critic", parallel=parallel)
+        batch = random_batch(1)
+        values = answered_tokens(run(group, 1, "forward", batch, ONE), batch, "values")
+        assert not values.any(), "the head starts at zero"
+        for step in range(2):
+            run(group, 2 * step + 2, "forward_backward", batch, ONE, loss="value_mse")
+            run(group, 2 * step + 3, "step", lr=1e-2, eps=1e-3)
+        values = answered_tokens(run(group, 6, "forward", batch, ONE), batch, "values")
+        assert values.any()
+        ranks[name] = (values, assemble(group.ask("held"), "param")["value_head.weight"])
+        refused = group.execute(operation(7, "forward_backward", batch, split=ONE, loss="ppo"))
+        assert set(errors(refused)) == {"bad_request"}
+    for name in ("tp2", "pp2"):
+        assert np.abs(ranks[name][0] - ranks["one"][0]).max() <= 1e-5
+        assert np.abs(ranks[name][1] - ranks["one"][1]).max() <= 1e-6
+
+
+def test_two_runs_of_the_same_program_agree_bit_for_bit(start_group: StartGroup) -> None:
+    ends = []
+    for _ in range(2):
+        group = start_group(parallel={"tp": 2})
+        run(group, 1, "forward_backward", random_batch(1), ONE, loss="cispo")
+        run(group, 2, "step")
+        ends.append(state(group))
+    assert ends[0] == ends[1]
