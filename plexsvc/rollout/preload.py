@@ -5,7 +5,6 @@ The node agent starts the zygote with `ZYGOTE_ENV`; vLLM reads most of it once, 
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Mapping
 from typing import Final
@@ -29,8 +28,8 @@ MODULES: Final = (
     "vllm.model_executor.models.qwen3",
 )
 
-for _module in MODULES:
-    importlib.import_module(_module)
 
-gc.collect()
-gc.freeze()  # forks share these pages, and the engine's own collections (1 s otherwise) skip them
+def preload() -> None:
+    """Import what engines need; the zygote calls this once its environment is set."""
+    for module in MODULES:
+        importlib.import_module(module)

@@ -92,10 +92,8 @@ class RecordStore:
             PlexError: `result_gone` once it was dropped; `not_found` when it does not start in
                 `rollout.frames_wait_us` or belongs to another deployment than `deployment_id`.
         """
-        record = self._records.get(operation_id)
-        if record is None:
+        while (record := self._records.get(operation_id)) is None:
             await self._arrival(operation_id)
-            record = self._records[operation_id]
         if deployment_id not in {"", record.operation.deployment_id}:
             raise PlexError(
                 ErrorCode.NOT_FOUND, f"{show(operation_id)} is no operation of {deployment_id}"

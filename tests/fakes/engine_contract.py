@@ -1,0 +1,134 @@
+"""What every engine behind the instance service does: one suite for fake and real engines."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from plexclient.errors import ErrorCode
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
+from plexsvc.transport.status import error_from
+from tests.fakes.rollout_requests import Answer, call, collect, request
+
+PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])
+TIMEOUT_S = 30
+Stub = rollout_pb2_grpc.RolloutInstanceStub
+
+
+async def answers(
+    stub: Stub, *requests: rollout_pb2.InstanceRequest
+) -> dict[tuple[int, int], Answer]:
+    found: dict[tuple[int, int], Answer] = {}
+    async for frame in stub.Generate(call(*requests), timeout=TIMEOUT_S):
+        collect(frame.deltas, found)
+    return found
+
+
+async def refusal(call_: grpc.aio.UnaryStreamCall) -> ErrorCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call_:
+            pass
+    return error_from(caught.value).code
+
+
+class EngineContract:
+    """Subclasses bring the fixture `stub`: a serving instance, vocabulary 50, length 128."""
+
+    async def test_every_request_gets_all_its_tokens_and_a_finish_reason(self, stub: Stub) -> None:
+        found = await answers(
+            stub, *(request(p, index=i, ignore_eos=True) for i, p in enumerate(PROMPTS))
+        )
+        assert len(found) == 3
+        for answer in found.values():
+            assert len(answer.tokens) == 16
+            assert all(0 <= token < 50 for token in answer.tokens)
+            assert all(logprob <= 0 for logprob in answer.logprobs)
+            assert answer.finish == operations_pb2.FINISH_REASON_LENGTH
+            assert len(set(answer.versions)) == 1
+            assert len(answer.versions) == 16
+
+    async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(
+        self, stub: Stub
+    ) -> None:
+        def ask(name: str, seed: int) -> rollout_pb2.InstanceRequest:
+            return request(PROMPTS[0], name=name, seed=seed, ignore_eos=True)
+
+        first, again, other = [
+            (await answers(stub, ask(n, s)))[0, 0].tokens for n, s in (("a", 1), ("b", 1), ("c", 2))
+        ]
+        assert first == again
+        assert first != other
+
+    async def test_a_sample_goes_on_exactly_from_any_of_its_tokens(self, stub: Stub) -> None:
+        whole = (await answers(stub, request(PROMPTS[1], ignore_eos=True)))[0, 0]
+        for cut in (1, 7, 15):
+            rest = request(
+                PROMPTS[1], name=f"c{cut}", generated=whole.tokens[:cut], ignore_eos=True
+            )
+            answer = (await answers(stub, rest))[0, 0]
+            assert answer.start == cut
+            assert answer.tokens == whole.tokens[cut:]
+            assert answer.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+
+    async def test_a_stop_token_ends_a_sample_and_stays_in_it(self, stub: Stub) -> None:
+        whole = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
+        stop = whole.tokens[5]
+        stopped = request(PROMPTS[0], name="s", stop_token_ids=[stop], ignore_eos=True)
+        answer = (await answers(stub, stopped))[0, 0]
+        assert answer.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+        assert answer.finish == operations_pb2.FINISH_REASON_STOP
+        assert answer.stop_reason == str(stop)
+
+    async def test_prompt_logprobs_come_once_for_all_tokens_but_the_first(self, stub: Stub) -> None:
+        answer = (await answers(stub, request(PROMPTS[1], prompt_logprobs=True)))[0, 0]
+        assert len(answer.prompt_logprobs) == len(PROMPTS[1]) - 1
+        assert all(logprob <= 0 for logprob in answer.prompt_logprobs)
+
+    async def test_a_request_with_nothing_left_finishes_at_once(self, stub: Stub) -> None:
+        done = request(PROMPTS[0], max_tokens=2, generated=[5, 6])
+        answer = (await answers(stub, done))[0, 0]
+        assert answer.tokens == []
+        assert answer.finish == operations_pb2.FINISH_REASON_LENGTH
+
+    async def test_a_request_that_does_not_fit_is_refused_before_any_token(
+        self, stub: Stub
+    ) -> None:
+        too_long = call(request([5] * 128))
+        assert await refusal(stub.Generate(too_long, timeout=TIMEOUT_S)) == ErrorCode.BAD_REQUEST
+
+    async def test_a_version_that_is_not_there_is_not_served(self, stub: Stub) -> None:
+        newer = call(request(PROMPTS[0]), min_version=10_000)
+        assert await refusal(stub.Generate(newer, timeout=TIMEOUT_S)) == ErrorCode.UNAVAILABLE
+
+    async def test_an_order_with_an_older_epoch_is_refused(self, stub: Stub) -> None:
+        stale = call(request(PROMPTS[0]))
+        stale.fence.scheduler_epoch = 0
+        assert await refusal(stub.Generate(stale, timeout=TIMEOUT_S)) == ErrorCode.STALE_FENCE
+
+    async def test_aborting_ends_the_stream_and_leaves_nothing_running(self, stub: Stub) -> None:
+        keep = request(PROMPTS[0], name="keep", index=1, max_tokens=100, ignore_eos=True)
+        stop = request(PROMPTS[0], name="stop", max_tokens=100, ignore_eos=True)
+        found: dict[tuple[int, int], Answer] = {}
+        async for frame in stub.Generate(call(stop, keep), timeout=TIMEOUT_S):
+            if not found:
+                await stub.Abort(
+                    rollout_pb2.InstanceAbortRequest(request_ids=[stop.request_id]), timeout=5
+                )
+            collect(frame.deltas, found)
+        assert found[0, 0].finish == operations_pb2.FINISH_REASON_ABORT
+        assert len(found[0, 0].tokens) < 100
+        assert len(found[1, 0].tokens) == 100
+        stats = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=5)
+        assert (stats.running, stats.waiting) == (0, 0)
+
+    async def test_a_cancelled_stream_aborts_its_requests(self, stub: Stub) -> None:
+        stream = stub.Generate(
+            call(request(PROMPTS[0], name="x", max_tokens=120, ignore_eos=True)), timeout=TIMEOUT_S
+        )
+        await stream.read()
+        stream.cancel()
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=5)).running:  # noqa: ASYNC110 - another process has to get there
+                await asyncio.sleep(0.01)

@@ -1,0 +1,135 @@
+"""A fake engine: tokens are a function of (seed, position, version); steps wait for permission."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines.base import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    DeltaBox,
+    EngineFacts,
+    EngineStats,
+    LoadReport,
+    Published,
+)
+from plexsvc.rollout.sampling import draw_seed
+from plexsvc.rollout.versions import verify
+
+VOCAB, MAX_LEN = 50, 128
+
+
+def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: int) -> int:
+    """Return the token of one draw; greedy ones depend on the prompt instead of the seed."""
+    sampling = request.sampling
+    seed = sampling.seed if sampling.temperature else sum(request.prompt.token_ids)
+    return draw_seed(seed + 1000 * version, position=draw) % VOCAB
+
+
+class FakeEngine:
+    """One token a request and step. With `held` every step waits for `allow`."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.version = 0
+        self.generated = 0
+        self.held = held
+        self._permits = asyncio.Semaphore(0)
+        self._boxes: dict[str, DeltaBox] = {}
+        self.idle = asyncio.Event()
+        """Set whenever the last request ends."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts(vocab_size=VOCAB, max_model_len=MAX_LEN, device_bytes=1 << 20)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._boxes), waiting=0, kv_usage=0.0, generated_tokens=self.generated
+        )
+
+    def allow(self, steps: int) -> None:
+        """Let held generates make `steps` more steps between them."""
+        for _ in range(steps):
+            self._permits.release()
+
+    def release(self) -> None:
+        """Hold no more."""
+        self.held = False
+        self.allow(1000)
+
+    async def generate(
+        self, requests: Sequence[rollout_pb2.InstanceRequest]
+    ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
+        box = DeltaBox()
+        for request in requests:
+            _check(request)
+            box.add_request(request)
+            self._boxes[request.request_id] = box
+            if request.sampling.max_tokens <= len(request.prompt.generated):
+                self._finish(request.request_id, FINISH_LENGTH)
+        try:
+            async with asyncio.TaskGroup() as group:
+                driver = group.create_task(self._drive(requests, box))
+                while deltas := await box.take():
+                    yield deltas
+                driver.cancel()
+        finally:
+            await self.abort([request.request_id for request in requests])
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._finish(request_id, FINISH_ABORT)
+
+    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+        checksums = [verify(part.manifest, part.data) for part in published]
+        self.version = version
+        nbytes = sum(part.manifest.nbytes for part in published)
+        return LoadReport(nbytes=nbytes, checksum="+".join(checksums))
+
+    async def dispose(self) -> None:
+        await self.abort(list(self._boxes))
+
+    async def _drive(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
+        step = 0
+        while any(request.request_id in self._boxes for request in requests):
+            if self.held:
+                await self._permits.acquire()
+            await asyncio.sleep(0)
+            for request in requests:
+                if request.request_id in self._boxes:
+                    self._draw(request, box, step=step)
+            step += 1
+
+    def _draw(self, request: rollout_pb2.InstanceRequest, box: DeltaBox, *, step: int) -> None:
+        prompt, sampling = request.prompt, request.sampling
+        token = fake_token(request, draw=prompt.draws_used + step, version=self.version)
+        scored = sampling.prompt_logprobs and not step and not prompt.generated
+        box.put(
+            request.request_id,
+            tokens=[token],
+            logprobs=[-token / 8],
+            version=self.version,
+            prompt_logprobs=[-1.0] * (len(prompt.token_ids) - 1) if scored else (),
+        )
+        self.generated += 1
+        if token in sampling.stop_token_ids:
+            self._finish(request.request_id, FINISH_STOP, stop_reason=str(token))
+        elif len(prompt.generated) + step + 1 >= sampling.max_tokens:
+            self._finish(request.request_id, FINISH_LENGTH)
+
+    def _finish(self, request_id: str, reason: int, *, stop_reason: str = "") -> None:
+        box = self._boxes.pop(request_id, None)
+        if box is not None:
+            box.finish(request_id, reason=reason, stop_reason=stop_reason)
+            if not self._boxes:
+                self.idle.set()
+
+
+def _check(request: rollout_pb2.InstanceRequest) -> None:
+    length = len(request.prompt.token_ids) + len(request.prompt.generated)
+    if not request.prompt.token_ids or length >= MAX_LEN or request.sampling.stop:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by the fake")

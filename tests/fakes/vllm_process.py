@@ -1,0 +1,129 @@
+"""A real vLLM instance in a process of its own, forked like a rank; versions come from files.
+
+Run as `python -m tests.fakes.vllm_process CONFIG_JSON`: prints the address on its first line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.rollout.preload import ZYGOTE_ENV, preload
+
+BLOCK_BYTES = 4 << 20
+
+
+@contextmanager
+def vllm_instance(model: Path, **config: object) -> Iterator[str]:
+    """Yield the address of a real instance serving `model`; it ends with the block."""
+    facts = {
+        "wpg_id": "wpg",
+        "rank": 0,
+        "incarnation": 1,
+        "scheduler_epoch": 1,
+        "job_id": "job",
+        "deployment_id": "rollout",
+        "model": str(model),
+        "max_model_len": 128,
+        "kv_cache_bytes": 16 << 20,
+        "max_num_seqs": 32,
+    } | config
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.vllm_process", json.dumps(facts)],
+        stdout=subprocess.PIPE,
+        env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": str(Path(__file__).parents[2])},  # noqa: TID251 - a child's environment
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        assert address, f"the instance ended with {process.wait()}"
+        yield address
+    finally:
+        process.terminate()
+        code = process.wait(timeout=30)
+        process.stdout.close()
+    assert code == 0, f"the instance ended with {code}"
+
+
+def publish_arrays(
+    file: Path, arrays: dict[str, npt.NDArray[np.float32]], *, version: int, shards: int = 1
+) -> statemanager_pb2.VersionManifest:
+    """Write a version as `shards` ranks would publish it: rows split, vectors copied by each."""
+    manifest = statemanager_pb2.VersionManifest(
+        deployment_id="actor", version=version, data_socket=str(file)
+    )
+    data = bytearray()
+    for rank in range(shards):
+        for name, array in arrays.items():
+            parts = np.array_split(array, shards) if array.ndim > 1 else [array] * shards
+            start = sum(len(part) for part in parts[:rank]) if array.ndim > 1 else 0
+            part = np.ascontiguousarray(parts[rank])
+            manifest.pieces.add(
+                kind="param",
+                name=name,
+                global_shape=array.shape,
+                start=[start, *[0] * (array.ndim - 1)],
+                size=part.shape,
+                dtype="F32",
+                region="params",
+                offset=len(data),
+                stride=[n // 4 for n in part.strides],
+                rank=rank,
+            )
+            data += part.tobytes()
+            data += bytes(-len(data) % 64)
+    file.write_bytes(data)
+    manifest.nbytes = len(data)
+    blocks = [bytes(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+    manifest.block_checksums.extend(xxhash.xxh3_128_digest(block) for block in blocks)
+    return manifest
+
+
+def _open_file(manifest: statemanager_pb2.VersionManifest) -> memoryview:
+    with Path(manifest.data_socket).open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def _child(config: dict[str, Any]) -> None:
+    from plexsvc.rollout.config import InstanceConfig  # noqa: PLC0415 - gRPC only after the fork
+    from plexsvc.rollout.instance import run_vllm  # noqa: PLC0415
+
+    def ready(address: str) -> None:
+        sys.stdout.write(address + "\n")
+        sys.stdout.flush()
+
+    asyncio.run(run_vllm(InstanceConfig(**config), ready, open_version=_open_file))
+
+
+def _main() -> int:
+    preload()
+    gc.collect()
+    gc.freeze()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"a zygote with {threads} threads must not fork"
+    child = os.fork()
+    if not child:
+        _child(json.loads(sys.argv[1]))
+        os._exit(0)
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,213 @@
+"""A real vLLM instance: the contract, the reference's logprobs, weights replaced in place."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from plexclient.errors import ErrorCode
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
+from plexsvc.transport.channels import open_channel
+from tests.fakes.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
+from tests.fakes.rollout_requests import FENCE, Answer, call, collect, request
+from tests.fakes.tiny_models import ALPHABET, SPECIALS, make_qwen3
+from tests.fakes.vllm_process import publish_arrays, vllm_instance
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+
+PROMPTS = [[3 + i, 4, 12 + i, 5, 16, 7][: 3 + i % 4] for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return two models of one shape and different weights."""
+    root = tmp_path_factory.mktemp("rollout-models")
+    return make_qwen3(root / "a", seed=3), make_qwen3(root / "b", seed=4)
+
+
+@pytest.fixture(scope="module")
+def address(models: tuple[Path, Path]) -> Iterator[str]:
+    with vllm_instance(models[0]) as found:
+        yield found
+
+
+@pytest.fixture
+async def stub(address: str) -> AsyncIterator[Stub]:
+    async with open_channel(address) as channel:
+        yield rollout_pb2_grpc.RolloutInstanceStub(channel)
+
+
+class TestVllmEngine(EngineContract):
+    """The contract that the fake keeps too."""
+
+
+async def test_logprobs_are_the_references_at_any_temperature(
+    stub: Stub, models: tuple[Path, Path]
+) -> None:
+    for temperature in (1.0, 0.7):
+        found = await answers(stub, *batch(temperature=temperature))
+        for index, prompt in enumerate(PROMPTS):
+            answer = found[index, 0]
+            expected = reference(models[0], prompt, answer.tokens, temperature=temperature)
+            assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
+
+
+async def test_prompt_logprobs_are_the_references(stub: Stub, models: tuple[Path, Path]) -> None:
+    prompt = PROMPTS[3]
+    answer = (await answers(stub, request(prompt, prompt_logprobs=True)))[0, 0]
+    expected = reference(models[0], prompt[:1], prompt[1:])
+    assert np.abs(np.array(answer.prompt_logprobs) - expected).max() <= 1e-3
+
+
+async def test_greedy_tokens_are_the_likeliest(stub: Stub, models: tuple[Path, Path]) -> None:
+    answer = (await answers(stub, request(PROMPTS[1], temperature=0.0, ignore_eos=True)))[0, 0]
+    expected = reference(models[0], PROMPTS[1], answer.tokens)
+    assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
+    assert min(answer.logprobs) > np.log(1 / 50)
+
+
+async def test_the_models_end_token_ends_a_sample_unless_ignored(stub: Stub) -> None:
+    many = [request([3, i], index=i, seed=i, max_tokens=60) for i in range(2, 12)]
+    ended = [a for a in (await answers(stub, *many)).values() if a.finish == 1]
+    assert ended
+    assert all(a.tokens[-1] == 1 and 1 not in a.tokens[:-1] for a in ended)
+
+
+async def test_long_prompts_with_seeds_are_prefilled_in_parts_and_stay_reproducible(
+    stub: Stub,
+) -> None:
+    """More prompt tokens than one step takes: a seeded request then sees a partial prefill."""
+    prompts = [[(7 * i + j) % 48 + 2 for j in range(100)] for i in range(30)]
+
+    async def run(name: str) -> list[list[int]]:
+        requests = [
+            request(p, name=name, index=i, seed=i, max_tokens=8, ignore_eos=True)
+            for i, p in enumerate(prompts)
+        ]
+        found = await answers(stub, *requests)
+        return [found[i, 0].tokens for i in range(len(prompts))]
+
+    together = await run("t")
+    for i in (0, 17, 29):
+        alone = request(prompts[i], index=0, name="o", seed=i, max_tokens=8, ignore_eos=True)
+        assert (await answers(stub, alone))[0, 0].tokens == together[i]
+
+
+async def test_a_stop_string_ends_a_sample_also_across_a_migration(stub: Stub) -> None:
+    text = [*SPECIALS, *ALPHABET]
+    whole = (await answers(stub, request(PROMPTS[2], max_tokens=40, ignore_eos=True)))[0, 0]
+    stop = "".join(text[t] for t in whole.tokens[9:12])
+    stopped = request(PROMPTS[2], name="s", max_tokens=40, stop=[stop], ignore_eos=True)
+    answer = (await answers(stub, stopped))[0, 0]
+    assert answer.tokens == whole.tokens[:12]
+    assert (answer.finish, answer.stop_reason) == (operations_pb2.FINISH_REASON_STOP, stop)
+    moved = request(
+        PROMPTS[2],
+        name="m",
+        max_tokens=40,
+        stop=[stop],
+        ignore_eos=True,
+        generated=whole.tokens[:11],
+    )
+    assert (await answers(stub, moved))[0, 0].tokens == whole.tokens[11:12]
+
+
+async def test_weights_are_replaced_in_place_and_equal_a_fresh_engines(
+    stub: Stub, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    manifest = publish_arrays(
+        tmp_path / "v5", load_file(models[1] / "model.safetensors"), version=5, shards=2
+    )
+    reply = await load(stub, manifest, version=5)
+    assert (reply.error.code, reply.version, len(reply.checksum)) == ("", 5, 32)
+    assert (await load(stub, manifest, version=5)).nbytes == 0
+    found = await answers(stub, *batch())
+    for index, prompt in enumerate(PROMPTS):
+        answer = found[index, 0]
+        assert set(answer.versions) == {5}
+        expected = reference(models[1], prompt, answer.tokens)
+        assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
+    restored = publish_arrays(
+        tmp_path / "v6", load_file(models[0] / "model.safetensors"), version=6
+    )
+    await load(stub, restored, version=6)
+
+
+async def test_a_swap_under_way_says_which_tokens_each_version_made(
+    stub: Stub, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    arrays = load_file(models[1] / "model.safetensors")
+    manifest = publish_arrays(tmp_path / "v7", arrays, version=7)
+    found: dict[tuple[int, int], Answer] = {}
+    asked = request(PROMPTS[0], max_tokens=100, ignore_eos=True)
+    async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S):
+        if not found:
+            await load(stub, manifest, version=7)
+        collect(frame.deltas, found)
+    answer = found[0, 0]
+    cut = answer.versions.index(7)
+    assert 0 < cut < 100
+    assert set(answer.versions[cut:]) == {7}
+    expected = reference(models[1], PROMPTS[0], answer.tokens)
+    assert np.abs(np.array(answer.logprobs) - expected)[cut:].max() <= 1e-3
+    back = publish_arrays(tmp_path / "v8", load_file(models[0] / "model.safetensors"), version=8)
+    await load(stub, back, version=8)
+
+
+async def test_damaged_or_foreign_weights_are_refused_and_the_old_ones_serve_on(
+    stub: Stub, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    before = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
+    arrays = load_file(models[1] / "model.safetensors")
+    damaged = publish_arrays(tmp_path / "damaged", arrays, version=20)
+    data = bytearray((tmp_path / "damaged").read_bytes())
+    data[1000] ^= 1
+    (tmp_path / "damaged").write_bytes(data)
+    missing = {k: v for k, v in arrays.items() if "layers.1.mlp.up" not in k}
+    wider = arrays | {"model.norm.weight": np.ones(65, np.float32)}
+    for manifest, code in (
+        (damaged, ErrorCode.CHECKSUM_MISMATCH),
+        (publish_arrays(tmp_path / "missing", missing, version=20), ErrorCode.BAD_REQUEST),
+        (publish_arrays(tmp_path / "wider", wider, version=20), ErrorCode.BAD_REQUEST),
+    ):
+        reply = await load(stub, manifest, version=20)
+        assert reply.error.code == code
+        assert reply.version != 20
+    after = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
+    assert after.tokens == before.tokens
+
+
+def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
+    return [
+        request(p, index=i, seed=i, max_tokens=24, temperature=temperature, ignore_eos=True)
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+async def load(stub: Stub, manifest: object, *, version: int) -> rollout_pb2.LoadVersionReply:
+    return await stub.LoadVersion(
+        rollout_pb2.LoadVersionRequest(fence=FENCE, manifests=[manifest], version=version),
+        timeout=TIMEOUT_S,
+    )
+
+
+def reference(
+    model: Path, prompt: list[int], tokens: list[int], *, temperature: float = 1.0
+) -> npt.NDArray[np.float32]:
+    """Return transformers' log-softmax of `tokens` after `prompt`, in fp32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch  # noqa: PLC0415 - seconds, and only here
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+        network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        with torch.no_grad():
+            logits = network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits / temperature, dim=-1)
+        return logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()

@@ -1,0 +1,21 @@
+"""The fake engine keeps the engine contract, so that the manager's tests mean something."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plexclient.wire.v1 import rollout_pb2_grpc
+from plexsvc.transport.channels import open_channel
+from tests.fakes.engine_contract import EngineContract
+from tests.fakes.fake_instances import start_instance
+
+
+class TestFakeEngine(EngineContract):
+    @pytest.fixture
+    async def stub(self) -> AsyncIterator[rollout_pb2_grpc.RolloutInstanceStub]:
+        instance = await start_instance()
+        async with open_channel(instance.address) as channel:
+            yield rollout_pb2_grpc.RolloutInstanceStub(channel)
+        await instance.kill()

@@ -1,0 +1,403 @@
+"""The rollout manager over real gRPC to fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, worker_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.ids import new_operation_id
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.manager import RolloutManager
+from tests.fakes.fake_instances import FakeInstance, publish, start_instance
+from tests.fakes.rollout_requests import Answer, collect
+
+APPLIED = operations_pb2.OPERATION_STATE_APPLIED
+FAST = RolloutConfig(frame_us=1000, probe_us=2000, instance_wait_us=300_000, frames_wait_us=300_000)
+PROMPTS = [[3, 4, 5], [6, 7, 8, 9]]
+
+
+@dataclass(slots=True)
+class Bench:
+    """A running manager and its instances."""
+
+    manager: RolloutManager
+    instances: list[FakeInstance]
+    seq: int = 0
+    fence: common_pb2.Fence = field(
+        default_factory=lambda: common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
+    )
+
+    def operation(
+        self, *, operation_id: bytes | None = None, **body: object
+    ) -> operations_pb2.Operation:
+        self.seq += 1
+        return operations_pb2.Operation(
+            operation_id=operation_id or new_operation_id(),
+            job_id="job",
+            deployment_id="rollout",
+            seq=self.seq,
+            **body,
+        )
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: object
+    ) -> operations_pb2.Operation:
+        options = {"n": 2, "max_tokens": 12, "temperature": 1.0} | sampling
+        return self.operation(
+            generate=operations_pb2.Generate(
+                prompts=[operations_pb2.Prompt(token_ids=p) for p in prompts],
+                sampling=operations_pb2.SamplingParams(**options),
+            )
+        )
+
+    async def execute(
+        self, operation: operations_pb2.Operation, **more: object
+    ) -> operations_pb2.OperationResult:
+        request = worker_pb2.ExecuteRequest(
+            fence=self.fence, wpg_id="wpg", operation=operation, **more
+        )
+        return (await self.manager.Execute(request, None)).result
+
+    async def initialize(self) -> operations_pb2.OperationResult:
+        operation = self.operation(initialize=operations_pb2.Initialize())
+        operation.seq = 0
+        return await self.execute(
+            operation,
+            deployment=service_pb2.Deployment(deployment_id="rollout", vocab_size=50),
+            instance_addresses=[instance.address for instance in self.instances],
+        )
+
+    async def pull(self, version: int, **manifest: object) -> operations_pb2.OperationResult:
+        body = operations_pb2.Pull(source_deployment_id="actor", version=version)
+        return await self.execute(
+            self.operation(pull=body), manifests=[publish(version, **manifest)]
+        )
+
+    async def frames(
+        self, operation_id: bytes, *, after: int = 0
+    ) -> list[operations_pb2.GenerateFrame]:
+        request = worker_pb2.StreamFramesRequest(
+            operation_id=operation_id, after_cursor=after, deployment_id="rollout"
+        )
+        return [frame async for frame in self.manager.StreamFrames(request, None)]
+
+    async def answers(self, operation: operations_pb2.Operation) -> dict[tuple[int, int], Answer]:
+        frames = await self.frames(operation.operation_id)
+        return collect(delta for frame in frames for delta in frame.deltas)
+
+
+@asynccontextmanager
+async def bench(
+    *, instances: int = 1, held: bool = False, config: RolloutConfig = FAST
+) -> AsyncIterator[Bench]:
+    manager = RolloutManager(config, SystemClock())
+    async with asyncio.TaskGroup() as group:
+        host = group.create_task(manager.run())
+        made = Bench(manager, [await start_instance(held=held) for _ in range(instances)])
+        assert (await made.initialize()).state == APPLIED
+        try:
+            yield made
+        finally:
+            host.cancel()
+            for instance in made.instances:
+                await instance.kill()
+
+
+async def test_a_generate_streams_every_sample_once_and_ends_with_its_result() -> None:
+    async with bench(instances=2) as b:
+        operation = b.generate(seed=5)
+        result = await b.execute(operation)
+        frames = await b.frames(operation.operation_id)
+        answers = collect(delta for frame in frames for delta in frame.deltas)
+    assert result.state == APPLIED
+    assert result.metrics["generated_tokens"] == 4 * 12
+    assert (result.metrics["prompts"], result.metrics["samples"]) == (2, 4)
+    assert sorted(answers) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(len(a.tokens) == 12 and a.versions == [0] * 12 for a in answers.values())
+    assert [frame.cursor for frame in frames] == list(range(1, len(frames) + 1))
+    assert [frame.HasField("result") for frame in frames] == [False] * (len(frames) - 1) + [True]
+    assert frames[-1].result == result
+
+
+async def test_samples_differ_and_depend_on_the_seed_not_on_the_instances() -> None:
+    async with bench(instances=1) as one:
+        first = one.generate(seed=5)
+        await one.execute(first)
+        alone = await one.answers(first)
+    async with bench(instances=3) as three:
+        second, other = three.generate(seed=5), three.generate(seed=6)
+        await three.execute(second)
+        await three.execute(other)
+        shared, reseeded = await three.answers(second), await three.answers(other)
+    assert {k: a.tokens for k, a in alone.items()} == {k: a.tokens for k, a in shared.items()}
+    assert len({tuple(a.tokens) for a in alone.values()}) == 4
+    assert reseeded[0, 0].tokens != shared[0, 0].tokens
+
+
+async def test_without_a_seed_two_operations_draw_differently() -> None:
+    async with bench() as b:
+        first, second = b.generate(), b.generate()
+        await b.execute(first)
+        await b.execute(second)
+        assert (await b.answers(first))[0, 0].tokens != (await b.answers(second))[0, 0].tokens
+
+
+async def test_a_repeated_operation_is_answered_from_the_record() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        async with asyncio.TaskGroup() as group:
+            twins = [group.create_task(b.execute(operation)) for _ in range(3)]
+        assert {twin.result().SerializeToString() for twin in twins} == {
+            (await b.execute(operation)).SerializeToString()
+        }
+        assert b.instances[0].engine.generated == 4 * 12
+
+
+async def test_a_reader_resumes_after_any_cursor_and_sees_the_same_frames() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        await b.execute(operation)
+        frames = await b.frames(operation.operation_id)
+        for cursor in range(len(frames) + 1):
+            assert await b.frames(operation.operation_id, after=cursor) == frames[cursor:]
+
+
+async def test_a_stream_opened_before_its_operation_starts_follows_it_live() -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
+        stream = b.manager.StreamFrames(request, None)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(anext(stream))
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(1)
+            assert len((await first).deltas) == 4
+            assert not running.done()
+            b.instances[0].engine.release()
+            rest = [frame async for frame in stream]
+        assert rest[-1].result == running.result()
+
+
+async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
+    async with bench() as quiet:
+        undisturbed = quiet.generate(seed=3)
+        await quiet.execute(undisturbed)
+        expected = await quiet.answers(undisturbed)
+    async with bench(instances=2, held=True) as b:
+        operation = b.generate(seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            for instance in b.instances:
+                instance.engine.allow(4)
+            await recorded(b, operation, tokens=4 * 4)
+            await b.instances[0].kill()
+            b.instances[1].engine.release()
+        result, answers = running.result(), await b.answers(operation)
+    assert result.state == APPLIED
+    assert result.metrics["instances_lost"] == 1
+    assert {k: a.tokens for k, a in answers.items()} == {k: a.tokens for k, a in expected.items()}
+    assert all(a.versions == [0] * 12 for a in answers.values())
+
+
+async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version() -> None:
+    config = replace(FAST, instance_wait_us=20_000_000)
+    async with bench(held=True, config=config) as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(4)
+            await recorded(b, operation, tokens=4 * 4)
+            await b.instances[0].kill()
+            b.instances[0].engine.version = 0  # a restarted process has the model's own weights
+            b.instances[0].engine.release()
+            await b.instances[0].start()
+        answers = await b.answers(operation)
+    assert running.result().state == APPLIED
+    assert b.instances[0].engine.version == 4
+    assert all(a.versions == [4] * 12 for a in answers.values())
+
+
+async def test_a_generate_without_any_instance_left_fails_naming_it() -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(2)
+            await recorded(b, operation, tokens=2 * 4)
+            await b.instances[0].kill()
+        result = running.result()
+        assert result.state == operations_pb2.OPERATION_STATE_FAILED
+        assert result.error.code == ErrorCode.WORKER_DIED
+        assert b.instances[0].address in result.error.message
+        assert (await b.frames(operation.operation_id))[-1].result == result
+
+
+async def test_a_sample_that_keeps_losing_instances_is_given_up() -> None:
+    config = replace(FAST, max_tries_per_sample=2, instance_wait_us=20_000_000)
+    async with bench(instances=2, held=True, config=config) as b:
+        operation = b.generate(PROMPTS[:1], n=1)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            for _ in range(2):
+                tokens = await next_holder(b)
+                await tokens.kill()
+        assert running.result().error.code == ErrorCode.WORKER_DIED
+        assert "rollout.max_tries_per_sample" in running.result().error.message
+
+
+async def test_a_pull_loads_a_verified_version_that_later_tokens_carry() -> None:
+    async with bench(instances=2) as b:
+        result = await b.pull(7)
+        operation = b.generate()
+        generated = await b.execute(operation)
+        answers = await b.answers(operation)
+    assert result.state == APPLIED
+    assert (result.weight_version, result.metrics["instances"]) == (7, 2)
+    assert len(result.texts["checksum"]) == 32
+    assert generated.weight_version == 7
+    assert all(set(a.versions) == {7} for a in answers.values())
+
+
+async def test_a_damaged_version_is_refused_and_the_old_one_serves_on() -> None:
+    async with bench() as b:
+        await b.pull(1)
+        manifest = publish(2)
+        publish(2, data=b"x" * 100)
+        pull = operations_pb2.Pull(source_deployment_id="actor", version=2)
+        result = await b.execute(b.operation(pull=pull), manifests=[manifest])
+        assert result.error.code == ErrorCode.CHECKSUM_MISMATCH
+        operation = b.generate()
+        assert (await b.execute(operation)).weight_version == 1
+
+
+async def test_cancelling_ends_a_generate_and_the_instance_drops_it() -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(1)
+            await recorded(b, operation, tokens=4)
+            await b.manager.Cancel(
+                worker_pb2.CancelRequest(
+                    operation_id=operation.operation_id, wpg_id="wpg", fence=b.fence
+                ),
+                None,
+            )
+        assert running.result().error.code == ErrorCode.CANCELLED
+        assert (await b.frames(operation.operation_id))[-1].result == running.result()
+        async with asyncio.timeout(5):
+            await b.instances[0].engine.idle.wait()
+
+
+async def test_a_released_record_is_gone_and_an_unknown_one_not_found() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        await b.execute(operation)
+        b.manager.release(operation.operation_id)
+        for operation_id, code in (
+            (operation.operation_id, ErrorCode.RESULT_GONE),
+            (new_operation_id(), ErrorCode.NOT_FOUND),
+        ):
+            with pytest.raises(PlexError) as caught:
+                await b.frames(operation_id)
+            assert caught.value.code == code
+
+
+async def test_old_records_make_room_for_new_ones() -> None:
+    config = replace(FAST, record_bytes=2 * 4 * 12 * 24)
+    async with bench(config=config) as b:
+        operations = [b.generate() for _ in range(4)]
+        for operation in operations:
+            assert (await b.execute(operation)).state == APPLIED
+        with pytest.raises(PlexError) as caught:
+            await b.frames(operations[0].operation_id)
+        assert caught.value.code == ErrorCode.RESULT_GONE
+        assert await b.frames(operations[3].operation_id)
+        big = await b.execute(b.generate(n=20))
+        assert big.error.code == ErrorCode.PAYLOAD_TOO_LARGE
+        assert "rollout.record_bytes" in big.error.message
+
+
+async def test_orders_of_a_replaced_scheduler_are_refused() -> None:
+    async with bench() as b:
+        b.fence.scheduler_epoch = 0
+        assert (await b.execute(b.generate())).error.code == ErrorCode.STALE_FENCE
+
+
+async def test_an_operation_from_before_a_pull_comes_too_late() -> None:
+    async with bench() as b:
+        late = b.generate()
+        await b.pull(1)
+        assert (await b.execute(late)).error.code == ErrorCode.STALE_SEQUENCE
+
+
+async def test_forgetting_a_wpg_ends_its_work_and_its_records() -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(1)
+            await recorded(b, operation, tokens=4)
+            await b.manager.Cancel(worker_pb2.CancelRequest(wpg_id="wpg", fence=b.fence), None)
+        assert running.result().error.code == ErrorCode.CANCELLED
+        assert (await b.execute(b.generate())).error.code == ErrorCode.NOT_FOUND
+        described = await b.manager.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), None)
+        assert not described.initialized
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "says"),
+    [
+        ([], {}, "no prompts"),
+        ([[]], {}, "prompt 0 is empty"),
+        ([[3], [4, 50]], {}, "prompt 1: token id 50 at position 1"),
+        ([[3]], {"max_tokens": 0}, "max_tokens is 0"),
+        ([[3]], {"max_tokens": 128}, "max_model_len is 128"),
+        ([[3]], {"temperature": -1.0}, "temperature is -1.0"),
+        ([[3]], {"temperature": 0.001}, "at least 0.01"),
+        ([[3]], {"top_p": 1.5}, "top_p is 1.5"),
+        ([[3]], {"top_k": -2}, "top_k is -2"),
+        ([[3]], {"min_tokens": 13}, "min_tokens 13 exceeds max_tokens 12"),
+        ([[3]], {"stop": [""]}, "stop string is empty"),
+        ([[3]], {"stop_token_ids": [77]}, "stop_token_ids: token id 77"),
+        ([[3]], {"stop": ["x"]}, "refused by the fake"),
+    ],
+)
+async def test_bad_requests_are_refused_with_the_cause(
+    prompts: list[list[int]], sampling: dict[str, object], says: str
+) -> None:
+    async with bench() as b:
+        operation = b.generate(prompts, **sampling)
+        result = await b.execute(operation)
+        assert result.state == operations_pb2.OPERATION_STATE_REFUSED
+        assert result.error.code == ErrorCode.BAD_REQUEST
+        assert says in result.error.message
+        assert (await b.execute(b.generate())).state == APPLIED
+
+
+async def recorded(b: Bench, operation: operations_pb2.Operation, *, tokens: int) -> None:
+    """Return when the stream of `operation` has brought `tokens` tokens."""
+    request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
+    async with asyncio.timeout(10):
+        async for frame in b.manager.StreamFrames(request, None):
+            tokens -= sum(len(delta.token_ids) for delta in frame.deltas)
+            if tokens <= 0:
+                return
+
+
+async def next_holder(b: Bench) -> FakeInstance:
+    """Return the instance that has work now."""
+    async with asyncio.timeout(10):
+        while True:
+            for instance in b.instances:
+                if instance.server is not None and instance.engine.stats().running:
+                    return instance
+            await asyncio.sleep(0.001)
