@@ -1,0 +1,214 @@
+"""Cost of a context switch on a CPU arena: copies alone against plain memcpy, and the whole switch.
+
+    python benchmarks/context_switch.py [--rounds 7] [--sizes 1 64 1024]
+
+A real state manager and two real client processes alternate on a device that holds one of them. Per
+size the best round counts (the machine is shared with others), all medians are printed beside it:
+
+- `memcpy_ms`: a plain memcpy of the bytes one switch copies (out and in), in this process, same run;
+- `copies_ms`: the state manager's copies of one switch; `copies_ratio` = memcpy / copies;
+- `switch_ms`: everything inside the two moves: the parked rank unmapped, its pages handed to the
+  other, which has them mapped and populated; `switch_ratio` = switch / copies;
+- `wall_ms`: both moves as the caller sees them, gRPC included;
+- `returned_switch_ms`: the same with `keep_pages = false`: pages go back to the machine each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.clock import SystemClock
+from plexsvc.transport import mapping
+from plexsvc.transport.state_client import RegionSpec, StateClient
+
+MIB: Final = 1 << 20
+CLOCK: Final = SystemClock()
+DEADLINE_S: Final = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Microseconds of one switch: one WPG off the device, the other on."""
+
+    copy_us: int
+    total_us: int
+    wall_us: int
+
+
+class Rig:
+    """A state manager with room for one of its two clients."""
+
+    def __init__(self, stub: statemanager_pb2_grpc.StateManagerStub) -> None:
+        self._stub = stub
+        self._resident = "b"
+
+    def switch(self) -> Round:
+        """Park the resident WPG and load the other."""
+        start_us = CLOCK.monotonic_us()
+        out, back = self._resident, "a" if self._resident == "b" else "b"
+        replies = [
+            self.move(out, common_pb2.RESIDENCY_HOST),
+            self.move(back, common_pb2.RESIDENCY_DEVICE),
+        ]
+        self._resident = back
+        return Round(
+            copy_us=sum(reply.copy_us for reply in replies),
+            total_us=sum(reply.total_us for reply in replies),
+            wall_us=CLOCK.monotonic_us() - start_us,
+        )
+
+    def move(self, wpg_id: str, to: common_pb2.Residency) -> statemanager_pb2.MoveReply:
+        request = statemanager_pb2.MoveRequest(wpg_id=wpg_id, to=to)
+        reply = self._stub.Move(request, timeout=DEADLINE_S)
+        if reply.HasField("error"):
+            sys.exit(f"move of {wpg_id} failed: {reply.error.message}")
+        return reply
+
+
+@contextmanager
+def rig(nbytes: int, *, keep_pages: bool) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        config = directory / "sm.toml"
+        config.write_text(
+            f'node_id = "bench"\nruntime_dir = "{directory}"\nhost_bytes = {2 * nbytes}\n'
+            f"keep_pages = {str(keep_pages).lower()}\n"
+            f"[[devices]]\nindex = 0\nbytes_total = {nbytes}\n"
+        )
+        daemon = spawn(stack, ["-m", "plexsvc.statemanager.main", "--config", str(config)])
+        ready = read_line(daemon)
+        channel = stack.enter_context(grpc.insecure_channel(ready["address"]))
+        found = Rig(statemanager_pb2_grpc.StateManagerStub(channel))
+        for wpg_id in ("a", "b"):
+            arguments = ["--client", wpg_id, "--bytes", str(nbytes)]
+            read_line(spawn(stack, [__file__, *arguments, "--socket", ready["data_socket"]]))
+            if wpg_id == "a":
+                found.move("a", common_pb2.RESIDENCY_HOST)
+        yield found
+
+
+def spawn(stack: ExitStack, arguments: list[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    stack.callback(end, process)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def client(wpg_id: str, nbytes: int, socket_path: str) -> None:
+    """Hold `nbytes` of written device memory until stdin closes."""
+    connection = StateClient(
+        socket_path,
+        wpg_id=wpg_id,
+        rank=0,
+        incarnation=1,
+        device_index=0,
+        job_id="bench",
+        handlers=None,
+    )
+    region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
+    ctypes.memset(region.memory.address, 7, nbytes)
+    print(json.dumps({"ready": wpg_id}), flush=True)
+    sys.stdin.read()
+
+
+class Buffers:
+    """Two written buffers to measure plain memcpy with."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._source, self._target = bytearray(nbytes), bytearray(nbytes)
+        for buffer in (self._source, self._target):
+            ctypes.memset(self._address(buffer), 7, nbytes)
+
+    def copy_us(self) -> int:
+        """Return the time to copy the bytes once each way, as a switch does."""
+        source, target = self._address(self._source), self._address(self._target)
+        start_us = CLOCK.monotonic_us()
+        mapping.copy(target, source, self._nbytes)
+        mapping.copy(source, target, self._nbytes)
+        return CLOCK.monotonic_us() - start_us
+
+    def _address(self, buffer: bytearray) -> int:
+        return ctypes.addressof(ctypes.c_uint8.from_buffer(buffer))
+
+
+def measure(nbytes: int, rounds: int) -> dict[str, object]:
+    buffers = Buffers(nbytes)
+    with rig(nbytes, keep_pages=True) as found:
+        found.switch()  # faults host memory in
+        found.switch()
+        pairs = [(buffers.copy_us(), found.switch()) for _ in range(rounds)]
+    with rig(nbytes, keep_pages=False) as found:
+        found.switch()
+        found.switch()
+        returned = [found.switch() for _ in range(max(2, rounds // 2))]
+    memcpy = [us for us, _ in pairs]
+    copies = [r.copy_us for _, r in pairs]
+    totals = [r.total_us for _, r in pairs]
+    best = min((r for _, r in pairs), key=lambda r: r.total_us)
+    return {
+        "mib": nbytes // MIB,
+        "memcpy_ms": min(memcpy) / 1e3,
+        "copies_ms": min(copies) / 1e3,
+        "copies_ratio": round(min(memcpy) / min(copies), 3),
+        "copies_ratio_median": round(statistics.median(memcpy) / statistics.median(copies), 3),
+        "switch_ms": best.total_us / 1e3,
+        "switch_ratio": round(best.total_us / best.copy_us, 2),
+        "switch_ms_median": statistics.median(totals) / 1e3,
+        "beyond_copies_ms": (best.total_us - best.copy_us) / 1e3,
+        "wall_ms": min(r.wall_us for _, r in pairs) / 1e3,
+        "returned_switch_ms": min(r.total_us for r in returned) / 1e3,
+        "returned_switch_ratio": round(
+            min(r.total_us for r in returned) / min(r.copy_us for r in returned), 2
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 1024], help="MiB")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--socket", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.client:
+        client(arguments.client, arguments.bytes, arguments.socket)
+        return
+    sizes = [measure(size * MIB, arguments.rounds) for size in arguments.sizes]
+    command = shlex.join(["python", *sys.argv])
+    print(json.dumps({"benchmark": "context_switch", "command": command, "sizes": sizes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Context switches between real processes over a real daemon."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import ErrorCode, PlexError
+
+pytestmark = pytest.mark.process
+
+MIB = 1 << 20
+
+
+def region(name: str, nbytes: int, *, droppable: bool = False) -> dict[str, object]:
+    return {"name": name, "nbytes": nbytes, "droppable": droppable}
+
+
+def test_a_switch_keeps_every_byte_and_every_address(daemon) -> None:
+    a, b = daemon.client("a"), daemon.client("b")
+    addresses = a("allocate", regions=[region("params", 2 * MIB + 100), region("moments", MIB)])
+    written = {name: a("fill", name=name, seed=i) for i, name in enumerate(["params", "moments"])}
+    a("set", scalars={"adam_step": 3, "lr": 0.1}, applied_seq=9)
+    out = daemon.move("a", "HOST")
+    assert (out.error.code, out.nbytes) == ("", 3 * MIB + 4096)
+    b("allocate", regions=[region("params", 3 * MIB)])
+    b("fill", name="params", seed=7)
+    assert daemon.move("b", "HOST").error.code == ""
+    assert daemon.move("a", "DEVICE").error.code == ""
+    assert {name: a("hash", name=name) for name in written} == written
+    assert a("get", field="restored_scalars") == {"adam_step": 3, "lr": 0.1}
+    assert daemon.inventory().wpgs[0].applied_seq == 9
+    assert a("addresses") == addresses
+
+
+def test_two_states_that_do_not_fit_together_are_never_resident_together(daemon) -> None:
+    a, b = daemon.client("a"), daemon.client("b")
+    a("allocate", regions=[region("params", 3 * MIB)])
+    a("fill", name="params", seed=1)
+    with pytest.raises(PlexError) as refused:
+        b("allocate", regions=[region("params", 3 * MIB)])
+    assert refused.value.code is ErrorCode.NO_ROOM
+    assert refused.value.facts["need"] == str(3 * MIB)
+    assert refused.value.facts["free"] == str(MIB)
+    daemon.move("a", "HOST")
+    b("allocate", regions=[region("params", 3 * MIB)])
+    b("fill", name="params", seed=2)
+    assert daemon.move("a", "DEVICE").error.code == "no_room"
+    resident = [(a("rss_shmem"), b("rss_shmem"))]
+    for off, on in [("b", "a"), ("a", "b"), ("b", "a")]:
+        daemon.move(off, "HOST")
+        daemon.move(on, "DEVICE")
+        resident.append((a("rss_shmem"), b("rss_shmem")))
+    assert all(sum(pair) <= 3 * MIB + 65536 for pair in resident), resident
+    assert all(max(pair) >= 3 * MIB for pair in resident), resident
+    device = daemon.inventory().devices[0]
+    assert (device.bytes_used, device.bytes_peak) == (3 * MIB, 3 * MIB)
+
+
+def test_clean_gradients_are_dropped_and_come_back_as_zeroes(daemon) -> None:
+    a, b = daemon.client("a"), daemon.client("b")
+    a("allocate", regions=[region("params", MIB), region("grads", MIB, droppable=True)])
+    zeroes = a("hash", name="grads")
+    a("fill", name="grads", seed=1)
+    assert daemon.move("a", "HOST").nbytes == MIB
+    b("allocate", regions=[region("params", 4 * MIB)])
+    b("fill", name="params", seed=2)
+    daemon.move("b", "HOST")
+    daemon.move("a", "DEVICE")
+    assert a("hash", name="grads") == zeroes
+
+
+def test_dirty_gradients_survive_a_switch(daemon) -> None:
+    a = daemon.client("a")
+    a("allocate", regions=[region("grads", MIB, droppable=True)])
+    written = a("fill", name="grads", seed=1)
+    a("set", dirty=["grads"])
+    assert daemon.move("a", "HOST").nbytes == MIB
+    daemon.move("a", "DEVICE")
+    assert a("hash", name="grads") == written
+
+
+def test_memory_of_a_tenant_that_left_reads_as_zeroes(daemon) -> None:
+    a = daemon.client("a")
+    a("allocate", regions=[region("params", 4 * MIB)])
+    zeroes = a("hash", name="params")
+    a("fill", name="params", seed=1)
+    a("close")
+    b = daemon.client("b")
+    b("allocate", regions=[region("params", 4 * MIB)])
+    assert b("hash", name="params") == zeroes
+
+
+def test_memory_of_a_parked_tenant_reads_as_zeroes_to_the_next(daemon) -> None:
+    a, b = daemon.client("a"), daemon.client("b")
+    a("allocate", regions=[region("params", 4 * MIB)])
+    zeroes = a("hash", name="params")
+    a("fill", name="params", seed=1)
+    daemon.move("a", "HOST")
+    b("allocate", regions=[region("params", 4 * MIB)])
+    assert b("hash", name="params") == zeroes
+
+
+def test_a_rank_that_computes_while_parked_dies(daemon) -> None:
+    a = daemon.client("a")
+    a("allocate", regions=[region("params", MIB)])
+    daemon.move("a", "HOST")
+    with pytest.raises(EOFError, match="-11"):
+        a("touch", name="params")
+
+
+def test_a_wpg_of_two_ranks_moves_whole_or_not_at_all(daemon) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for i, rank in enumerate(ranks):
+        rank("allocate", regions=[region("params", MIB)])
+        rank("fill", name="params", seed=i)
+    hashes = [rank("hash", name="params") for rank in ranks]
+    ranks[1]("set", fail_on="export")
+    failed = daemon.move("a", "HOST")
+    assert failed.error.code == "internal"
+    assert "told to fail in export" in failed.error.message
+    assert [rank("hash", name="params") for rank in ranks] == hashes
+    ranks[1]("set", fail_on="")
+    assert daemon.move("a", "HOST").nbytes == 2 * MIB
+    ranks[1]("set", fail_on="restored")
+    assert daemon.move("a", "DEVICE").error.code == "internal"
+    assert all(device.bytes_used == 0 for device in daemon.inventory().devices)
+    ranks[1]("set", fail_on="")
+    assert daemon.move("a", "DEVICE").error.code == ""
+    assert [rank("hash", name="params") for rank in ranks] == hashes
+
+
+def test_a_killed_client_frees_its_memory_and_fails_its_wpg(daemon) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for rank in ranks:
+        rank("allocate", regions=[region("params", MIB)])
+    ranks[1].process.kill()
+    ranks[1].process.wait()
+    reply = daemon.move("a", "HOST")
+    assert reply.error.code == "worker_died"
+    assert reply.error.facts["worker"] == "a/1"
+    ranks[0].process.kill()
+    ranks[0].process.wait()
+    daemon.client("b")("allocate", regions=[region("params", 4 * MIB)])
+    assert daemon.inventory().host_bytes_used == 4 * MIB
+
+
+def test_a_rank_that_dies_inside_a_load_rolls_the_others_back(daemon) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for rank in ranks:
+        rank("allocate", regions=[region("params", MIB)])
+    daemon.move("a", "HOST")
+    ranks[1]("set", fail_on="die")
+    assert daemon.move("a", "DEVICE").error.code == "worker_died"
+    assert ranks[0]("rss_shmem") < MIB
+    assert all(device.bytes_used == 0 for device in daemon.inventory().devices)
+
+
+def test_older_commands_and_ranks_are_refused(daemon) -> None:
+    a = daemon.client("a", incarnation=2)
+    a("allocate", regions=[region("params", MIB)])
+    fence = {"scheduler_epoch": 5, "lease_no": 7, "incarnation": 2}
+    assert daemon.move("a", "HOST", **fence).error.code == ""
+    for older in ({"scheduler_epoch": 4}, {"lease_no": 6}, {"incarnation": 1}):
+        assert daemon.move("a", "DEVICE", **{**fence, **older}).error.code == "stale_fence"
+    with pytest.raises(PlexError, match="stale_fence"):
+        daemon.client("a", rank=1, incarnation=1)
+    new = daemon.client("a", incarnation=3)
+    new("allocate", regions=[region("params", 4 * MIB)])
+    with pytest.raises(PlexError, match="unavailable"):
+        a("allocate", regions=[region("more", 1)])

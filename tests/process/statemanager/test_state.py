@@ -1,0 +1,221 @@
+"""Publishing, digests and checkpoints of managed state, wherever it is and however it is laid out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from safetensors.numpy import load_file
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+
+pytestmark = pytest.mark.process
+
+WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: Any) -> dict[str, Any]:
+    box = array[rows]
+    return {
+        "kind": "param",
+        "name": "w",
+        "global_shape": list(array.shape),
+        "start": [rows.start, *[0] * (array.ndim - 1)],
+        "size": list(box.shape),
+        "dtype": "F32",
+        "region": "params",
+        "offset": offset,
+        "stride": [n // 4 for n in np.ascontiguousarray(box).strides],
+        **fields,
+    }
+
+
+def build(daemon: Any, wpg_id: str, shards: list[slice], **identity: Any) -> list[Any]:
+    """Ranks holding WEIGHT cut by rows as param and exp_avg (tenfold), 64 bytes into their regions."""
+    ranks = []
+    for i, rows in enumerate(shards):
+        rank = daemon.client(wpg_id, rank=i, device_index=i % 2, **identity)
+        sizes = [{"name": name, "nbytes": 4096} for name in ("params", "moments")]
+        rank("allocate", regions=sizes)
+        rank("put", name="params", offset=64, values=WEIGHT[rows].ravel().tolist())
+        rank("put", name="moments", offset=64, values=(WEIGHT[rows] * 10).ravel().tolist())
+        moment = {"kind": "exp_avg", "region": "moments"}
+        rank(
+            "index",
+            pieces=[
+                piece(WEIGHT, rows=rows, offset=64),
+                piece(WEIGHT, rows=rows, offset=64, **moment),
+            ],
+        )
+        rank("set", scalars={"adam_step": 2}, applied_seq=5)
+        ranks.append(rank)
+    return ranks
+
+
+def test_digests_are_equal_on_every_tier_and_in_every_layout(daemon) -> None:
+    build(daemon, "whole", [slice(0, 4)])
+    build(daemon, "halves", [slice(0, 2), slice(2, 4)])
+    build(daemon, "copies", [slice(0, 4), slice(0, 4)])
+    whole = daemon.digests("whole")
+    assert sorted(whole) == ["exp_avg", "param"]
+    assert whole["param"] != whole["exp_avg"]
+    assert daemon.digests("halves") == whole
+    assert daemon.digests("copies") == whole
+    assert daemon.move("halves", "HOST").error.code == ""
+    assert daemon.digests("halves") == whole
+    assert daemon.move("halves", "DEVICE").error.code == ""
+    assert daemon.digests("halves") == whole
+
+
+def test_a_changed_element_changes_the_digest(daemon) -> None:
+    (rank,) = build(daemon, "a", [slice(0, 4)])
+    before = daemon.digests("a")
+    rank("put", name="params", offset=64, values=[99.0])
+    after = daemon.digests("a")
+    assert before["param"] != after["param"]
+    assert before["exp_avg"] == after["exp_avg"]
+
+
+def test_a_published_version_stays_frozen_while_training_goes_on(daemon) -> None:
+    (trainer,) = build(daemon, "a", [slice(0, 4)])
+    reader = daemon.client("reader")
+    manifest = daemon.publish("a", 5).manifest
+    assert (manifest.node_id, manifest.data_socket) == ("n0", daemon.ready["data_socket"])
+    opened = reader("open_version", deployment_id="job/actor", version=5, nbytes=manifest.nbytes)
+    trainer("put", name="params", offset=64, values=[99.0] * 24)
+    assert reader("hash_held") == opened == hashlib.sha256(packed(WEIGHT)).hexdigest()
+    assert [bytes(x) for x in manifest.block_checksums] == [xxhash.xxh3_128_digest(packed(WEIGHT))]
+    assert daemon.publish("a", 5).manifest == manifest
+
+
+def packed(array: np.ndarray) -> bytes:
+    data = array.tobytes()
+    return data + bytes(-len(data) % 64)
+
+
+def test_a_parked_deployment_publishes_from_host_memory(daemon) -> None:
+    build(daemon, "a", [slice(0, 2), slice(2, 4)])
+    reader = daemon.client("reader")
+    daemon.move("a", "HOST")
+    manifest = daemon.publish("a", 1).manifest
+    got = reader("open_version", deployment_id="job/actor", version=1, nbytes=manifest.nbytes)
+    halves = packed(WEIGHT[:2]) + packed(WEIGHT[2:])
+    assert got == hashlib.sha256(halves).hexdigest()
+    assert [list(p.start) for p in manifest.pieces] == [[0, 0], [2, 0]]
+
+
+def test_slices_of_a_version_are_read_whatever_boxes_hold_them(daemon) -> None:
+    build(daemon, "a", [slice(0, 2), slice(2, 4)])
+    daemon.publish("a", 1)
+    wanted = statemanager_pb2.CanonicalPiece(name="w", start=[1, 2], size=[2, 3])
+    request = statemanager_pb2.ReadVersionRequest(
+        deployment_id="job/actor", version=1, pieces=[wanted]
+    )
+    data = b"".join(chunk.data for chunk in daemon.stub.ReadVersion(request, timeout=30))
+    assert data == WEIGHT[1:3, 2:5].tobytes()
+
+
+def test_versions_are_bounded_and_freed_with_their_last_reader(daemon) -> None:
+    build(daemon, "a", [slice(0, 4)])
+    reader = daemon.client("reader")
+    used = daemon.inventory().host_bytes_used
+    nbytes = [daemon.publish("a", v).manifest.nbytes for v in range(1, 5)][0]
+    refused = daemon.publish("a", 5).error
+    assert (refused.code, refused.retryable) == ("no_room", True)
+    assert "max_versions_per_deployment" in refused.message
+    reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+    for version in range(1, 5):
+        release(daemon, version)
+    assert daemon.inventory().host_bytes_used == used + nbytes
+    with pytest.raises(PlexError) as gone:
+        reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+    assert gone.value.code is ErrorCode.NOT_FOUND
+    reader("drop_held")
+    reader("allocate", regions=[])
+    assert daemon.inventory().host_bytes_used == used
+    assert daemon.publish("a", 6).error.code == ""
+
+
+def release(daemon: Any, version: int) -> None:
+    request = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=version)
+    daemon.stub.ReleaseVersion(request, timeout=30)
+
+
+def test_another_job_cannot_open_a_version(daemon) -> None:
+    build(daemon, "a", [slice(0, 4)])
+    daemon.publish("a", 1)
+    stranger = daemon.client("stranger", job_id="other")
+    with pytest.raises(PlexError, match="not_found"):
+        stranger("open_version", deployment_id="job/actor", version=1, nbytes=96)
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
+    daemon, tmp_path: Path, is_parked: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("not this one")
+    build(daemon, "a", [slice(0, 2), slice(2, 4)])
+    if is_parked:
+        daemon.move("a", "HOST")
+    reply = materialize(daemon, tmp_path / "out", optimizer=True, model=str(model))
+    assert reply.error.code == ""
+    assert sorted(reply.files) == [
+        "config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "plex_state.json",
+    ]
+    assert np.array_equal(load_file(tmp_path / "out/model.safetensors")["w"], WEIGHT)
+    moments = load_file(tmp_path / "out/optimizer.safetensors")
+    assert np.array_equal(moments["exp_avg/w"], WEIGHT * 10)
+    state = json.loads((tmp_path / "out/plex_state.json").read_text())
+    assert (state["scalars"], state["applied_seq"]) == ({"adam_step": 2}, 5)
+    assert (tmp_path / "out/.complete").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
+
+
+def materialize(daemon: Any, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:
+    request = statemanager_pb2.MaterializeRequest(wpg_id="a", path=str(path), **fields)
+    return daemon.stub.Materialize(request, timeout=30)
+
+
+def test_a_checkpoint_replaces_an_older_one_and_nothing_else(daemon, tmp_path: Path) -> None:
+    (rank,) = build(daemon, "a", [slice(0, 4)])
+    assert materialize(daemon, tmp_path / "out").error.code == ""
+    rank("put", name="params", offset=64, values=[99.0])
+    assert materialize(daemon, tmp_path / "out").error.code == ""
+    assert load_file(tmp_path / "out/model.safetensors")["w"][0, 0] == 99.0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("do not lose me")
+    refused = materialize(daemon, mine)
+    assert refused.error.code == "bad_request"
+    assert (mine / "thesis.tex").exists()
+    assert materialize(daemon, Path("relative/out")).error.code == "bad_request"
+
+
+def test_a_piece_outside_its_region_is_refused(daemon) -> None:
+    rank = daemon.client("a")
+    rank("allocate", regions=[{"name": "params", "nbytes": 4096}])
+    with pytest.raises(PlexError, match="does not fit"):
+        rank("index", pieces=[piece(WEIGHT, rows=slice(0, 4), offset=4064)])
+
+
+def test_forgetting_a_wpg_frees_it_and_repeats(daemon) -> None:
+    (rank,) = build(daemon, "a", [slice(0, 4)])
+    request = statemanager_pb2.ForgetRequest(wpg_id="a")
+    assert daemon.stub.Forget(request, timeout=30).freed_bytes == 8192
+    assert daemon.stub.Forget(request, timeout=30).freed_bytes == 0
+    with pytest.raises(PlexError, match="unavailable"):
+        rank("allocate", regions=[{"name": "more", "nbytes": 1}])
+    left = daemon.inventory()
+    assert (len(left.wpgs), left.devices[0].bytes_used, left.host_bytes_used) == (0, 0, 0)

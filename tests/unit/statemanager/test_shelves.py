@@ -1,0 +1,85 @@
+"""Published versions and staged bundles are counted, bounded and given back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId
+from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.shelves import StagedEntry, StagingRoom, VersionKey, VersionShelf
+
+JOB = JobId("job")
+
+
+def key(version: int, deployment: str = "d") -> VersionKey:
+    return VersionKey(DeploymentId(deployment), version)
+
+
+def test_a_version_lives_until_released_and_unmapped():
+    host = Budget("host", total=100)
+    shelf = VersionShelf(host, max_per_deployment=2)
+    shelf.admit(key(1), job_id=JOB, nbytes=40)
+    shelf.hold(key(1), 7)
+    shelf.hold(key(1), 7)
+    assert not shelf.release(key(1))
+    with pytest.raises(PlexError, match="not_found"):
+        shelf.get(key(1))
+    assert not shelf.unhold(key(1), 7)
+    assert shelf.unhold(key(1), 7)
+    assert (host.used, key(1) in shelf) == (0, False)
+    assert not shelf.release(key(1))
+
+
+def test_a_holder_that_leaves_lets_all_its_versions_go():
+    host = Budget("host", total=100)
+    shelf = VersionShelf(host, max_per_deployment=2)
+    for version in (1, 2):
+        shelf.admit(key(version), job_id=JOB, nbytes=10)
+        shelf.hold(key(version), 7)
+    shelf.hold(key(2), 8)
+    shelf.release(key(1))
+    shelf.release(key(2))
+    assert shelf.unhold_all(7) == [key(1)]
+    assert shelf.unhold_all(8) == [key(2)]
+
+
+def test_each_deployment_has_its_own_share_of_versions():
+    shelf = VersionShelf(Budget("host", total=100), max_per_deployment=1)
+    shelf.admit(key(1), job_id=JOB, nbytes=1)
+    shelf.admit(key(1, "other"), job_id=JOB, nbytes=1)
+    with pytest.raises(PlexError) as refused:
+        shelf.admit(key(2), job_id=JOB, nbytes=1)
+    assert refused.value.code is ErrorCode.NO_ROOM
+
+
+def test_a_job_has_a_bounded_number_of_bundles():
+    room = StagingRoom(staging_bytes=100, max_per_job=1)
+    room.admit(b"1", StagedEntry(job_id=JOB, nbytes=10))
+    with pytest.raises(PlexError, match="max_staged_per_job"):
+        room.admit(b"2", StagedEntry(job_id=JOB, nbytes=10))
+    room.admit(b"2", StagedEntry(job_id=JobId("other"), nbytes=10))
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=1), st.integers(0, 60), st.booleans()),
+        max_size=40,
+    )
+)
+def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(steps):
+    room = StagingRoom(staging_bytes=100, max_per_job=8)
+    kept: dict[bytes, int] = {}
+    for staging_id, nbytes, is_drop in steps:
+        if is_drop:
+            assert room.drop(staging_id) == kept.pop(staging_id, 0)
+            continue
+        try:
+            room.admit(staging_id, StagedEntry(job_id=JOB, nbytes=nbytes))
+            kept[staging_id] = nbytes
+        except PlexError as error:
+            is_full = sum(kept.values()) + nbytes > 100 or len(kept) >= 8
+            assert is_full or staging_id in kept, error
+        assert room.budget.used == sum(kept.values()) <= 100
