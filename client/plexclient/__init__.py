@@ -1,7 +1,7 @@
 """The plexsvc client: write an RL loop on a CPU machine, run it on shared accelerators.
 
-`connect` → `cluster.job` → `job.deploy` → `forward_backward`, `step`, `sync`, `generate`. Every call
-has a blocking form, a future form (`.submit`) and an awaitable form (`.aio`).
+`connect` → `cluster.job` → `job.deploy` → `forward_backward`, `step`, `sync`, `generate`. Every
+call has a blocking form, a future form (`.submit`) and an awaitable form (`.aio`).
 """
 
 from __future__ import annotations

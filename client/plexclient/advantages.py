@@ -17,7 +17,7 @@ def grpo_advantages(
     normalize: bool = True,
     eps: float = 1e-6,
 ) -> npt.NDArray[np.float32]:
-    """Return each reward minus its group's mean, over the group's standard deviation if `normalize`.
+    """Return each reward minus its group's mean, over the group's deviation if `normalize`.
 
     Rewards are prompt-major, as `generate(n=group)` returns samples. A group of equal rewards gives
     zeros: it teaches nothing.

@@ -1,4 +1,4 @@
-"""One event loop on one thread: every call of a connection is a coroutine here, whatever its form."""
+"""One event loop on one thread: every call of a connection is a coroutine here."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ async def _settle(make: Callable[[], Awaitable[R]], future: Future[R]) -> None:
 def _closed() -> PlexError:
     return PlexError(
         ErrorCode.CANCELLED,
-        "the connection was closed before the call was answered; keep `with plex.connect(...)` open "
-        "until its calls have returned",
+        "the connection was closed before the call was answered; keep `with plex.connect(...)` "
+        "open until its calls have returned",
     )
 
 

@@ -1,9 +1,9 @@
 """Packed batches: concatenated tokens with `cu_seqlens`, and per-token arrays beside them.
 
 Position t predicts `target_tokens[t]`. A batch made of whole sequences therefore holds
-`tokens = sequence[:-1]` and `target_tokens = sequence[1:]`, and every other per-token array speaks of
-the target at its position: `mask[t]` is 1 where the target counts, `logprobs[t]` is the logprob its
-sampler gave the target, `advantages[t]` and `weights[t]` scale its loss.
+`tokens = sequence[:-1]` and `target_tokens = sequence[1:]`, and every other per-token array speaks
+of the target at its position: `mask[t]` is 1 where the target counts, `logprobs[t]` is the logprob
+its sampler gave the target, `advantages[t]` and `weights[t]` scale its loss.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Batch:
         *,
         advantages: Sequence[float] | Sequence[npt.ArrayLike] | npt.NDArray[np.generic],
     ) -> Batch:
-        """Return a batch of prompt + completion; `mask` is 1 where the target is a completion token.
+        """Return a batch of prompt + completion; `mask` is 1 where the target was generated.
 
         `advantages` has one entry a sample: a number for all its tokens, or one number a token.
         `logprobs` are the sampler's. Prompt positions hold zeros.
@@ -161,19 +161,19 @@ class Batch:
         """Return a batch for `cross_entropy`: `weights` is 1 on targets past each prompt, else 0.
 
         Raises:
-            PlexError: `bad_batch` for a sequence shorter than two tokens or a prompt that is longer.
+            PlexError: `bad_batch` for a sequence of fewer than two tokens, or a longer prompt.
         """
         prompts = [1] * len(sequences) if prompt_lengths is None else list(prompt_lengths)
         if len(prompts) != len(sequences):
             raise PlexError(
                 ErrorCode.BAD_BATCH,
-                f"{len(prompts)} prompt lengths for {len(sequences)} sequences; pass one a sequence",
+                f"{len(prompts)} prompt lengths for {len(sequences)} sequences; pass one each",
             )
         for i, (prompt, sequence) in enumerate(zip(prompts, sequences, strict=True)):
             if not 0 <= prompt <= len(sequence):
                 raise PlexError(
                     ErrorCode.BAD_BATCH,
-                    f"prompt length {prompt} of sequence {i} is not within its {len(sequence)} tokens",
+                    f"prompt length {prompt} of sequence {i} is not in [0, {len(sequence)}]",
                     sequence=i,
                 )
         starts = [max(0, prompt - 1) for prompt in prompts]
@@ -186,7 +186,7 @@ class Batch:
 
     @classmethod
     def from_texts(cls, texts: Iterable[tuple[str, str]], *, tokenizer: Encoder) -> Batch:
-        """Return `from_sequences` of (prompt, completion) texts, each encoded by itself and joined."""
+        """Return `from_sequences` of (prompt, completion) texts, each encoded by itself."""
         pairs = [(tokenizer.encode(prompt), tokenizer.encode(answer)) for prompt, answer in texts]
         return cls.from_sequences(
             [[*prompt, *answer] for prompt, answer in pairs],
@@ -216,8 +216,8 @@ def _shifted(sequences: TokenLists) -> dict[str, Any]:
         if len(sequence) < 2:
             raise PlexError(
                 ErrorCode.BAD_BATCH,
-                f"sequence {i} has {len(sequence)} tokens; it takes two for one to predict the other: "
-                "leave it out",
+                f"sequence {i} has {len(sequence)} tokens; it takes two for one to predict the "
+                "other: leave it out",
                 sequence=i,
             )
     return {
@@ -296,8 +296,8 @@ def _check_bounds(cu_seqlens: IntArray, *, num_tokens: int) -> None:
         where = int(np.flatnonzero(lengths <= 0)[0])
         raise PlexError(
             ErrorCode.BAD_BATCH,
-            f"array 'cu_seqlens' gives sequence {where} the length {lengths[where]}; every sequence "
-            "has at least one token",
+            f"array 'cu_seqlens' gives sequence {where} the length {lengths[where]}; every "
+            "sequence has at least one token",
             array="cu_seqlens",
             sequence=where,
         )
@@ -317,8 +317,8 @@ def _check_array(name: str, array: npt.NDArray[np.generic], *, cu_seqlens: IntAr
         sequence, position = locate(at, cu_seqlens=cu_seqlens)
         raise PlexError(
             ErrorCode.BAD_BATCH,
-            f"array {name!r} is {array[at]} at sequence {sequence}, position {position}; give a finite "
-            "number everywhere, 0 where the mask is 0",
+            f"array {name!r} is {array[at]} at sequence {sequence}, position {position}; give a "
+            "finite number everywhere, 0 where the mask is 0",
             array=name,
             sequence=sequence,
             position=position,

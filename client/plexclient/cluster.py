@@ -1,4 +1,4 @@
-"""The connection to a cluster: where jobs are made, and the only owner of the loop and the channel."""
+"""The connection to a cluster: it makes jobs and owns the loop and the channel."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def connect(
 ) -> Cluster:
     """Return a connection to the router at `host:port`.
 
-    What is not given comes from PLEX_ADDRESS and PLEX_TOKEN, which `plexctl submit` sets. Nothing is
-    sent yet: an unreachable router shows with the first call.
+    What is not given comes from PLEX_ADDRESS and PLEX_TOKEN, which `plexctl submit` sets. Nothing
+    is sent yet: an unreachable router shows with the first call.
 
     Raises:
         PlexError: `bad_request` when there is no address or it has no port.

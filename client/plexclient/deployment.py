@@ -1,4 +1,4 @@
-"""What every deployment has: its place in the order, its tokenizer, and how its answers are read."""
+"""What every deployment has: its order, its tokenizer, and how its answers are read."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Deployment:
         read: Callable[[Result], Coroutine[Any, Any, R]],
         arrays: Arrays | None = None,
     ) -> Future[R]:
-        """Enter the operation into the order; return the future of what `read` makes of its answer."""
+        """Enter the operation into the order; return what `read` will make of its answer."""
         with self.session.order:
             ticket = self.lane.enter(body, arrays=arrays)
             return self.background.start(lambda: finish(self.lane, ticket, read=read))

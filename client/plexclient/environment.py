@@ -1,4 +1,4 @@
-"""What `plexctl submit` tells a controller by its environment; the only place the client reads it."""
+"""What `plexctl submit` tells a controller by its environment; nothing else here reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One running `generate`: the operation being answered and its token stream being read, together."""
+"""One running `generate`: the operation being answered while its token stream is read."""
 
 from __future__ import annotations
 

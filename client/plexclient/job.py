@@ -34,10 +34,10 @@ MAX_REASON_CHARS: Final = 2000
 class Job:
     """Made by `cluster.job(name)`; deployments live as long as its `with` block.
 
-    A job that `plexctl submit` registered is only joined: its end is what the controller's exit code
-    says, recorded by the process that started the controller. Leaving the block then ends nothing, and
-    the session is kept until the connection closes. Any other job is created on entering and ended on
-    leaving: completed, or failed when an exception leaves the block.
+    A job that `plexctl submit` registered is only joined: its end is what the controller's exit
+    code says, recorded by the process that started the controller. Leaving the block then ends
+    nothing, and the session is kept until the connection closes. Any other job is created on
+    entering and ended on leaving: completed, or failed when an exception leaves the block.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Job:
         await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
 
     def report(self, **metrics: float) -> None:
-        """Show progress figures, e.g. `report(step=3, reward=0.4)`; `plexctl status` prints them."""
+        """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`."""
         self.session.report(metrics)
 
     @call
@@ -116,9 +116,9 @@ class Job:
     ) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
-        `model` is a Hugging Face directory on the cluster's file system, or another deployment of the
-        job, whose model it takes (weights come with `sync`). The role is `name` if that is one, else
-        rollout for vllm and actor for the rest. Deploying the same name again returns the same.
+        `model` is a Hugging Face directory on the cluster's file system, or another deployment of
+        the job, whose model it takes (weights come with `sync`). The role is `name` if that is
+        one, else rollout for vllm and actor for the rest. Deploying a name again returns the same.
 
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,

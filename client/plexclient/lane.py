@@ -1,11 +1,12 @@
 """The order of one deployment's operations: numbers at call time, answers whatever the line does.
 
-Theory of operation. A call takes its number under the session's lock and its coroutine starts in that
-order. The same operation, under the same id, is submitted until it is answered: lost lines and
-retryable refusals are tried again, and a deadline only attaches anew. A final refusal by the scheduler
-consumes the number. An operation that ends any other way (patience over, refused before it reached the
-scheduler) may have left its number free, which would hold its successors; a no-op then takes the
-number, and when the number was consumed after all, that no-op is refused and nothing changes.
+Theory of operation. A call takes its number under the session's lock and its coroutine starts in
+that order. The same operation, under the same id, is submitted until it is answered: lost lines
+and retryable refusals are tried again, and a deadline only attaches anew. A final refusal by the
+service consumes the number. An operation that ends any other way (patience over) may have left
+its number free, which would hold its successors and whatever comes `after` it; a no-op under the
+same id and number then takes its place. If the service knew the operation after all, that is only
+a repeat.
 """
 
 from __future__ import annotations
@@ -72,15 +73,24 @@ class Lane:
         """Give `body` its id and the deployment's next number. The caller holds `session.order`.
 
         Raises:
-            PlexError: `job_ended`; `queue_full` or `payload_too_large` for its payload. No number is
-                taken then.
+            PlexError: `job_ended`; `queue_full` or `payload_too_large` for its payload. No number
+                is taken then.
         """
         self.session.check_open()
         given = inputs(arrays) if arrays is not None else None
         _check_size(body)
         self.session.budget.take(given.nbytes if given is not None else 0)
         self._last_seq += 1
-        return self._ticket(body, seq=self._last_seq, given=given, after=after)
+        operation = operations_pb2.Operation()
+        operation.CopyFrom(body)
+        operation.operation_id = new_operation_id()
+        operation.job_id = self.session.job_id
+        operation.deployment_id = self.deployment_id
+        operation.seq = self._last_seq
+        operation.after.extend(after)
+        if given is not None:
+            operation.payload.CopyFrom(given.payload(operation.operation_id))
+        return Ticket(operation=operation, inputs=given)
 
     async def answer(self, ticket: Ticket) -> operations_pb2.OperationResult:
         """Return the answer of an operation that was applied.
@@ -102,25 +112,6 @@ class Lane:
     def release(self, ticket: Ticket) -> None:
         """Note that the operation's answer has been read: the service may forget it."""
         self.session.answered(self.deployment_id, ticket.seq)
-
-    def _ticket(
-        self,
-        body: operations_pb2.Operation,
-        *,
-        seq: int,
-        given: Inputs | None = None,
-        after: Sequence[OperationId] = (),
-    ) -> Ticket:
-        operation = operations_pb2.Operation()
-        operation.CopyFrom(body)
-        operation.operation_id = new_operation_id()
-        operation.job_id = self.session.job_id
-        operation.deployment_id = self.deployment_id
-        operation.seq = seq
-        operation.after.extend(after)
-        if given is not None:
-            operation.payload.CopyFrom(given.payload(operation.operation_id))
-        return Ticket(operation=operation, inputs=given)
 
     async def _submit(self, ticket: Ticket) -> operations_pb2.OperationResult:
         if ticket.inputs is None or ticket.inputs.is_inline:
@@ -165,10 +156,15 @@ class Lane:
 
     async def _fill(self, ticket: Ticket) -> None:
         """Take the number that `ticket` may have left free."""
-        body = operations_pb2.Operation(noop=operations_pb2.Noop())
-        filler = self._ticket(body, seq=ticket.seq)
-        with suppress(PlexError):  # consumed after all, or the line is gone: nothing left to do
-            await self._persist(filler)
+        filler = operations_pb2.Operation(
+            operation_id=ticket.operation_id,
+            job_id=self.session.job_id,
+            deployment_id=self.deployment_id,
+            seq=ticket.seq,
+            noop=operations_pb2.Noop(),
+        )
+        with suppress(PlexError):  # the line is gone, too: nothing left to do
+            await self._persist(Ticket(operation=filler, inputs=None))
 
     def _name(self, ticket: Ticket) -> str:
         kind = ticket.operation.WhichOneof("body")

@@ -1,4 +1,4 @@
-"""The channel to the router: its methods, the token and a deadline on every call, failures as errors."""
+"""The channel to the router: its methods, a token and a deadline on every call, typed failures."""
 
 from __future__ import annotations
 

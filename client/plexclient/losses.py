@@ -13,4 +13,4 @@ BUILT_IN_LOSSES: Final[Mapping[str, tuple[str, ...]]] = {
     "dro": ("target_tokens", "logprobs", "advantages", "mask"),
     "value_mse": ("returns", "mask"),
 }
-"""Loss → arrays a batch must carry beside `tokens` and `cu_seqlens`; `value_mse` is the critic's."""
+"""Loss → arrays a batch carries beside `tokens` and `cu_seqlens`; `value_mse` is the critic's."""

@@ -35,7 +35,7 @@ class ClientOptions:
     """Operations of a deployment sent and not answered; later ones wait in the client, in order."""
 
     max_unanswered_payload_bytes: int = 4 << 30
-    """Payload bytes the client keeps for unanswered operations; more is refused with `queue_full`."""
+    """Payload bytes kept for unanswered operations; more is refused with `queue_full`."""
 
     keepalive_s: float = 1.0
     """Time between keepalives; a quarter of the session's time to live when that is less."""

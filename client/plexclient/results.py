@@ -1,4 +1,4 @@
-"""Answers: metrics and times of an operation, and shards of arrays put back into the batch's order."""
+"""Answers: metrics and times of an operation, and shards put back into the batch's order."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ MAX_SUSPECT: Final = 8
 class Retry:
     """The retries of one call. `pause(error)` sleeps before the next attempt, or raises.
 
-    Failures count together until one attempt shows that the service lives: `progress`, or a deadline
-    that passed on a healthy connection (a lost one fails sooner than that).
+    Failures count together until one attempt shows that the service lives: `progress`, or a
+    deadline that passed on a healthy connection (a lost one fails sooner than that).
     """
 
     def __init__(
@@ -74,8 +74,9 @@ class Retry:
         if self._clock.monotonic_s() - self._started_s >= self._give_up_after_s:
             raise PlexError(
                 ErrorCode.OPERATION_TIMEOUT,
-                f"{self._what} was not answered in {self._give_up_after_s:.0f} s; it may still run: "
-                f"ask `plexctl explain`, or allow it longer (ClientOptions). Last: {error.message}",
+                f"{self._what} was not answered in {self._give_up_after_s:.0f} s; it may still "
+                "run: ask `plexctl explain`, or allow it longer (ClientOptions). Last: "
+                f"{error.message}",
             ) from error
 
     def _gave_up(self, error: PlexError, *, tried_s: float) -> PlexError:

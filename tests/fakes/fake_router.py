@@ -1,8 +1,8 @@
 """A fake router on a real socket: one deterministic rule a method, and faults on demand.
 
-It keeps the promises a client relies on (one answer an operation id, order by seq, `after`, staging
-before running, resumable streams) and records what it saw. It runs no model: see `fake_logprobs` and
-`fake_tokens` for what it answers.
+It keeps the promises a client relies on (one answer an operation id, order by seq, `after`,
+staging before running, resumable streams) and records what it saw. It runs no model: see
+`fake_logprobs` and `fake_tokens` for what it answers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
+
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire import tensors
 from plexclient.wire.errors import to_wire
@@ -25,7 +26,7 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Result = operations_pb2.OperationResult
-TOKEN = "fake-token"  # noqa: S105 - of a fake
+TOKEN = "fake-token"
 VOCAB = 50
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -88,7 +89,10 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self._changed = asyncio.Condition()
 
     def fail(self, method: str, *faults: Fault | None) -> None:
-        """Let the next calls of `method` meet `faults`, one each; None is an untouched call."""
+        """Let the next calls of `method` meet `faults`, one each; None is an untouched call.
+
+        `SubmitOperation/step` means the submissions of that kind only.
+        """
         self.faults[method].extend(faults)
 
     # ---- jobs
@@ -142,7 +146,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     async def SubmitOperation(self, request, context):  # noqa: ANN001, ANN201, N802
         self.attempts.append(request)
-        fault = await self._meet("SubmitOperation", context)
+        kind = request.WhichOneof("body")
+        fault = await self._meet("SubmitOperation", context, faults_of=f"SubmitOperation/{kind}")
         answer = self._answers.get(request.operation_id)
         if answer is None:
             answer = asyncio.get_running_loop().create_future()
@@ -157,8 +162,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         if operation.seq < lane.next_seq:
             error = PlexError(ErrorCode.STALE_SEQUENCE, f"{operation.seq} is taken")
             return _refused(operation, error)
-        while self.hold is not None and not self.hold.is_set():
-            await asyncio.sleep(0.001)
+        if self.hold is not None:
+            await asyncio.to_thread(self.hold.wait, 30)
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_ready(operation, lane))
             kind = operation.WhichOneof("body")
@@ -256,7 +261,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             seen += 1
             if fault is not None and fault.cut_after == seen:
                 await context.abort(UNAVAILABLE, "cut by the test")
-        assert header is not None
+        if header is None or len(data) < header.nbytes:  # gRPC ends a cut stream like a whole one
+            await context.abort(UNAVAILABLE, "the upload broke off")
         async with self._changed:
             self.uploads[header.operation_id] = tensors.views(header.tensors, bytes(data))
             self._changed.notify_all()
@@ -323,11 +329,11 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- faults
 
-    async def _meet(self, method: str, context) -> Fault | None:  # noqa: ANN001
+    async def _meet(self, method: str, context, *, faults_of: str = "") -> Fault | None:  # noqa: ANN001
         self.calls.append(method)
         if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
             await self._abort(context, PlexError(ErrorCode.UNAUTHENTICATED, "unknown token"))
-        queue = self.faults[method]
+        queue = self.faults[faults_of] or self.faults[method]
         fault = queue.popleft() if queue else None
         if fault is not None and fault.lose_request:
             await context.abort(fault.status, "lost on the way in, by the test")

@@ -1,0 +1,32 @@
+"""The client stands alone: nothing of plexsvc, no framework, the service's channel options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from plexclient.link import CHANNEL_OPTIONS, ERROR_KEY
+from plexsvc.transport import channels, status
+
+PROBE = """
+import sys, plexclient
+heavy = {"plexsvc", "torch", "vllm", "megatron", "transformers", "tokenizers", "ray"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_importing_the_client_imports_no_service_and_no_framework() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env={"PYTHONPATH": "client"},
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_clients_copies_of_shared_values_agree_with_the_services() -> None:
+    assert set(channels.CHANNEL_OPTIONS) <= set(CHANNEL_OPTIONS)
+    assert ERROR_KEY == status.ERROR_KEY

@@ -1,0 +1,170 @@
+"""generate: whole or streamed, resumed by cursor after a cut, refused with its cause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import plexclient as plex
+from plexclient.errors import ErrorCode, PlexError
+from tests.fakes.fake_router import FakeRouter, Fault, fake_tokens
+from tests.unit.client.conftest import Loop
+
+PROMPTS = [[1, 2], [30]]
+LOST = Fault(lose_request=True)
+
+
+def expected(n: int, max_tokens: int) -> list[list[int]]:
+    return [fake_tokens(prompt, i, max_tokens) for prompt in PROMPTS for i in range(n)]
+
+
+def tokens(samples: plex.Samples) -> list[list[int]]:
+    return [sample.tokens for sample in samples]
+
+
+def test_samples_come_prompt_by_prompt(loop: Loop, router: FakeRouter) -> None:
+    samples = loop.rollout.generate(PROMPTS, n=2, max_tokens=7, temperature=0.5, seed=4)
+    assert tokens(samples) == expected(2, 7)
+    assert [(s.prompt_index, s.sample_index) for s in samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert samples[0].prompt_tokens == [1, 2]
+    assert samples[0].finish_reason == "length"
+    assert samples[0].text is None
+    sent = router.attempts[0].generate.sampling
+    assert (sent.n, sent.max_tokens, sent.temperature, sent.seed) == (2, 7, 0.5, 4)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(cut_after=0)],
+        [Fault(cut_after=1)],
+        [Fault(cut_after=2), LOST, Fault(cut_after=1)],
+        [Fault(cut_after=1), Fault(replay=True)],
+        [Fault(cut_after=1), Fault(replay=True, cut_after=2), Fault(replay=True)],
+    ],
+)
+def test_a_cut_stream_goes_on_after_the_last_frame_it_has(
+    loop: Loop, router: FakeRouter, faults: list[Fault]
+) -> None:
+    loop.rollout.noop()
+    router.fail("StreamGenerate", *faults)
+    samples = loop.rollout.generate(PROMPTS, n=2, max_tokens=11)
+    assert tokens(samples) == expected(2, 11)
+    assert [kind for _, kind in router.order].count("generate") == 1
+
+
+def test_a_generate_whose_submission_is_cut_runs_once(loop: Loop, router: FakeRouter) -> None:
+    router.fail("SubmitOperation", LOST, Fault(lose_reply=True), Fault(lose_reply=True))
+    assert tokens(loop.rollout.generate(PROMPTS, max_tokens=5)) == expected(1, 5)
+    assert router.order == [("rollout", "generate")]
+
+
+def test_a_refused_generate_raises_its_cause_and_does_not_hang(
+    loop: Loop, router: FakeRouter
+) -> None:
+    too_long = PlexError(ErrorCode.BAD_REQUEST, "prompt 0 has 9 tokens, max_model_len is 8")
+    router.fail("SubmitOperation/generate", Fault(refuse=too_long))
+    with pytest.raises(PlexError, match="max_model_len is 8"):
+        loop.rollout.generate(PROMPTS)
+    router.fail("SubmitOperation/generate", Fault(refuse=too_long))
+    with pytest.raises(PlexError, match="max_model_len is 8"):
+        list(loop.rollout.generate.stream(PROMPTS))
+    assert tokens(loop.rollout.generate(PROMPTS, max_tokens=3)) == expected(1, 3)
+
+
+def test_a_record_that_is_gone_is_an_error(loop: Loop, router: FakeRouter) -> None:
+    gone = PlexError(ErrorCode.RESULT_GONE, "tokens were dropped")
+    router.fail("StreamGenerate", Fault(refuse=gone))
+    with pytest.raises(PlexError) as caught:
+        loop.rollout.generate(PROMPTS, max_tokens=3)
+    assert caught.value.code == "result_gone"
+
+
+def test_a_stream_yields_each_sample_when_it_has_finished(loop: Loop) -> None:
+    found = list(loop.rollout.generate.stream(PROMPTS, n=2, max_tokens=7))
+    keys = [(s.prompt_index, s.sample_index) for s in found]
+    assert sorted(keys) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    ordered = sorted(found, key=lambda s: (s.prompt_index, s.sample_index))
+    assert [s.tokens for s in ordered] == expected(2, 7)
+
+
+def test_deltas_add_up_to_the_samples(loop: Loop, router: FakeRouter) -> None:
+    router.fail("StreamGenerate", Fault(cut_after=1), Fault(replay=True))
+    grown: list[int] = []
+    for delta in loop.rollout.generate.deltas([[1, 2]], max_tokens=8):
+        assert delta.position == len(grown)
+        grown += delta.tokens
+        is_last = delta.sample is not None
+    assert grown == fake_tokens([1, 2], 0, 8)
+    assert is_last
+
+
+async def test_streams_can_be_read_asynchronously(loop: Loop) -> None:
+    stream = loop.rollout.generate.stream_aio(PROMPTS, max_tokens=4)
+    found = [sample.tokens async for sample in stream]
+    assert sorted(found) == sorted(expected(1, 4))
+    whole, again = await asyncio.gather(
+        loop.rollout.generate.aio(PROMPTS, max_tokens=4),
+        loop.rollout.generate.aio(PROMPTS, max_tokens=4),
+    )
+    assert tokens(whole) == tokens(again) == expected(1, 4)
+
+
+def test_leaving_a_stream_early_does_not_disturb_what_follows(
+    loop: Loop, router: FakeRouter
+) -> None:
+    for _ in loop.rollout.generate.deltas(PROMPTS, max_tokens=9):
+        break
+    assert tokens(loop.rollout.generate(PROMPTS, max_tokens=2)) == expected(1, 2)
+    assert [kind for _, kind in router.order] == ["generate", "generate"]
+
+
+def test_a_stream_takes_its_place_when_it_is_made(loop: Loop, router: FakeRouter) -> None:
+    stream = loop.rollout.generate.stream([[1]], max_tokens=2)
+    loop.rollout.noop()
+    assert [kind for _, kind in router.order] == ["generate", "noop"]
+    assert len(list(stream)) == 1
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"String": ""},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "decoder": {"type": "Fuse"},
+    "model": {
+        "type": "WordLevel",
+        "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "?": 4},
+        "unk_token": "?",
+    },
+}
+
+
+def test_texts_in_give_texts_out(loop: Loop, router: FakeRouter) -> None:
+    pytest.importorskip("tokenizers")
+    router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
+    router.fail("FetchModelFile", Fault(cut_after=0))
+    (sample,) = loop.rollout.generate(["ab"], max_tokens=3)
+    assert sample.prompt_tokens == [0, 1]
+    assert sample.tokens == [1, 2, 3]
+    assert sample.text == "bcd"
+    assert loop.rollout.generate([[0, 1]], max_tokens=2, text=True)[0].text == "bc"
+    assert loop.rollout.generate(["ab"], max_tokens=2, text=False)[0].text is None
+    assert router.calls.count("FetchModelFile") == 2, "one was cut, one was enough"
+    batch = plex.Batch.from_texts([("ab", "c")], tokenizer=loop.rollout.tokenizer)
+    assert batch.target_tokens.tolist() == [1, 2]
+
+
+def test_texts_for_a_model_without_tokenizer_are_refused_before_a_number_is_taken(
+    loop: Loop, router: FakeRouter
+) -> None:
+    with pytest.raises(PlexError) as caught:
+        loop.rollout.generate(["text"])
+    assert caught.value.code == "not_found"
+    assert router.attempts == []

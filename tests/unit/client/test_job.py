@@ -1,0 +1,273 @@
+"""Jobs: who ends them, what keeps them alive, and what a controller started by submit joins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import plexclient as plex
+from plexclient import environment
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.session import Answered
+from plexclient.wire.v1 import service_pb2
+from tests.fakes.fake_router import TOKEN, FakeRouter, Fault
+from tests.unit.client.conftest import Loop
+
+COMPLETED = service_pb2.JOB_STATE_COMPLETED
+FAILED = service_pb2.JOB_STATE_FAILED
+CANCELLED = service_pb2.JOB_STATE_CANCELLED
+
+
+class FakeClock:
+    """A clock whose sleepers wake when the test says so."""
+
+    def __init__(self) -> None:
+        self.naps: list[float] = []
+        self._asleep = threading.Semaphore(0)
+        self._wake = threading.Semaphore(0)
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+    async def sleep(self, duration_s: float) -> None:
+        self.naps.append(duration_s)
+        self._asleep.release()
+        await asyncio.to_thread(self._wake.acquire)
+
+    def tick(self) -> None:
+        """Wait until someone sleeps, wake it, and wait until it sleeps again."""
+        assert self._asleep.acquire(timeout=10)
+        self._wake.release()
+        assert self._asleep.acquire(timeout=10)
+        self._asleep.release()
+
+    def free(self) -> None:
+        self._wake.release(1000)
+
+
+def test_a_job_is_created_and_completed(cluster: plex.Cluster, router: FakeRouter) -> None:
+    with cluster.job("grpo", session_ttl_s=12, labels={"task": "sum"}) as job:
+        assert router.jobs[job.job_id].name == "grpo"
+        assert router.jobs[job.job_id].session_ttl_us == 12_000_000
+    assert [(end.job_id, end.outcome) for end in router.ended] == [(job.job_id, COMPLETED)]
+
+
+def test_an_exception_fails_the_job_with_its_words(
+    cluster: plex.Cluster, router: FakeRouter
+) -> None:
+    with pytest.raises(ZeroDivisionError), cluster.job("broken"):
+        raise ZeroDivisionError("reward over zero")
+    assert router.ended[0].outcome == FAILED
+    assert router.ended[0].reason == "ZeroDivisionError: reward over zero"
+
+
+def test_lost_calls_create_and_end_a_job_once(cluster: plex.Cluster, router: FakeRouter) -> None:
+    for method in ("CreateJob", "CreateDeployment", "EndJob"):
+        router.fail(method, Fault(lose_request=True), Fault(lose_reply=True))
+    with cluster.job("cut") as job:
+        job.deploy("actor", model="/model", backend="noop")
+    assert len(router.jobs) == 1
+    assert list(router.deployments) == [f"{job.job_id}/actor"]
+    assert {end.outcome for end in router.ended} == {COMPLETED}
+
+
+async def test_jobs_and_connections_work_in_async_programs(router: FakeRouter) -> None:
+    async with plex.connect(router.address, token=TOKEN) as cluster, cluster.job("async") as job:
+        actor = await job.deploy.aio("actor", model="/model", backend="noop")
+        assert (await actor.step.aio(lr=0.25))["lr"] == 0.25
+    assert router.ended[0].outcome == COMPLETED
+
+
+def test_the_last_keepalive_acknowledges_what_was_read_and_carries_the_figures(
+    cluster: plex.Cluster, router: FakeRouter
+) -> None:
+    with cluster.job("acks") as job:
+        actor = job.deploy("actor", model="/model", backend="noop")
+        rollout = job.deploy("rollout", model=actor, backend="vllm")
+        for _ in range(3):
+            actor.step()
+        rollout.sync(actor)
+        rollout.generate([[1]], max_tokens=3)
+        job.report(step=2, reward=0.25)
+        job.report(reward=0.5)
+    last = router.keepalives[-1]
+    assert dict(last.acks) == {actor.deployment_id: 4, rollout.deployment_id: 2}
+    assert dict(last.metrics) == {"step": 2.0, "reward": 0.5}
+
+
+def test_keepalives_come_well_within_the_sessions_time_to_live(router: FakeRouter) -> None:
+    clock = FakeClock()
+    with plex.connect(router.address, token=TOKEN, clock=clock) as cluster:
+        with cluster.job("beats", session_ttl_s=2) as job:
+            clock.tick()
+            before = len(router.keepalives)
+            actor = job.deploy("actor", model="/model", backend="noop")
+            actor.step()
+            clock.tick()
+            clock.tick()
+            assert len(router.keepalives) == before + 2
+            assert dict(router.keepalives[-1].acks) == {actor.deployment_id: 1}
+            assert set(clock.naps) == {0.5}
+        clock.free()
+
+
+def test_a_lost_keepalive_is_followed_by_the_next(router: FakeRouter) -> None:
+    clock = FakeClock()
+    with plex.connect(router.address, token=TOKEN, clock=clock) as cluster:
+        with cluster.job("beats") as job:
+            clock.tick()
+            router.fail("KeepAlive", Fault(lose_request=True))
+            before = len(router.keepalives)
+            clock.tick()
+            clock.tick()
+            assert len(router.keepalives) == before + 1
+            job.deploy("actor", model="/model", backend="noop").step()
+        clock.free()
+
+
+def test_calls_on_a_job_that_was_cancelled_say_so_at_once(router: FakeRouter) -> None:
+    clock = FakeClock()
+    with plex.connect(router.address, token=TOKEN, clock=clock) as cluster:
+        with cluster.job("cancelled") as job:
+            actor = job.deploy("actor", model="/model", backend="noop")
+            router.job_state = CANCELLED
+            clock.tick()
+            with pytest.raises(PlexError, match="cancelled: as the test says") as caught:
+                actor.step()
+            with pytest.raises(PlexError) as again:
+                job.deploy("other", model="/model", backend="noop")
+        clock.free()
+    assert caught.value.code == again.value.code == "job_ended"
+    assert router.attempts == []
+
+
+def test_a_job_that_has_ended_before_cannot_be_entered(
+    cluster: plex.Cluster, router: FakeRouter
+) -> None:
+    router.job_state = FAILED
+    with pytest.raises(PlexError, match="has failed"), cluster.job("late"):
+        pytest.fail("entered a job that has ended")
+
+
+@pytest.fixture
+def submitted(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PLEX_ADDRESS", router.address)
+    monkeypatch.setenv("PLEX_TOKEN", TOKEN)
+    monkeypatch.setenv("PLEX_JOB", "job-submitted")
+    return "job-submitted"
+
+
+def test_a_submitted_controller_joins_its_job_and_leaves_its_end_to_the_supervisor(
+    submitted: str, router: FakeRouter
+) -> None:
+    with plex.connect() as cluster, cluster.job("grpo") as job:
+        actor = job.deploy("actor", model="/model", backend="noop")
+        actor.step()
+    assert job.job_id == submitted
+    assert actor.deployment_id == "job-submitted/actor"
+    assert "CreateJob" not in router.calls
+    assert router.ended == []
+    assert dict(router.keepalives[-1].acks) == {actor.deployment_id: 1}
+
+
+def test_only_the_first_job_of_a_submitted_controller_is_the_submitted_one(
+    submitted: str, router: FakeRouter
+) -> None:
+    with plex.connect() as cluster, cluster.job("first") as first, cluster.job("second") as second:
+        pass
+    assert first.job_id == submitted
+    assert list(router.jobs) == [second.job_id]
+    assert [end.job_id for end in router.ended] == [second.job_id]
+
+
+def test_roles_follow_name_and_backend(loop: Loop) -> None:
+    job = loop.job
+    assert isinstance(loop.actor, plex.Actor)
+    assert isinstance(loop.rollout, plex.Rollout)
+    assert isinstance(job.deploy("critic", model="/m", backend="megatron"), plex.Critic)
+    assert isinstance(job.deploy("reference", model="/m", backend="fsdp"), plex.Reference)
+    assert isinstance(job.deploy("policy", model="/m", backend="megatron"), plex.Actor)
+    assert isinstance(job.deploy("sampler", model="/m", backend="vllm"), plex.Rollout)
+    assert isinstance(job.deploy("a", model="/m", backend="noop", role="reference"), plex.Reference)
+
+
+def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
+    actor = loop.job.deploy(
+        "policy",
+        model="/m",
+        backend="megatron",
+        parallel=plex.Parallel(tp=2, dp=2, sequence_parallel=True),
+        optimizer=plex.AdamW(lr=1e-3, clip_grad_norm=0),
+        seed=7,
+        micro_batch_tokens=512,
+    )
+    spec = actor.info.spec
+    assert (spec.parallel.tp, spec.parallel.dp, spec.parallel.sequence_parallel) == (2, 2, True)
+    assert (spec.optimizer.lr, spec.optimizer.clip_grad_norm) == (1e-3, 0)
+    assert (spec.dtype, spec.seed, spec.micro_batch_tokens) == ("float32", 7, 512)
+    rollout = loop.rollout.info.spec
+    assert (rollout.model, rollout.model_deployment_id) == ("/model", loop.actor.deployment_id)
+    assert rollout.instance_kind == service_pb2.INSTANCE_KIND_DEDICATED
+
+
+@pytest.mark.parametrize("wrong", [{"role": "judge"}, {"kind": "borrowed", "role": "rollout"}])
+def test_a_deployment_of_an_unknown_role_or_kind_is_refused(
+    loop: Loop, wrong: dict[str, str]
+) -> None:
+    with pytest.raises(PlexError) as caught:
+        loop.job.deploy("x", model="/m", backend="vllm", **wrong)
+    assert caught.value.code == "bad_request"
+
+
+def test_a_degree_below_one_is_refused() -> None:
+    with pytest.raises(PlexError, match="tp=0"):
+        plex.Parallel(tp=0)
+
+
+def test_deploying_outside_the_job_is_refused(cluster: plex.Cluster) -> None:
+    with pytest.raises(PlexError, match="use it inside"):
+        cluster.job("x").deploy("actor", model="/m", backend="noop")
+
+
+def test_a_failed_deployment_raises_the_services_reason(loop: Loop, router: FakeRouter) -> None:
+    error = PlexError(ErrorCode.UNKNOWN_MODEL, "no config.json in /m", model="/m")
+    router.fail("CreateDeployment", Fault(refuse=error))
+    with pytest.raises(PlexError) as caught:
+        loop.job.deploy("x", model="/m", backend="megatron")
+    assert (caught.value.code, caught.value.facts) == ("unknown_model", {"model": "/m"})
+
+
+def test_a_wrong_token_is_refused_at_once(router: FakeRouter) -> None:
+    with plex.connect(router.address, token="wrong") as cluster, pytest.raises(PlexError) as caught:
+        cluster.status()
+    assert caught.value.code == "unauthenticated"
+
+
+def test_status_lists_jobs(loop: Loop, cluster: plex.Cluster) -> None:
+    assert [job.job_id for job in cluster.status().jobs] == [loop.job.job_id]
+
+
+@pytest.mark.usefixtures("router")
+@pytest.mark.parametrize("address", [None, "", "router", "router:"])
+def test_an_address_that_is_none_is_refused_with_what_to_do(address: str | None) -> None:
+    with pytest.raises(PlexError) as caught:
+        plex.connect(address)
+    assert caught.value.code == "bad_request"
+    assert "host:port" in caught.value.message
+
+
+def test_the_environment_is_read_from_three_variables() -> None:
+    found = environment.read({"PLEX_ADDRESS": "a:1", "PLEX_TOKEN": "t", "PLEX_JOB": "j"})
+    assert (found.address, found.token, found.job_id) == ("a:1", "t", "j")
+    assert environment.read({}) == environment.Environment()
+
+
+def test_an_acknowledgement_stops_before_the_first_answer_not_read() -> None:
+    answered = Answered()
+    for seq in (3, 1, 5):
+        answered.add(seq)
+    assert answered.upto == 1
+    answered.add(2)
+    assert answered.upto == 3

@@ -1,0 +1,122 @@
+"""Large arrays: staged uploads that start over, results fetched from where they broke off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.payloads import put_chunk
+from plexclient.wire.v1 import common_pb2
+from tests.fakes.fake_router import TOKEN, FakeRouter, Fault, fake_logprobs
+from tests.unit.client.conftest import Loop
+
+CUT = Fault(cut_after=2)
+
+
+def large_batch(num_tokens: int = 300_000) -> plex.Batch:
+    rng = np.random.default_rng(0)
+    bounds = np.linspace(0, num_tokens, 50).astype(np.int32)
+    return plex.Batch(
+        tokens=rng.integers(0, 50, num_tokens),
+        cu_seqlens=bounds,
+        target_tokens=rng.integers(0, 50, num_tokens),
+    )
+
+
+def test_a_small_batch_travels_inside_its_operation(loop: Loop, router: FakeRouter) -> None:
+    loop.actor.forward(plex.Batch.from_sequences([[1, 2, 3]]))
+    assert router.attempts[0].payload.WhichOneof("form") == "inline"
+    assert "StagePayload" not in router.calls
+
+
+def test_a_large_batch_is_staged_under_the_operations_id(loop: Loop, router: FakeRouter) -> None:
+    batch = large_batch()
+    result = loop.actor.forward(batch)
+    sent = router.attempts[0]
+    assert sent.payload.staged.staging_id == sent.operation_id
+    assert sent.payload.staged.nbytes > 2_000_000
+    upload = router.uploads[sent.operation_id]
+    assert list(upload) == ["cu_seqlens", "tokens", "target_tokens"]
+    for name, array in upload.items():
+        np.testing.assert_array_equal(array, getattr(batch, name))
+    np.testing.assert_array_equal(result.logprobs, fake_logprobs(batch.tokens, batch.target_tokens))
+
+
+@pytest.mark.parametrize("faults", [[CUT], [CUT, Fault(lose_request=True), CUT]])
+def test_a_cut_upload_starts_over_and_the_operation_runs_once(
+    loop: Loop, router: FakeRouter, faults: list[Fault]
+) -> None:
+    batch = large_batch()
+    router.fail("StagePayload", *faults)
+    result = loop.actor.forward(batch)
+    assert router.calls.count("StagePayload") == len(faults) + 1
+    assert router.order == [("actor", "forward")]
+    np.testing.assert_array_equal(result.logprobs, fake_logprobs(batch.tokens, batch.target_tokens))
+
+
+@pytest.mark.parametrize("cuts", [[], [2], [1, 0, 1]])
+def test_a_staged_result_is_fetched_from_where_it_broke_off(
+    loop: Loop, router: FakeRouter, cuts: list[int]
+) -> None:
+    batch = large_batch()
+    router.stage_results = True
+    router.fail("FetchResult", *[Fault(cut_after=cut) for cut in cuts])
+    result = loop.actor.forward(batch)
+    np.testing.assert_array_equal(result.logprobs, fake_logprobs(batch.tokens, batch.target_tokens))
+    assert router.calls.count("FetchResult") == 2 + len(cuts)
+
+
+def test_an_upload_whose_reply_is_lost_does_not_hold_its_operation(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.fail("StagePayload", Fault(lose_reply=True))
+    assert loop.actor.forward(large_batch())["tokens"] == 300_000
+    assert router.order == [("actor", "forward")]
+
+
+def test_staging_that_is_full_is_tried_again(loop: Loop, router: FakeRouter) -> None:
+    full = PlexError(ErrorCode.STAGING_FULL, "node-a is full")
+    router.fail("StagePayload", Fault(refuse=full), Fault(refuse=full))
+    assert loop.actor.forward(large_batch())["tokens"] == 300_000
+
+
+def test_a_payload_refused_for_good_ends_its_operation(router: FakeRouter) -> None:
+    options = plex.ClientOptions(staging_settle_s=0.05)
+    bad = PlexError(ErrorCode.BAD_BATCH, "token 9 is not in the vocabulary", array="tokens")
+    with (
+        plex.connect(router.address, token=TOKEN, options=options) as cluster,
+        cluster.job("refused") as job,
+    ):
+        actor = job.deploy("actor", model="/model", backend="noop")
+        router.fail("StagePayload", Fault(refuse=bad))
+        with pytest.raises(PlexError, match="token 9 is not") as caught:
+            actor.forward(large_batch())
+        assert caught.value.facts["array"] == "tokens"
+
+
+def test_unanswered_payloads_are_bounded(router: FakeRouter) -> None:
+    options = plex.ClientOptions(max_unanswered_payload_bytes=3_000_000)
+    with (
+        plex.connect(router.address, token=TOKEN, options=options) as cluster,
+        cluster.job("bounded") as job,
+    ):
+        actor = job.deploy("actor", model="/model", backend="noop")
+        router.fail("SubmitOperation", *[Fault(lose_request=True)] * 3)
+        first = actor.forward.submit(large_batch())
+        with pytest.raises(PlexError) as caught:
+            actor.forward.submit(large_batch())
+        assert caught.value.code == "queue_full"
+        assert "max_unanswered_payload_bytes" in caught.value.message
+        first.result(20)
+        assert actor.forward(large_batch())["tokens"] == 300_000
+        with pytest.raises(PlexError) as too_large:
+            actor.forward(large_batch(600_000))
+        assert too_large.value.code == "payload_too_large"
+
+
+@pytest.mark.parametrize(("offset", "size"), [(3, 1), (0, 9)])
+def test_a_chunk_that_leaves_a_hole_or_passes_the_end_is_refused(offset: int, size: int) -> None:
+    with pytest.raises(PlexError, match="came after byte 2 of 8"):
+        put_chunk(bytearray(8), common_pb2.Chunk(offset=offset, data=b"x" * size), have=2)

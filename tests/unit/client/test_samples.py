@@ -1,0 +1,115 @@
+"""The token record: each position once, whatever frames repeat."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plexclient.errors import PlexError
+from plexclient.samples import TokenRecord, spread_versions
+from plexclient.wire.v1 import operations_pb2
+
+STOP = operations_pb2.FINISH_REASON_STOP
+
+
+def frame(cursor: int, *deltas: operations_pb2.SampleDelta) -> operations_pb2.GenerateFrame:
+    return operations_pb2.GenerateFrame(cursor=cursor, deltas=deltas)
+
+
+def delta(
+    position: int, tokens: list[int], *, sample: int = 0, done: bool = False
+) -> operations_pb2.SampleDelta:
+    made = operations_pb2.SampleDelta(
+        sample_index=sample, position=position, token_ids=tokens, logprobs=[-0.5] * len(tokens)
+    )
+    if done:
+        made.finish_reason = STOP
+        made.versions.add(version=3, start=0, end=position + len(tokens))
+    return made
+
+
+def last(cursor: int) -> operations_pb2.GenerateFrame:
+    return operations_pb2.GenerateFrame(
+        cursor=cursor, result=operations_pb2.OperationResult(metrics={"samples": 2})
+    )
+
+
+def test_samples_come_in_order_with_a_version_for_each_token() -> None:
+    record = TokenRecord([[9]], num_samples=2)
+    record.add(frame(1, delta(0, [5, 6], sample=1), delta(0, [1])))
+    news = record.add(frame(2, delta(1, [2], done=True), delta(2, [], sample=1, done=True)))
+    record.add(last(3))
+    samples = record.samples()
+    assert [sample.tokens for sample in samples] == [[1, 2], [5, 6]]
+    assert [sample.versions for sample in samples] == [[3, 3], [3, 3]]
+    assert [new.sample is not None for new in news] == [True, True]
+    assert samples[0].finish_reason == "stop"
+    assert samples[0].prompt_tokens == [9]
+    assert samples[0].logprobs.tolist() == [-0.5, -0.5]
+    assert samples.metrics == {"samples": 2}
+    assert samples[1:].num_tokens == 2
+
+
+def test_frames_that_come_again_add_nothing() -> None:
+    record = TokenRecord([[9]], num_samples=1)
+    first = frame(1, delta(0, [1, 2]))
+    assert len(record.add(first)) == 1
+    assert record.add(first) == []
+    record.add(frame(2, delta(2, [3], done=True)))
+    record.add(last(3))
+    assert record.samples()[0].tokens == [1, 2, 3]
+
+
+def test_text_is_decoded_when_the_sample_is_finished() -> None:
+    record = TokenRecord([[9]], num_samples=1, decode=lambda ids: "".join(map(chr, ids)))
+    record.add(frame(1, delta(0, [0x48, 0xE9, 0x1F600], done=True)))
+    record.add(last(2))
+    assert record.samples()[0].text == "Hé😀"
+
+
+def test_prompt_logprobs_are_kept_when_they_come() -> None:
+    record = TokenRecord([[9, 8]], num_samples=1)
+    first = delta(0, [1], done=True)
+    first.prompt_logprobs.extend([-1.0, -2.0])
+    record.add(frame(1, first))
+    record.add(last(2))
+    np.testing.assert_array_equal(record.samples()[0].prompt_logprobs, [-1.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        delta(1, [1]),
+        delta(0, [1], sample=7),
+        operations_pb2.SampleDelta(token_ids=[1, 2], logprobs=[-1.0]),
+    ],
+)
+def test_a_stream_that_contradicts_itself_is_refused(bad: operations_pb2.SampleDelta) -> None:
+    record = TokenRecord([[9]], num_samples=1)
+    with pytest.raises(PlexError, match="contradicts itself"):
+        record.add(frame(1, bad))
+
+
+def test_unfinished_samples_are_not_returned() -> None:
+    record = TokenRecord([[9]], num_samples=1)
+    record.add(frame(1, delta(0, [1])))
+    with pytest.raises(PlexError, match="1 samples unfinished"):
+        record.samples()
+
+
+def span(version: int, start: int, end: int) -> operations_pb2.VersionSpan:
+    return operations_pb2.VersionSpan(version=version, start=start, end=end)
+
+
+def test_version_spans_spread_over_tokens() -> None:
+    assert spread_versions([span(2, 1, 3), span(1, 0, 1)], num_tokens=3) == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "spans", [[], [span(1, 0, 2)], [span(1, 1, 3)], [span(1, 0, 2), span(2, 1, 3)]]
+)
+def test_version_spans_must_cover_every_token_once(
+    spans: list[operations_pb2.VersionSpan],
+) -> None:
+    with pytest.raises(PlexError, match="version span"):
+        spread_versions(spans, num_tokens=3)

@@ -1,0 +1,72 @@
+"""Sampling parameters and prompts are refused before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexclient import sampling
+from plexclient.errors import PlexError
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_options_that_are_left_out_take_their_defaults() -> None:
+    params = sampling.to_wire()
+    assert (params.n, params.max_tokens, params.temperature, params.top_p) == (1, 256, 1.0, 1.0)
+    assert not params.HasField("seed")
+    assert list(params.stop) == []
+
+
+def test_stop_may_be_one_text_or_many_in_any_script() -> None:
+    assert list(sampling.to_wire(stop="\n").stop) == ["\n"]
+    assert list(sampling.to_wire(stop=["終", "é"]).stop) == ["終", "é"]
+
+
+def test_a_seed_of_zero_is_a_seed() -> None:
+    assert sampling.to_wire(seed=0).HasField("seed")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 0},
+        {"n": True},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"min_tokens": 9, "max_tokens": 8},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"stop": [""]},
+        {"seed": -1},
+        {"stop_token_ids": [-2]},
+        {"best_of": 3},
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(PlexError) as caught:
+        sampling.to_wire(**options)
+    assert caught.value.code == "bad_request"
+    assert next(iter(options)) in caught.value.message
+
+
+def test_texts_and_token_ids_may_be_mixed() -> None:
+    assert sampling.encode_prompts(["a", [1, 2]], encode=encode) == [[97], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "found"),
+    [
+        ([], "no prompts"),
+        ("text", "takes a list"),
+        ([[]], "prompt 0 has no tokens"),
+        ([[1], [7, 50]], "prompt 1 has token id 50"),
+        ([[-1]], "token id -1"),
+    ],
+)
+def test_prompts_no_model_could_read_are_refused(prompts: object, found: str) -> None:
+    with pytest.raises(PlexError, match=found):
+        sampling.encode_prompts(prompts, encode=encode, vocab_size=50)
