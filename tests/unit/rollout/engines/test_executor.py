@@ -1,0 +1,76 @@
+"""The executor steps one engine at a time, takes turns, and runs calls between steps."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from plexsvc.rollout.engines.executor import StepExecutor
+
+
+class Counter:
+    """An engine with a number of steps to make."""
+
+    def __init__(self, name: str, steps: int, trace: list[str]) -> None:
+        self.name, self.left, self.trace = name, steps, trace
+        self.done = threading.Event()
+
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> None:
+        self.left -= 1
+        self.trace.append(self.name)
+        if not self.left:
+            self.done.set()
+
+
+def test_engines_with_work_take_turns() -> None:
+    trace: list[str] = []
+    executor = StepExecutor()
+    gate = threading.Event()
+    first, second = Counter("a", 3, trace), Counter("b", 2, trace)
+    holding = executor.call(lambda: gate.wait(10))
+    for engine in (first, second):
+        executor.call(lambda engine=engine: executor._engines.append(engine))
+    gate.set()
+    assert holding.result(10)
+    assert first.done.wait(10)
+    assert second.done.wait(10)
+    executor.close()
+    assert trace == ["a", "b", "a", "b", "a"]
+
+
+def test_a_policy_may_hold_everyone_until_a_call_wakes_it() -> None:
+    trace: list[str] = []
+    is_open = threading.Event()
+    executor = StepExecutor(lambda ready: ready[0] if ready and is_open.is_set() else None)
+    engine = Counter("a", 2, trace)
+    executor.add(engine)
+    executor.call(lambda: None).result(10)
+    assert trace == []
+    is_open.set()
+    executor.call(lambda: None).result(10)
+    assert engine.done.wait(10)
+    executor.close()
+
+
+def test_a_failing_call_tells_its_caller_and_the_thread_goes_on() -> None:
+    executor = StepExecutor()
+    with pytest.raises(ZeroDivisionError):
+        executor.call(lambda: 1 // 0).result(10)
+    assert executor.call(lambda: 5).result(10) == 5
+    executor.close()
+
+
+def test_a_removed_engine_is_not_stepped_again() -> None:
+    trace: list[str] = []
+    executor = StepExecutor()
+    engine = Counter("a", 1_000_000_000, trace)
+    executor.add(engine)
+    executor.remove(engine)
+    steps = len(trace)
+    executor.call(lambda: None).result(10)
+    executor.close()
+    assert len(trace) == steps

@@ -1,0 +1,65 @@
+"""Live weights are filled from pieces of any layout, by boxes or by replayed view operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plexclient.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines.base import Published
+from tests.fakes.vllm_process import publish_arrays
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # importing torch warns of this and that
+
+ARRAY = np.arange(24, dtype=np.float32).reshape(6, 4)
+
+
+def fill(tmp_path: Path, *, ops: tuple[object, ...], live: object, shards: int = 1) -> int:
+    from plexsvc.rollout.engines.weights import Target, fill  # noqa: PLC0415 - imports torch
+
+    manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1, shards=shards)
+    data = memoryview((tmp_path / "v").read_bytes())
+    target = Target(live=live, name="w", shape=(6, 4), ops=ops)
+    return fill([target], [Published(manifest=manifest, data=data)])
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        ((), ARRAY),
+        ((("narrow", (0, 1, 4), ()),), ARRAY[1:5]),
+        ((("narrow", (0, 1), (("length", 4),)), ("narrow", (1, 2, 2), ())), ARRAY[1:5, 2:]),
+        ((("t", (), ()),), ARRAY.T),
+        ((("__getitem__", (3,), ()),), ARRAY[3]),
+    ],
+)
+def test_a_weight_gets_exactly_what_its_loader_would_take(
+    tmp_path: Path, shards: int, ops: tuple[object, ...], expected: np.ndarray
+) -> None:
+    import torch  # noqa: PLC0415 - seconds, and only here
+
+    live = torch.full(expected.shape, -1.0)
+    assert fill(tmp_path, ops=ops, live=live, shards=shards) == 4 * expected.size
+    assert np.array_equal(live.numpy(), expected)
+
+
+def test_nothing_is_touched_when_something_is_missing(tmp_path: Path) -> None:
+    import torch  # noqa: PLC0415 - seconds, and only here
+
+    from plexsvc.rollout.engines.weights import Target  # noqa: PLC0415 - imports torch
+    from plexsvc.rollout.engines.weights import fill as fill_all  # noqa: PLC0415
+
+    manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1)
+    data = memoryview((tmp_path / "v").read_bytes())
+    live = torch.full((6, 4), -1.0)
+    targets = [
+        Target(live=live, name="w", shape=(6, 4), ops=()),
+        Target(live=torch.zeros(3), name="other", shape=(3,), ops=()),
+    ]
+    with pytest.raises(PlexError) as caught:
+        fill_all(targets, [Published(manifest=manifest, data=data)])
+    assert caught.value.code == ErrorCode.BAD_REQUEST
+    assert torch.all(live == -1)

@@ -1,0 +1,117 @@
+"""The token record: each position once, frames that never change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
+from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
+from tests.fakes.rollout_requests import collect
+
+TOKENS = list(range(100, 140))
+
+
+def record(*, generated: int = 0, samples: int = 1) -> OperationRecord:
+    prompt = operations_pb2.Prompt(token_ids=[1], generated=TOKENS[:generated])
+    sampling = operations_pb2.SamplingParams(n=samples, max_tokens=40)
+    made = OperationRecord(
+        operations_pb2.Operation(
+            operation_id=bytes(16),
+            generate=operations_pb2.Generate(prompts=[prompt], sampling=sampling),
+        )
+    )
+    made.open_samples()
+    return made
+
+
+def delta(start: int, end: int, *, version: int = 1, finish: int = 0) -> operations_pb2.SampleDelta:
+    made = operations_pb2.SampleDelta(
+        position=start,
+        token_ids=TOKENS[start:end],
+        logprobs=[-t for t in TOKENS[start:end]],
+        finish_reason=finish,
+    )
+    extend_spans(made, version=version, start=start, count=end - start)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 15), st.booleans()), max_size=30))
+def test_whatever_is_repeated_each_position_is_recorded_once(
+    calls: list[tuple[int, int, bool]],
+) -> None:
+    made = record()
+    for start, count, seal in calls:
+        end = min(40, start + count)
+        if start > len(made.samples[0, 0].tokens):
+            with pytest.raises(PlexError) as caught:
+                made.apply(delta(start, end))
+            assert caught.value.code == ErrorCode.INTERNAL
+        else:
+            made.apply(delta(start, end))
+        if seal:
+            made.seal()
+    made.apply(delta(len(made.samples[0, 0].tokens), 40, finish=FINISH_LENGTH))
+    made.finish(operations_pb2.OperationResult())
+    answer = collect(d for frame in made.frames for d in frame.deltas)[0, 0]
+    assert answer.tokens == TOKENS
+    assert answer.logprobs == [-t for t in TOKENS]
+    assert answer.versions == [1] * 40
+    assert made.generated == 40
+
+
+def test_versions_come_on_the_last_delta_and_span_instances() -> None:
+    made = record()
+    made.apply(delta(0, 5, version=3))
+    made.apply(delta(3, 8, version=4))
+    made.seal()
+    assert not made.frames[0].deltas[0].versions
+    made.apply(delta(8, 9, version=4, finish=FINISH_LENGTH))
+    made.seal()
+    spans = [(s.version, s.start, s.end) for s in made.frames[1].deltas[0].versions]
+    assert spans == [(3, 0, 5), (4, 5, 9)]
+
+
+def test_an_aborted_call_does_not_finish_its_sample() -> None:
+    made = record(samples=2)
+    made.apply(delta(0, 5, finish=FINISH_ABORT))
+    assert made.unfinished() == [(0, 0), (0, 1)]
+    made.apply(delta(5, 6, finish=FINISH_LENGTH))
+    assert made.unfinished() == [(0, 1)]
+
+
+def test_a_sample_that_came_with_tokens_starts_after_them() -> None:
+    made = record(generated=6)
+    made.apply(delta(6, 9, finish=FINISH_LENGTH))
+    made.seal()
+    assert made.frames[0].deltas[0].position == 6
+    assert list(made.frames[0].deltas[0].token_ids) == TOKENS[6:9]
+    assert made.generated == 3
+
+
+def test_a_frame_is_cut_before_it_grows_too_large() -> None:
+    made = record(samples=3)
+    for index in range(3):
+        many = operations_pb2.SampleDelta(
+            sample_index=index, prompt_logprobs=[-1.0] * (FRAME_BYTES // 8)
+        )
+        made.apply(many)
+    made.seal()
+    assert [len(frame.deltas) for frame in made.frames] == [1, 1, 1]
+    assert [frame.cursor for frame in made.frames] == [1, 2, 3]
+
+
+async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
+    made = record()
+    made.apply(delta(0, 3))
+    made.seal()
+    made.apply(delta(3, 4, finish=FINISH_LENGTH))
+    made.finish(operations_pb2.OperationResult(weight_version=9))
+    frames = [frame async for frame in made.read(0)]
+    assert [frame.cursor for frame in frames] == [1, 2, 3]
+    assert [frame async for frame in made.read(2)] == frames[2:]
+    assert [frame async for frame in made.read(99)] == []
+    assert made.nbytes == sum(frame.ByteSize() for frame in frames)
