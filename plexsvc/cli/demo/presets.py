@@ -1,0 +1,68 @@
+"""What the demo runs: tasks, sizes, learning rates and waits, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One demonstration: a warm-up, each task's job alone, then all of them at once."""
+
+    name: str
+    tasks: tuple[str, str] = ("count_bits", "spell_backward")
+    """The verifiable tasks (examples/verifiable_tasks.py), a job each."""
+    steps: int = 80
+    """GRPO steps of a job."""
+    prompts: int = 16
+    """Prompts of a step."""
+    group: int = 8
+    """Answers sampled for each prompt."""
+    lr: float = 3e-4
+    """Learning rate of the GRPO jobs."""
+    warm_up_goal: float = 0.22
+    """Accuracy on each task's held-out prompts that ends the warm-up."""
+    wait_share: float = 0.0
+    """Share of a job's cycle spent waiting for an external tool; 0: it calls none."""
+    calibration_steps: int = 8
+    """Steps of the unrecorded run that times a cycle, to know how long to wait."""
+    min_speedup: float = 0.0
+    """Least speedup of the shared run over the jobs one after the other."""
+    seed: int = 0
+    """Of the model, the data and the sampling."""
+
+
+PRESETS: Final = {
+    preset.name: preset
+    for preset in (
+        Preset(name="arithmetic"),
+        Preset(name="waits", steps=60, wait_share=0.65, min_speedup=1.5),
+        Preset(name="frozen", steps=40, lr=0.0),
+    )
+}
+"""`frozen` learns at rate 0: its learning check must fail, and the demo with it."""
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset called `name`.
+
+    Raises:
+        PlexError: `bad_request`, listing the known ones.
+    """
+    if name not in PRESETS:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}"
+        )
+    return PRESETS[name]
+
+
+def wait_ms_for(work_s: float, *, wait_share: float) -> float:
+    """Return how long to wait beside `work_s` of work so that waiting is `wait_share` of both.
+
+    >>> round(wait_ms_for(0.35, wait_share=0.65))
+    650
+    """
+    return 1000 * work_s * wait_share / (1 - wait_share)

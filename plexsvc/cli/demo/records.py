@@ -1,0 +1,73 @@
+"""What the controllers wrote down (examples/recorder.py), read back into values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plexsvc.errors import ErrorCode, PlexError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One GRPO step as its controller saw it."""
+
+    reward: float
+    device_s: float
+    gap_mean: float
+    gap_max: float
+    wait_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A controller's whole run."""
+
+    steps: tuple[Step, ...]
+    held_out_before: float
+    held_out_after: float
+    cpu_s: float
+
+    @property
+    def rewards(self) -> list[float]:
+        """Return the mean reward of each step."""
+        return [step.reward for step in self.steps]
+
+    @property
+    def wait_share(self) -> float:
+        """Return the share of its steps' time that the job waited for its tool."""
+        return sum(s.wait_s for s in self.steps) / max(1e-9, sum(s.wall_s for s in self.steps))
+
+
+def read_record(path: Path) -> Record:
+    """Return the record in a JSON-lines file.
+
+    Raises:
+        PlexError: `not_found` when the file is not there or lacks a part of the run.
+    """
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return _record(lines)
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no whole record of a job in {path}: {error!r}; read the job's log",
+        ) from error
+
+
+def _record(lines: list[dict[str, Any]]) -> Record:
+    held_out = {line["when"]: line["accuracy"] for line in lines if line["kind"] == "held_out"}
+    ends = {line["kind"]: line for line in lines}
+    return Record(
+        steps=tuple(_step(line) for line in lines if line["kind"] == "step"),
+        held_out_before=held_out["before"],
+        held_out_after=held_out["after"],
+        cpu_s=ends["end"]["cpu_s"],
+    )
+
+
+def _step(line: dict[str, Any]) -> Step:
+    return Step(**{name: float(line[name]) for name in Step.__slots__})
