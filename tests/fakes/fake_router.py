@@ -68,6 +68,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     def __init__(self) -> None:
         self.address = ""
+        self.group = asyncio.TaskGroup()
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.calls: list[str] = []
         self.jobs: dict[str, service_pb2.Job] = {}
@@ -83,7 +84,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.hold: threading.Event | None = None
         self.frame_tokens = 3
         self.job_state = service_pb2.JOB_STATE_RUNNING
-        self._answers: dict[bytes, asyncio.Future[Result]] = {}
+        self._answers: dict[bytes, asyncio.Task[Result]] = {}
         self._payloads: dict[tuple[bytes, int], bytes] = {}
         self._frames: dict[bytes, list[operations_pb2.GenerateFrame]] = {}
         self._changed = asyncio.Condition()
@@ -94,6 +95,11 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         `SubmitOperation/step` means the submissions of that kind only.
         """
         self.faults[method].extend(faults)
+
+    def stop(self) -> None:
+        """End what still waits."""
+        for answer in self._answers.values():
+            answer.cancel()
 
     # ---- jobs
 
@@ -149,10 +155,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         kind = request.WhichOneof("body")
         fault = await self._meet("SubmitOperation", context, faults_of=f"SubmitOperation/{kind}")
         answer = self._answers.get(request.operation_id)
-        if answer is None:
-            answer = asyncio.get_running_loop().create_future()
+        if answer is None:  # a task of its own: an operation does not end with the call it came by
+            answer = self.group.create_task(self._run(request))
             self._answers[request.operation_id] = answer
-            answer.set_result(await self._run(request))
         result = await asyncio.shield(answer)
         await self._lose(fault, context)
         return result
@@ -376,10 +381,12 @@ def running_fake_router() -> Iterator[FakeRouter]:
         service_pb2_grpc.add_RouterServicer_to_server(router, server)
         router.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        found.append(router)
-        started.set()
-        await asyncio.to_thread(stopping.wait)
-        await server.stop(grace=0)
+        async with router.group:
+            found.append(router)
+            started.set()
+            await asyncio.to_thread(stopping.wait)
+            await server.stop(grace=0)
+            router.stop()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fake-router")
     thread.start()
