@@ -88,6 +88,7 @@ def overlong() -> dict[str, Any]:
         cu_seqlens=np.array([0, total], np.int32),
         tokens=np.ones(total, np.int32),
         target_tokens=np.ones(total, np.int32),
+        weights=np.ones(total, np.float32),
         logprobs=np.zeros(total, np.float32),
         advantages=np.zeros(total, np.float32),
         mask=np.ones(total, np.float32),
