@@ -1,0 +1,72 @@
+"""What must hold after every event, whatever happened; tests check it, nothing else calls it."""
+
+from __future__ import annotations
+
+from plexsvc.scheduler.core.dispatch import resident_bytes
+from plexsvc.scheduler.core.state import MOVING, Cluster, Deployment, Device, Wpg
+from plexsvc.scheduler.core.transitions import TERMINAL
+from plexsvc.scheduler.core.words import OperationKind, OperationState, Residency, WpgState
+
+
+def check(cluster: Cluster) -> None:
+    """Assert every invariant of the core."""
+    for device in cluster.devices.values():
+        _check_device(cluster, device)
+    for wpg in cluster.wpgs.values():
+        _check_wpg(cluster, wpg)
+    for deployment in cluster.deployments.values():
+        _check_order(cluster, deployment)
+    for operation in cluster.operations.values():
+        deployment = cluster.deployments[operation.deployment_id]
+        is_pending = deployment.pending.get(operation.seq) is operation
+        is_running = operation.operation_id in deployment.running
+        is_over = operation.state in TERMINAL
+        assert is_pending + is_running + is_over == 1, operation
+    assert not cluster.dirty, cluster.dirty
+
+
+def _check_device(cluster: Cluster, device: Device) -> None:
+    assert resident_bytes(cluster, device.place) <= device.bytes_total, device
+    executing = [
+        wpg_id
+        for wpg_id in device.wpgs
+        if any(
+            op.needs_device
+            for op in cluster.deployments[cluster.wpgs[wpg_id].deployment_id].running.values()
+        )
+    ]
+    assert len(executing) <= 1, (device, executing)
+    if executing:
+        assert device.holder == executing[0], (device, executing)
+    if device.holder is not None:
+        holder = cluster.wpgs[device.holder]
+        deployment = cluster.deployments[holder.deployment_id]
+        assert holder.switch is not None or deployment.running, (device, holder)
+        assert holder.lease_no == device.lease_no, (device, holder)
+
+
+def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    assert (wpg.move_id is not None) == (wpg.residency in MOVING), wpg
+    assert wpg.lease_no <= cluster.last_lease_no, wpg
+    deployment = cluster.deployments[wpg.deployment_id]
+    assert deployment.wpg_id == wpg.wpg_id, (wpg, deployment)
+    on_device = [o for o in deployment.running.values() if o.needs_device]
+    if on_device:
+        assert wpg.residency in {Residency.DEVICE, Residency.BUILDING}, wpg
+    if deployment.running:
+        assert wpg.state is WpgState.READY, wpg
+        assert wpg.move_id is None, wpg
+    if wpg.switch is not None:
+        granted = cluster.operations[wpg.switch.operation_id]
+        assert granted.state is OperationState.GRANTED, (wpg, granted)
+
+
+def _check_order(cluster: Cluster, deployment: Deployment) -> None:
+    limits = cluster.limits
+    assert len(deployment.pending) <= limits.max_pending_per_wpg + 2, deployment
+    assert all(seq >= deployment.next_seq for seq in deployment.pending), deployment
+    assert all(op.seq < deployment.next_seq for op in deployment.running.values()), deployment
+    assert not deployment.consumed & set(deployment.pending), deployment
+    kinds = [op.kind for op in deployment.running.values()]
+    overlap = len(kinds) > 1
+    assert not overlap or all(kind is OperationKind.GENERATE for kind in kinds), deployment

@@ -1,0 +1,309 @@
+"""Fake nodes for driver tests: agents, state managers and ranks in one process, real gRPC on loopback."""
+# ruff: noqa: N802 - the wire names the methods
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import (
+    common_pb2,
+    node_pb2,
+    node_pb2_grpc,
+    operations_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.transport.channels import new_server
+
+Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
+
+
+def applied(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
+    """Return the reply of an operation that succeeded."""
+    result = operations_pb2.OperationResult(
+        operation_id=operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
+    )
+    return worker_pb2.ExecuteReply(
+        result=result, applied_seq=operation.seq, digest=b"\x01", run_us=1000
+    )
+
+
+def failed(operation: operations_pb2.Operation, error: PlexError) -> worker_pb2.ExecuteReply:
+    """Return the reply of an operation that failed."""
+    result = operations_pb2.OperationResult(
+        operation_id=operation.operation_id,
+        state=operations_pb2.OPERATION_STATE_FAILED,
+        error=to_wire(error),
+    )
+    return worker_pb2.ExecuteReply(result=result)
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What the fakes do, and what they saw: one for the whole cluster, changed by tests at will."""
+
+    device_bytes: int = 60
+    on_execute: Hook | None = None
+    spawn_error: PlexError | None = None
+    move_errors: list[PlexError] = field(default_factory=list)
+    executed: list[tuple[str, str, int]] = field(default_factory=list)
+    moves: list[tuple[str, int]] = field(default_factory=list)
+    leases: list[int] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    dropped: list[bytes] = field(default_factory=list)
+    released: list[tuple[str, int]] = field(default_factory=list)
+    manifests: list[int] = field(default_factory=list)
+    executing: int = 0
+    most_executing: int = 0
+
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Run an operation as the test wants it run."""
+        operation = request.operation
+        kind = operation.WhichOneof("body")
+        self.executed.append((request.wpg_id, kind or "", operation.seq))
+        self.leases.append(request.fence.lease_no)
+        self.manifests.extend(m.version for m in request.manifests)
+        self.executing += 1
+        self.most_executing = max(self.executing, self.most_executing)
+        try:
+            reply = await self.on_execute(request) if self.on_execute is not None else None
+        finally:
+            self.executing -= 1
+        return reply or applied(operation)
+
+
+class FakeRank(worker_pb2_grpc.WorkerServicer):
+    """One rank of a WPG."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+
+    async def Execute(
+        self, request: worker_pb2.ExecuteRequest, context: Any
+    ) -> worker_pb2.ExecuteReply:
+        return await self._behaviour.execute(request)
+
+    async def Describe(
+        self, request: worker_pb2.DescribeRequest, context: Any
+    ) -> worker_pb2.DescribeReply:
+        return worker_pb2.DescribeReply(
+            wpg_id=request.wpg_id,
+            device_bytes=self._behaviour.device_bytes,
+            vocab_size=32,
+            max_sequence_length=64,
+        )
+
+
+class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
+    """Agrees to every move unless told to refuse."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+
+    async def Move(
+        self, request: statemanager_pb2.MoveRequest, context: Any
+    ) -> statemanager_pb2.MoveReply:
+        self._behaviour.moves.append((request.wpg_id, request.to))
+        if self._behaviour.move_errors:
+            error = to_wire(self._behaviour.move_errors.pop(0))
+            return statemanager_pb2.MoveReply(error=error)
+        return statemanager_pb2.MoveReply(nbytes=60, total_us=10, residency=request.to)
+
+    async def Publish(
+        self, request: statemanager_pb2.PublishRequest, context: Any
+    ) -> statemanager_pb2.PublishReply:
+        manifest = statemanager_pb2.VersionManifest(
+            deployment_id=request.deployment_id, version=request.version, nbytes=5
+        )
+        return statemanager_pb2.PublishReply(manifest=manifest, copy_us=3)
+
+    async def ReleaseVersion(
+        self, request: statemanager_pb2.ReleaseVersionRequest, context: Any
+    ) -> statemanager_pb2.ReleaseVersionReply:
+        self._behaviour.released.append((request.deployment_id, request.version))
+        return statemanager_pb2.ReleaseVersionReply()
+
+    async def Digest(
+        self, request: statemanager_pb2.DigestRequest, context: Any
+    ) -> statemanager_pb2.DigestReply:
+        return statemanager_pb2.DigestReply(digests={"param": "abc"})
+
+    async def Materialize(
+        self, request: statemanager_pb2.MaterializeRequest, context: Any
+    ) -> statemanager_pb2.MaterializeReply:
+        return statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
+
+    async def Forget(
+        self, request: statemanager_pb2.ForgetRequest, context: Any
+    ) -> statemanager_pb2.ForgetReply:
+        self._behaviour.forgotten.append(request.wpg_id)
+        return statemanager_pb2.ForgetReply()
+
+    async def Inventory(
+        self, request: statemanager_pb2.InventoryRequest, context: Any
+    ) -> statemanager_pb2.InventoryReply:
+        return statemanager_pb2.InventoryReply(host_bytes_used=11)
+
+    async def DropStaged(
+        self, request: statemanager_pb2.DropStagedRequest, context: Any
+    ) -> statemanager_pb2.DropStagedReply:
+        self._behaviour.dropped.extend(request.staging_ids)
+        return statemanager_pb2.DropStagedReply()
+
+
+class FakeAgent(node_pb2_grpc.NodeServicer):
+    """A node whose processes are servers in this one."""
+
+    def __init__(self, node_id: str, behaviour: Behaviour, *, kinds: dict[str, int]) -> None:
+        self.node_id = node_id
+        self.behaviour = behaviour
+        self.kinds = kinds
+        self.bytes_total = 100
+        self.renewals = 0
+        self.specs: list[node_pb2.ProcSpec] = []
+        self.ranks: dict[str, grpc.aio.Server] = {}
+        self.log: list[node_pb2.NodeEvent] = []
+        self.more = asyncio.Event()
+        self.state_address = ""
+        self.server: grpc.aio.Server | None = None
+        self.state_server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Serve the agent and its state manager; return the agent's address."""
+        self.state_server = new_server()
+        statemanager_pb2_grpc.add_StateManagerServicer_to_server(
+            FakeStateManager(self.behaviour), self.state_server
+        )
+        state_port = self.state_server.add_insecure_port("127.0.0.1:0")
+        await self.state_server.start()
+        self.state_address = f"127.0.0.1:{state_port}"
+        self.server = new_server()
+        node_pb2_grpc.add_NodeServicer_to_server(self, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        return f"127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Stop everything at once."""
+        for server in [*self.ranks.values(), self.server, self.state_server]:
+            if server is not None:
+                await server.stop(None)
+
+    async def die(self, proc_id: str, *, signal: int = 9, log_tail: str = "boom") -> None:
+        """End a rank as the kernel would, and log it."""
+        server = self.ranks.pop(proc_id)
+        await server.stop(None)
+        event = node_pb2.ProcExited(
+            proc_id=proc_id, signal=signal, log_tail=log_tail, incarnation=1
+        )
+        self.log.append(node_pb2.NodeEvent(index=len(self.log) + 1, exited=event))
+        self.more.set()
+
+    async def Spawn(self, request: node_pb2.SpawnRequest, context: Any) -> node_pb2.SpawnReply:
+        self.specs.append(request.spec)
+        if self.behaviour.spawn_error is not None:
+            return node_pb2.SpawnReply(error=to_wire(self.behaviour.spawn_error))
+        server = new_server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(FakeRank(self.behaviour), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self.ranks[request.spec.proc_id] = server
+        return node_pb2.SpawnReply(pid=1, address=f"127.0.0.1:{port}")
+
+    async def Stop(self, request: node_pb2.StopRequest, context: Any) -> node_pb2.StopReply:
+        self.behaviour.stopped.append(request.proc_id)
+        server = self.ranks.pop(request.proc_id, None)
+        if server is not None:
+            await server.stop(None)
+        return node_pb2.StopReply()
+
+    async def Events(
+        self, request: node_pb2.EventsRequest, context: Any
+    ) -> AsyncIterator[node_pb2.NodeEvent]:
+        index = request.after_index
+        while True:
+            for event in self.log[index:]:
+                index = event.index
+                yield event
+            self.more.clear()
+            await self.more.wait()
+
+    async def Renew(self, request: node_pb2.RenewRequest, context: Any) -> node_pb2.RenewReply:
+        self.renewals += 1
+        return node_pb2.RenewReply(max_scheduler_epoch=request.scheduler_epoch)
+
+    async def Describe(
+        self, request: node_pb2.NodeDescribeRequest, context: Any
+    ) -> node_pb2.NodeDescription:
+        kinds = [kind for kind, count in self.kinds.items() for _ in range(count)]
+        return node_pb2.NodeDescription(
+            node_id=self.node_id,
+            devices=[
+                node_pb2.DeviceDescription(index=i, kind=kind, bytes_total=self.bytes_total)
+                for i, kind in enumerate(kinds)
+            ],
+            host_bytes=1000,
+            state_manager=self.state_address,
+            data_socket=f"/run/{self.node_id}.sock",
+            runtime_dir=f"/run/{self.node_id}",
+            procs=[
+                node_pb2.ProcSummary(
+                    proc_id=proc_id,
+                    wpg_id=proc_id.rpartition("/")[0],
+                    rank=int(proc_id.rpartition("/")[2]),
+                )
+                for proc_id in self.ranks
+            ],
+            next_event_index=len(self.log) + 1,
+        )
+
+
+class FakeRolloutManager:
+    """Answers what a rollout manager would, from the same behaviour as the ranks."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self.cancelled: list[bytes] = []
+        self.forgotten: list[str] = []
+        self.released: list[bytes] = []
+        self.addresses: list[str] = []
+
+    async def Execute(
+        self, request: worker_pb2.ExecuteRequest, context: None = None
+    ) -> worker_pb2.ExecuteReply:
+        self.addresses.extend(request.instance_addresses)
+        return await self._behaviour.execute(request)
+
+    async def Cancel(
+        self, request: worker_pb2.CancelRequest, context: None = None
+    ) -> worker_pb2.CancelReply:
+        self.cancelled.append(request.operation_id)
+        return worker_pb2.CancelReply()
+
+    async def forget(self, deployment_id: str) -> None:
+        self.forgotten.append(deployment_id)
+
+    def release(self, operation_id: bytes) -> None:
+        self.released.append(operation_id)
+
+
+def no_room() -> PlexError:
+    """Return what a state manager says when the host has no room."""
+    return PlexError(ErrorCode.NO_ROOM, "host memory is full", need=60, free=0)
+
+
+def staged_payload(nbytes: int) -> common_pb2.Payload:
+    """Return a payload whose bytes are to come."""
+    payload = common_pb2.Payload()
+    payload.staged.nbytes = nbytes
+    return payload

@@ -1,0 +1,253 @@
+"""A fake world for the scheduler's core: remembers the orders it gave and reports their outcomes at will."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.scheduler.core import invariants
+from plexsvc.scheduler.core.actions import (
+    Action,
+    AnswerOperation,
+    ForgetWpg,
+    MoveState,
+    RefuseOperation,
+    SetTimer,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    Event,
+    JobEndRequested,
+    JobSubmitted,
+    MoveFailed,
+    NodeJoined,
+    OperationFinished,
+    OperationSubmitted,
+    ProcExited,
+    ResidencyMoved,
+    TimerFired,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.words import (
+    DeviceFacts,
+    Fault,
+    JobState,
+    Limits,
+    OperationKind,
+)
+
+Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState
+
+
+@dataclass(slots=True)
+class FakeWorld:
+    """Feeds a core; `orders` are those whose outcome has not been reported."""
+
+    limits: Limits = field(default_factory=Limits)
+    device_bytes: int = 60
+    now_us: int = 0
+    core: Scheduler = field(init=False)
+    orders: list[Order] = field(default_factory=list)
+    timers: dict[str, int] = field(default_factory=dict)
+    answers: dict[OperationId, list[Action]] = field(default_factory=dict)
+    started: list[OperationId] = field(default_factory=list)
+    history: list[tuple[Event, list[Action]]] = field(default_factory=list)
+    log: list[Action] = field(default_factory=list)
+    leases: dict[WpgId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.core = Scheduler(limits=self.limits, epoch=1)
+
+    def tell(self, event: Event) -> list[Action]:
+        """Hand one event to the core, check every invariant, note what it ordered."""
+        actions = self.core.handle(event)
+        invariants.check(self.core.cluster)
+        self.history.append((event, actions))
+        for action in actions:
+            self._note(action)
+        return actions
+
+    def tick(self, by_us: int = 1000) -> int:
+        """Let time pass and return it."""
+        self.now_us += by_us
+        return self.now_us
+
+    def join(self, node: str = "n0", *, train: int = 1, rollout: int = 0, nbytes: int = 100) -> None:
+        """Add a node."""
+        kinds = ["train"] * train + ["rollout"] * rollout
+        self.tell(
+            NodeJoined(
+                at_us=self.tick(),
+                node_id=NodeId(node),
+                host_bytes=1000,
+                devices=tuple(
+                    DeviceFacts(index=i, kind=kind, bytes_total=nbytes)
+                    for i, kind in enumerate(kinds)
+                ),
+            )
+        )
+
+    def job(self, name: str) -> list[Action]:
+        """Open a job."""
+        return self.tell(
+            JobSubmitted(at_us=self.tick(), job_id=JobId(name), tenant=TenantId("lab"))
+        )
+
+    def deploy(
+        self, job: str, name: str = "actor", *, devices: int = 1, rollout: bool = False
+    ) -> list[Action]:
+        """Request a deployment."""
+        return self.tell(
+            DeploymentRequested(
+                at_us=self.tick(),
+                deployment_id=DeploymentId(f"{job}/{name}"),
+                job_id=JobId(job),
+                initialize_id=op_id(f"{job}/{name}/init"),
+                role="rollout" if rollout else "actor",
+                backend="noop",
+                device_kind="rollout" if rollout else "train",
+                num_devices=devices,
+                is_rollout=rollout,
+            )
+        )
+
+    def bring_up(
+        self, job: str, name: str = "actor", *, devices: int = 1, rollout: bool = False
+    ) -> None:
+        """Open a job if need be, deploy, and report everything until nothing is open."""
+        if JobId(job) not in self.core.cluster.jobs:
+            self.job(job)
+        self.deploy(job, name, devices=devices, rollout=rollout)
+        self.drain()
+
+    def submit(
+        self,
+        name: str,
+        *,
+        job: str,
+        to: str = "actor",
+        seq: int,
+        kind: OperationKind = OperationKind.STEP,
+        after: tuple[str, ...] = (),
+        is_staged: bool = True,
+    ) -> list[Action]:
+        """Submit an operation under a readable name."""
+        return self.tell(
+            OperationSubmitted(
+                at_us=self.tick(),
+                operation_id=op_id(name),
+                job_id=JobId(job),
+                deployment_id=DeploymentId(f"{job}/{to}"),
+                seq=seq,
+                kind=kind,
+                after=tuple(map(op_id, after)),
+                is_staged=is_staged,
+                num_tokens=0,
+            )
+        )
+
+    def end(self, job: str, outcome: JobState = JobState.COMPLETED) -> list[Action]:
+        """End a job."""
+        return self.tell(
+            JobEndRequested(at_us=self.tick(), job_id=JobId(job), outcome=outcome, reason="done")
+        )
+
+    def report(self, order: Order, *, fault: Fault | None = None) -> list[Action]:
+        """Report the outcome of an order."""
+        self.orders.remove(order)
+        return self.tell(self._outcome(order, fault=fault))
+
+    def report_next(self, kind: type[Order]) -> list[Action]:
+        """Report the oldest open order of a kind as done."""
+        return self.report(next(order for order in self.orders if isinstance(order, kind)))
+
+    def die(self, wpg_id: WpgId, *, rank: int = 0) -> list[Action]:
+        """Kill a rank."""
+        return self.tell(
+            ProcExited(
+                at_us=self.tick(),
+                wpg_id=wpg_id,
+                incarnation=1,
+                rank=rank,
+                exit_code=0,
+                signal=9,
+                log_tail="out of luck\n",
+            )
+        )
+
+    def fire(self, key: str) -> list[Action]:
+        """Let a timer's time come."""
+        self.now_us = max(self.now_us + 1, self.timers.pop(key))
+        return self.tell(TimerFired(at_us=self.now_us, key=key))
+
+    def drain(self) -> None:
+        """Report every open order as done until none is left."""
+        while self.orders:
+            self.report(self.orders[0])
+
+    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:
+        at_us = self.tick()
+        match order:
+            case SpawnWpg():
+                sizes = (self.device_bytes,) * len(order.places)
+                return WpgReady(at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes)
+            case StopWpg():
+                return WpgStopped(at_us=at_us, wpg_id=order.wpg_id)
+            case ForgetWpg():
+                return WpgForgotten(at_us=at_us, wpg_id=order.wpg_id)
+            case StartOperation():
+                return OperationFinished(
+                    at_us=at_us,
+                    operation_id=order.operation_id,
+                    fault=fault,
+                    is_refusal=False,
+                    run_us=500,
+                    digest="",
+                )
+            case MoveState() if fault is not None:
+                return MoveFailed(
+                    at_us=at_us, wpg_id=order.wpg_id, move_id=order.move_id, fault=fault
+                )
+            case MoveState():
+                return ResidencyMoved(
+                    at_us=at_us,
+                    wpg_id=order.wpg_id,
+                    move_id=order.move_id,
+                    nbytes=60,
+                    total_us=400,
+                )
+
+    def _note(self, action: Action) -> None:
+        self.log.append(action)
+        if isinstance(action, StartOperation | MoveState):
+            assert action.lease_no >= self.leases.get(action.wpg_id, 0), action
+            self.leases[action.wpg_id] = action.lease_no
+        match action:
+            case SpawnWpg() | StopWpg() | ForgetWpg() | MoveState():
+                self.orders.append(action)
+            case StartOperation():
+                self.orders.append(action)
+                self.started.append(action.operation_id)
+            case SetTimer():
+                self.timers[action.key] = action.at_us
+            case AnswerOperation() | RefuseOperation():
+                self.answers.setdefault(action.operation_id, []).append(action)
+            case _:
+                pass
+
+
+def op_id(name: str) -> OperationId:
+    """Return a readable operation id."""
+    return OperationId(name.encode().ljust(16, b".")[-16:])
+
+
+def no_room() -> Fault:
+    """Return a state manager's refusal."""
+    return Fault(code=ErrorCode.NO_ROOM, message="host memory is full")

@@ -1,0 +1,492 @@
+"""The core, event by event: who runs, who moves, who is refused and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import MoveId, NodeId, WpgId
+from plexsvc.scheduler.core.actions import (
+    AnswerOperation,
+    CancelOperation,
+    DropPayload,
+    ForgetWpg,
+    JobChanged,
+    MoveState,
+    RefuseOperation,
+    ReleaseOperation,
+    SetTimer,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    MoveFailed,
+    NodeLost,
+    PayloadRefused,
+    PayloadStaged,
+    SpawnFailed,
+)
+from plexsvc.scheduler.core.words import (
+    Fault,
+    JobState,
+    Limits,
+    OperationKind,
+    OperationState,
+    Place,
+    Residency,
+)
+from tests.fakes.fake_world import FakeWorld, no_room, op_id
+
+A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    """One training device of 100 bytes, jobs `a` and `b` of 60 bytes each up; `b` is resident."""
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    return world
+
+
+def codes(actions: list[object]) -> list[ErrorCode]:
+    return [action.fault.code for action in actions if isinstance(action, RefuseOperation)]
+
+
+def test_a_deployment_is_spawned_initialised_and_ready() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.job("a")
+    actions = world.deploy("a")
+    place = Place(node_id=NodeId("n0"), device=0)
+    assert [type(action).__name__ for action in actions] == [
+        "JobChanged",
+        "DeploymentChanged",
+        "SpawnWpg",
+        "SetTimer",
+    ]
+    assert actions[2] == SpawnWpg(
+        wpg_id=A, deployment_id="a/actor", incarnation=1, places=(place,)
+    )
+    started = world.report_next(SpawnWpg)
+    assert started[-1] == StartOperation(
+        operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1
+    )
+    ready = world.report_next(StartOperation)
+    assert [action.state for action in ready if hasattr(action, "deployment_id")] == ["ready"]
+
+
+def test_second_wpg_waits_until_the_first_is_off_the_device(world: FakeWorld) -> None:
+    assert world.submit("op", job="a", seq=1) == [
+        MoveState(wpg_id=B, move_id=MoveId("1.2"), to=Residency.HOST, lease_no=3)
+    ]
+    assert world.report_next(MoveState) == [
+        MoveState(wpg_id=A, move_id=MoveId("1.3"), to=Residency.DEVICE, lease_no=3)
+    ]
+    actions = world.report_next(MoveState)
+    assert [a for a in actions if not isinstance(a, SetTimer)] == [
+        StartOperation(operation_id=op_id("op"), wpg_id=A, lease_no=3)
+    ]
+
+
+def test_two_that_fit_together_need_no_switch() -> None:
+    world = FakeWorld(device_bytes=40)
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    for name, job in (("x", "a"), ("y", "b"), ("z", "a")):
+        seq = 2 if name == "z" else 1
+        actions = world.submit(name, job=job, seq=seq)
+        assert not any(isinstance(action, MoveState) for action in actions)
+        world.drain()
+    assert not any(isinstance(action, MoveState) for action in world.log)
+
+
+def test_one_device_never_runs_two_operations(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    assert world.submit("a1", job="a", seq=1) == []
+    actions = world.report_next(StartOperation)
+    assert [type(action) for action in actions] == [AnswerOperation, MoveState]
+
+
+def test_two_node_groups_run_at_the_same_time() -> None:
+    world = FakeWorld()
+    world.join("n0", train=1)
+    world.join("n1", train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    world.submit("a1", job="a", seq=1)
+    world.submit("b1", job="b", seq=1)
+    assert world.started[-2:] == [op_id("a1"), op_id("b1")]
+
+
+def test_operations_of_a_deployment_run_one_by_one_in_the_order_of_their_numbers() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.submit("third", job="a", seq=3)
+    world.submit("second", job="a", seq=2)
+    world.submit("first", job="a", seq=1)
+    world.drain()
+    assert world.started[1:] == [op_id("first"), op_id("second"), op_id("third")]
+
+
+def test_a_failed_operation_does_not_stop_its_successors(world: FakeWorld) -> None:
+    world.submit("bad", job="b", seq=1)
+    world.submit("good", job="b", seq=2)
+    fault = Fault(code=ErrorCode.WINDOW_BROKEN, message="no")
+    actions = world.report(world.orders[0], fault=fault)
+    assert actions == [
+        RefuseOperation(operation_id=op_id("bad"), state=OperationState.FAILED, fault=fault),
+        StartOperation(operation_id=op_id("good"), wpg_id=B, lease_no=2),
+    ]
+
+
+def test_a_missing_number_holds_its_successors_for_a_bounded_time(world: FakeWorld) -> None:
+    assert world.submit("late", job="b", seq=2) == [
+        SetTimer(key="gap/b/actor", at_us=world.now_us + world.limits.gap_timeout_us)
+    ]
+    assert codes(world.fire("gap/b/actor")) == [ErrorCode.SEQUENCE_GAP]
+    assert codes(world.submit("missing", job="b", seq=1)) == [ErrorCode.STALE_SEQUENCE]
+    world.submit("next", job="b", seq=3)
+    assert world.started[-1] == op_id("next")
+
+
+def test_a_number_too_far_ahead_is_refused_at_once(world: FakeWorld) -> None:
+    actions = world.submit("far", job="b", seq=2 + world.limits.max_gap)
+    assert codes(actions) == [ErrorCode.SEQUENCE_GAP]
+
+
+def test_a_used_number_under_another_id_is_stale(world: FakeWorld) -> None:
+    world.submit("one", job="b", seq=1)
+    assert codes(world.submit("other", job="b", seq=1)) == [ErrorCode.STALE_SEQUENCE]
+    world.submit("two", job="b", seq=2)
+    assert codes(world.submit("other", job="b", seq=2)) == [ErrorCode.STALE_SEQUENCE]
+
+
+def test_the_same_id_again_changes_nothing(world: FakeWorld) -> None:
+    world.submit("one", job="b", seq=1)
+    assert world.submit("one", job="b", seq=1) == []
+    world.drain()
+    assert world.submit("one", job="b", seq=1) == []
+    assert len(world.answers[op_id("one")]) == 1
+
+
+def test_queue_full_is_retryable_and_consumes_no_number() -> None:
+    world = FakeWorld(limits=Limits(max_pending_per_wpg=2))
+    world.join(train=1)
+    world.bring_up("a")
+    for seq in (1, 2, 3):
+        world.submit(f"op{seq}", job="a", seq=seq)
+    refused = world.submit("op4", job="a", seq=4)
+    assert codes(refused) == [ErrorCode.QUEUE_FULL]
+    world.drain()
+    world.submit("op4", job="a", seq=4)
+    assert world.started[-1] == op_id("op4")
+
+
+def test_the_operation_that_fills_a_gap_is_let_into_a_full_queue() -> None:
+    world = FakeWorld(limits=Limits(max_pending_per_wpg=2))
+    world.join(train=1)
+    world.bring_up("a")
+    world.submit("op2", job="a", seq=2)
+    world.submit("op3", job="a", seq=3)
+    world.submit("op1", job="a", seq=1)
+    world.drain()
+    assert world.started[1:] == [op_id("op1"), op_id("op2"), op_id("op3")]
+
+
+def test_an_operation_waits_for_what_it_comes_after(world: FakeWorld) -> None:
+    world.bring_up("b", "critic")
+    world.submit("publish", job="b", seq=2, kind=OperationKind.PUBLISH)
+    world.submit("pull", job="b", to="critic", seq=1, after=("publish",))
+    assert op_id("pull") not in world.started
+    world.submit("step", job="b", seq=1)
+    world.drain()
+    order = [op_id("step"), op_id("publish"), op_id("pull")]
+    assert world.started[-3:] == order
+
+
+def test_an_operation_after_a_failed_one_is_refused(world: FakeWorld) -> None:
+    world.bring_up("b", "critic")
+    world.submit("step", job="b", seq=1)
+    world.submit("pull", job="b", to="critic", seq=1, after=("step",))
+    world.report(world.orders[0])  # park the critic
+    world.report(world.orders[0])  # load the actor
+    actions = world.report(world.orders[0], fault=Fault(code=ErrorCode.INTERNAL, message="nan"))
+    assert codes(actions) == [ErrorCode.INTERNAL, ErrorCode.DEPENDENCY_FAILED]
+
+
+def test_an_after_that_nobody_submits_is_given_up(world: FakeWorld) -> None:
+    world.submit("op", job="b", seq=1, after=("ghost",))
+    actions = world.fire(f"after/{op_id('op').hex()}")
+    assert codes(actions) == [ErrorCode.DEPENDENCY_FAILED]
+
+
+def test_an_after_that_was_acknowledged_is_still_known(world: FakeWorld) -> None:
+    world.submit("one", job="b", seq=1)
+    world.drain()
+    acknowledged = Acknowledged(at_us=world.tick(), deployment_id="b/actor", seq=1)
+    assert world.tell(acknowledged) == [ReleaseOperation(operation_id=op_id("one"))]
+    world.submit("two", job="b", seq=2, after=("one",))
+    assert world.started[-1] == op_id("two")
+    assert codes(world.submit("one", job="b", seq=1)) == [ErrorCode.RESULT_GONE]
+
+
+def test_an_operation_is_not_eligible_before_its_payload_is_staged(world: FakeWorld) -> None:
+    world.submit("big", job="a", seq=1, is_staged=False)
+    assert not world.orders, "a switch must not begin for bytes that have not arrived"
+    world.tell(PayloadStaged(at_us=world.tick(), operation_id=op_id("big")))
+    assert isinstance(world.orders[0], MoveState)
+    world.drain()
+    assert DropPayload(operation_id=op_id("big")) in world.log
+
+
+def test_a_refused_payload_consumes_the_number(world: FakeWorld) -> None:
+    world.submit("big", job="b", seq=1, is_staged=False)
+    world.submit("next", job="b", seq=2)
+    fault = Fault(code=ErrorCode.BAD_BATCH, message="NaN")
+    actions = world.tell(
+        PayloadRefused(at_us=world.tick(), operation_id=op_id("big"), fault=fault)
+    )
+    assert codes(actions) == [ErrorCode.BAD_BATCH]
+    assert world.started[-1] == op_id("next")
+
+
+def test_a_payload_that_never_comes_is_given_up(world: FakeWorld) -> None:
+    world.submit("big", job="b", seq=1, is_staged=False)
+    assert codes(world.fire(f"stage/{op_id('big').hex()}")) == [ErrorCode.STAGING_TIMEOUT]
+
+
+def test_managed_operations_run_without_the_device(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("publish", job="a", seq=1, kind=OperationKind.PUBLISH)
+    assert world.started[-2:] == [op_id("b1"), op_id("publish")]
+
+
+def test_a_wpg_is_not_parked_while_its_state_is_being_published(world: FakeWorld) -> None:
+    world.submit("publish", job="b", seq=1, kind=OperationKind.PUBLISH)
+    assert world.submit("a1", job="a", seq=1) == []
+    actions = world.report_next(StartOperation)
+    assert isinstance(actions[-1], MoveState)
+
+
+def test_generates_overlap_and_a_pull_waits_for_them() -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    for seq, kind in enumerate(
+        [OperationKind.GENERATE, OperationKind.GENERATE, OperationKind.PULL], start=1
+    ):
+        world.submit(f"op{seq}", job="a", to="rollout", seq=seq, kind=kind)
+    world.submit("op4", job="a", to="rollout", seq=4, kind=OperationKind.GENERATE)
+    assert world.started[1:] == [op_id("op1"), op_id("op2")]
+    world.report(world.orders[0])
+    assert world.started[1:] == [op_id("op1"), op_id("op2")]
+    world.report(world.orders[0])
+    assert world.started[1:] == [op_id("op1"), op_id("op2"), op_id("op3")]
+    world.report(world.orders[0])
+    assert world.started[-1] == op_id("op4")
+
+
+def test_a_large_wpg_is_not_starved_by_small_ones() -> None:
+    world = FakeWorld(device_bytes=30)
+    world.join(train=2)
+    world.bring_up("small1")
+    world.bring_up("small2")
+    world.bring_up("large", devices=2)
+    world.submit("s1", job="small1", seq=1)
+    world.submit("s2", job="small2", seq=1)
+    world.submit("l1", job="large", seq=1)
+    world.tick(10_000_000)
+    world.submit("s1b", job="small1", seq=2)
+    world.report(world.orders[0])  # s1 is over; small1's next must not jump ahead
+    assert world.started[-1] == op_id("s2")
+    world.report(world.orders[0])
+    assert world.started[-1] == op_id("l1")
+
+
+def test_the_longest_unused_resident_is_parked_first() -> None:
+    world = FakeWorld(device_bytes=50)
+    world.join(train=1)
+    for job in ("a", "b", "c"):
+        world.bring_up(job)
+    assert world.core.cluster.wpgs[A].residency is Residency.HOST
+    world.submit("b1", job="b", seq=1)
+    world.drain()
+    world.submit("a1", job="a", seq=1)
+    assert world.orders[0].wpg_id == "wpg-1-3"
+
+
+def test_no_room_on_the_host_is_tried_again_then_refused(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    for _ in range(world.limits.max_move_tries - 1):
+        world.report(world.orders[0], fault=no_room())
+        world.fire(f"retry/{A}")
+    actions = world.report(world.orders[0], fault=no_room())
+    assert codes(actions) == [ErrorCode.NO_ROOM]
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
+
+
+def test_a_move_that_failed_for_another_reason_costs_the_deployment(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    order = world.orders.pop(0)
+    fault = Fault(code=ErrorCode.INTERNAL, message="lost")
+    actions = world.tell(
+        MoveFailed(at_us=world.tick(), wpg_id=B, move_id=order.move_id, fault=fault)
+    )
+    assert StopWpg(wpg_id=B) in actions
+    world.drain()
+    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
+
+
+def test_a_dead_worker_fails_its_own_operations_and_nobody_elses(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("b2", job="b", seq=2)
+    world.submit("a1", job="a", seq=1)
+    actions = world.die(B)
+    assert codes(actions) == [ErrorCode.WORKER_DIED, ErrorCode.WORKER_DIED]
+    facts = dict(actions[0].fault.facts)
+    assert facts["worker"] == f"{B}/0"
+    assert facts["signal"] == "9"
+    assert facts["log_tail"] == "out of luck\n"
+    assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.DEPLOYMENT_FAILED]
+    world.drain()
+    assert ForgetWpg(wpg_id=B, lease_no=2) in world.log
+    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
+
+
+def test_a_stuck_operation_is_found_and_its_processes_stopped(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.fire(f"watch/{B}")
+    actions = world.fire(f"watch/{B}") if f"watch/{B}" in world.timers else []
+    assert codes(actions) == [ErrorCode.OPERATION_TIMEOUT]
+    assert StopWpg(wpg_id=B) in actions
+
+
+def test_a_failed_spawn_fails_the_deployment_and_frees_the_device() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.job("a")
+    world.deploy("a")
+    world.orders.clear()
+    fault = Fault(code=ErrorCode.WORKER_DIED, message="import error")
+    actions = world.tell(SpawnFailed(at_us=world.tick(), wpg_id=A, fault=fault))
+    assert StopWpg(wpg_id=A) in actions
+    world.drain()
+    assert not world.core.cluster.wpgs
+
+
+def test_a_wpg_larger_than_its_device_fails_with_no_room() -> None:
+    world = FakeWorld(device_bytes=101)
+    world.join(train=1)
+    world.job("a")
+    world.deploy("a")
+    actions = world.report_next(SpawnWpg)
+    assert actions[0].fault.code == ErrorCode.NO_ROOM
+    assert dict(actions[0].fault.facts)["need"] == "101"
+
+
+def test_a_deployment_no_cluster_could_hold_is_refused_with_what_there_is() -> None:
+    world = FakeWorld()
+    world.join(train=2)
+    world.job("a")
+    actions = world.deploy("a", devices=4)
+    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
+    assert "n0: 2" in actions[0].fault.message
+
+
+def test_a_rollout_deployment_waits_for_a_free_device() -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    world.job("b")
+    assert isinstance(world.deploy("b", "rollout", rollout=True)[0], SetTimer)
+    world.end("a")
+    world.drain()
+    assert "wpg-1-2" in world.core.cluster.wpgs
+
+
+def test_a_deployment_that_waits_too_long_for_devices_fails() -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    world.job("b")
+    world.deploy("b", "rollout", rollout=True)
+    actions = world.fire("place/b/rollout")
+    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
+
+
+def test_an_ended_job_lets_its_running_operation_end_then_frees_everything(
+    world: FakeWorld,
+) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("b2", job="b", seq=2)
+    actions = world.end("b")
+    assert codes(actions) == [ErrorCode.JOB_ENDED]
+    assert not any(isinstance(action, StopWpg) for action in actions)
+    actions = world.report_next(StartOperation)
+    assert [type(action) for action in actions] == [AnswerOperation, StopWpg]
+    assert world.report_next(StopWpg) == [ForgetWpg(wpg_id=B, lease_no=2)]
+    actions = world.report_next(ForgetWpg)
+    assert actions[-1] == JobChanged(
+        job_id="b", state=JobState.COMPLETED, reason="done", device_us=actions[-1].device_us
+    )
+    assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.JOB_ENDED]
+
+
+def test_a_cancelled_job_cancels_its_generates() -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    world.submit("g", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
+    actions = world.end("a", JobState.CANCELLED)
+    assert actions == [CancelOperation(operation_id=op_id("g"), wpg_id=A)]
+
+
+def test_a_job_that_ends_in_the_middle_of_a_switch_leaves_the_other_able_to_run(
+    world: FakeWorld,
+) -> None:
+    world.submit("a1", job="a", seq=1)
+    assert codes(world.end("a")) == [ErrorCode.JOB_ENDED]
+    world.drain()
+    world.submit("b1", job="b", seq=1)
+    world.drain()
+    assert isinstance(world.answers[op_id("b1")][0], AnswerOperation)
+
+
+def test_a_lost_node_fails_what_ran_there(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    actions = world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    assert codes(actions) == [ErrorCode.NODE_LOST]
+    world.drain()
+    world.join(train=1)
+    world.bring_up("c")
+    world.submit("c1", job="c", seq=1)
+    assert world.started[-1] == op_id("c1")
+
+
+def test_lease_numbers_grow_with_each_grant_to_another(world: FakeWorld) -> None:
+    numbers = []
+    for seq in (1, 2):
+        for job in ("a", "b"):
+            world.submit(f"{job}{seq}", job=job, seq=seq)
+            world.drain()
+            numbers.append(world.core.cluster.last_lease_no)
+    assert numbers == [3, 4, 5, 6]
+    world.submit("b3", job="b", seq=3)
+    assert world.core.cluster.last_lease_no == 6
+
+
+def test_the_same_events_give_the_same_actions(world: FakeWorld) -> None:
+    for seq in (1, 2, 3):
+        world.submit(f"a{seq}", job="a", seq=seq)
+        world.submit(f"b{seq}", job="b", seq=seq)
+    world.drain()
+    other = FakeWorld()
+    assert [(event, other.core.handle(event)) for event, _ in world.history] == world.history

@@ -1,0 +1,160 @@
+"""Whatever happens, in any order: one executor a device, bytes within budget, order, one answer each, all freed."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.actions import MoveState, RefuseOperation, StartOperation
+from plexsvc.scheduler.core.events import Acknowledged, NodeLost
+from plexsvc.scheduler.core.words import Fault, JobState, Limits, OperationKind
+from tests.fakes.fake_world import FakeWorld, no_room, op_id
+
+SLOTS = ("a", "b", "c")
+SLOT = st.sampled_from(SLOTS)
+RARELY = st.sampled_from([False] * 9 + [True])
+NAMES = ("actor", "critic", "rollout")
+TRAINING = [
+    OperationKind.STEP,
+    OperationKind.FORWARD_BACKWARD,
+    OperationKind.PUBLISH,
+    OperationKind.SAVE,
+]
+ROLLOUT = [OperationKind.GENERATE, OperationKind.GENERATE, OperationKind.PULL]
+LIMITS = Limits(max_pending_per_wpg=6, max_gap=4, max_answered_per_deployment=8, max_move_tries=2)
+FAULTS = (ErrorCode.INTERNAL, ErrorCode.WINDOW_BROKEN, ErrorCode.NO_ROOM, ErrorCode.WORKER_DIED)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Random events over two nodes; `FakeWorld.tell` checks the invariants after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = FakeWorld(limits=LIMITS)
+        self.world.join("n0", train=2, rollout=1)
+        self.world.join("n1", train=2, rollout=1)
+        self.generation = dict.fromkeys(SLOTS, 0)
+        self.next_seq: dict[str, int] = {}
+        self.submitted: list[str] = []
+        self.count = 0
+        for slot in SLOTS:
+            self.world.bring_up(self.job(slot), "actor")
+
+    def job(self, slot: str) -> str:
+        return f"{slot}{self.generation[slot]}"
+
+    @rule(slot=SLOT, name=st.sampled_from(NAMES), devices=st.sampled_from([1, 1, 2]))
+    def deploy(self, slot: str, name: str, devices: int) -> None:
+        is_rollout = name == "rollout"
+        self.world.job(self.job(slot))
+        self.world.deploy(
+            self.job(slot), name, devices=1 if is_rollout else devices, rollout=is_rollout
+        )
+
+    @rule(
+        slot=SLOT,
+        name=st.sampled_from(NAMES),
+        skip=st.sampled_from([0] * 9 + [1]),
+        kind=st.integers(0, 3),
+        is_staged=st.sampled_from([True] * 7 + [False]),
+        after=st.sampled_from([False, False, True]),
+    )
+    def submit(
+        self, slot: str, name: str, skip: int, kind: int, is_staged: bool, after: bool
+    ) -> None:
+        job = self.job(slot)
+        key = f"{job}/{name}"
+        seq = self.next_seq.get(key, 1) + skip
+        self.count += 1
+        mine = [other for other in self.submitted if other.startswith(f"{job}-")]
+        operation = f"{job}-{self.count}"
+        kinds = ROLLOUT if name == "rollout" else TRAINING
+        self.world.submit(
+            operation,
+            job=job,
+            to=name,
+            seq=seq,
+            kind=kinds[kind % len(kinds)],
+            is_staged=is_staged,
+            after=(mine[-1],) if after and mine else (),
+        )
+        answers = self.world.answers.get(op_id(operation), [])
+        if all(isinstance(a, RefuseOperation) and not a.is_final for a in answers) and answers:
+            return
+        self.next_seq[key] = seq + 1
+        self.submitted.append(operation)
+
+    @precondition(lambda self: self.world.orders)
+    @rule(data=st.data(), fails=st.sampled_from([False] * 9 + [True]))
+    def report(self, data: st.DataObject, fails: bool) -> None:
+        order = data.draw(st.sampled_from(self.world.orders))
+        fault = None
+        if fails and isinstance(order, MoveState):
+            fault = no_room()
+        elif fails and isinstance(order, StartOperation):
+            fault = Fault(code=data.draw(st.sampled_from(FAULTS)), message="it broke")
+        self.world.report(order, fault=fault)
+
+    @precondition(lambda self: self.world.orders)
+    @rule()
+    def drain(self) -> None:
+        self.world.drain()
+
+    @precondition(lambda self: self.world.timers)
+    @rule(data=st.data())
+    def fire(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.world.timers)))
+        if not key.startswith(("spawn", "watch")) or data.draw(RARELY):
+            self.world.fire(key)
+
+    @precondition(lambda self: self.world.core.cluster.wpgs)
+    @rule(data=st.data(), happens=RARELY)
+    def die(self, data: st.DataObject, happens: bool) -> None:
+        if happens:
+            self.world.die(data.draw(st.sampled_from(sorted(self.world.core.cluster.wpgs))))
+
+    @rule(happens=RARELY)
+    def lose_and_rejoin(self, happens: bool) -> None:
+        if happens:
+            at_us = self.world.tick()
+            self.world.tell(NodeLost(at_us=at_us, node_id=NodeId("n1"), reason="silence"))
+            self.world.join("n1", train=2, rollout=1)
+
+    @precondition(lambda self: self.world.core.cluster.deployments)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        deployment_id = data.draw(st.sampled_from(sorted(self.world.core.cluster.deployments)))
+        seq = self.next_seq.get(deployment_id, 1) - 1
+        self.world.tell(
+            Acknowledged(at_us=self.world.tick(), deployment_id=deployment_id, seq=seq)
+        )
+
+    @rule(slot=SLOT, outcome=st.sampled_from(list(JobState)[2:]), happens=RARELY)
+    def end(self, slot: str, outcome: JobState, happens: bool) -> None:
+        if happens:
+            self.world.end(self.job(slot), outcome)
+            self.generation[slot] += 1
+
+    def teardown(self) -> None:
+        """End everything: nothing may be left, and everything was answered exactly once."""
+        cluster = self.world.core.cluster
+        for job in list(cluster.jobs):
+            self.world.end(job)
+        self.world.drain()
+        assert not cluster.jobs
+        assert not cluster.wpgs
+        assert not cluster.operations
+        assert not cluster.deployments
+        assert not cluster.unplaced
+        assert all(not d.wpgs and d.holder is None for d in cluster.devices.values())
+        for name in self.submitted:
+            assert len(self.world.answers[op_id(name)]) == 1, name
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,65 @@
+"""Explanations come from the record and name what is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.scheduler.core.actions import MoveState
+from plexsvc.scheduler.core.story import explain
+from plexsvc.scheduler.core.words import OperationState
+from tests.fakes.fake_world import FakeWorld, no_room, op_id
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    return world
+
+
+def told(world: FakeWorld, name: str) -> str:
+    story = explain(world.core.cluster, op_id(name), now_us=world.now_us)
+    assert story is not None
+    return story.text
+
+
+def test_it_names_who_holds_the_device(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1)
+    assert "held by wpg-1-2 of job b since 1.0 ms" in told(world, "a1")
+    assert "runs on wpg-1-2" in told(world, "b1")
+
+
+def test_it_tells_of_a_switch_under_way(world: FakeWorld) -> None:
+    world.submit("a1", job="a", seq=1)
+    assert "context switch that began 0.0 ms ago on n0:0" in told(world, "a1")
+    world.report(next(o for o in world.orders if isinstance(o, MoveState)), fault=no_room())
+    assert "found no room" in told(world, "a1")
+
+
+def test_it_names_a_missing_number_and_those_ahead(world: FakeWorld) -> None:
+    world.submit("b2", job="b", seq=2)
+    assert "waits for seq 1" in told(world, "b2")
+    world.submit("b1", job="b", seq=1)
+    world.submit("b3", job="b", seq=3)
+    assert "of its own deployment to end" in told(world, "b2")
+    assert "seq 2 of its deployment comes first" in told(world, "b3")
+
+
+def test_it_names_payload_and_dependencies(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1, is_staged=False)
+    assert "waits for its payload" in told(world, "b1")
+    world.submit("a1", job="a", seq=1, after=("ghost",))
+    assert "not submitted yet" in told(world, "a1")
+
+
+def test_it_tells_how_an_operation_ended(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.die("wpg-1-2")
+    story = explain(world.core.cluster, op_id("b1"), now_us=world.now_us)
+    assert story is not None
+    assert story.state is OperationState.FAILED
+    assert "worker_died" in story.text
+    assert explain(world.core.cluster, op_id("nobody"), now_us=world.now_us) is None

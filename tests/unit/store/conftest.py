@@ -1,0 +1,89 @@
+"""Databases for store tests: a SQLite file, and a throwaway PostgreSQL where its binaries are."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OPTIONS = (
+    "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c shared_buffers=16MB "
+    "-c max_connections=20 -c listen_addresses= -c autovacuum=off"
+)
+
+
+def _unprivileged() -> dict[str, object]:
+    """Return how to run as somebody else: PostgreSQL refuses root."""
+    if os.geteuid() != 0:
+        return {}
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    user = names.get("postgres") or names["nobody"]
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+class Postgres:
+    """A server on a Unix socket in a directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._as = _unprivileged()
+        if self._as:
+            os.chown(root, int(str(self._as["user"])), int(str(self._as["group"])))
+
+    def run(self, *argv: str) -> None:
+        path = "/usr/local/bin:/usr/bin:/bin"
+        subprocess.run(
+            argv,
+            check=True,
+            capture_output=True,
+            cwd=self.root,
+            env={"PATH": os.environ.get("PATH", path), "LC_ALL": "C", "HOME": str(self.root)},
+            **self._as,  # type: ignore[call-overload] # user, group, extra_groups
+        )
+
+    def start(self) -> None:
+        data = str(self.root / "d")
+        self.run("initdb", "-D", data, "-U", "plex", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
+        options = f"{OPTIONS} -k {self.root}"
+        log = str(self.root / "log")
+        self.run("pg_ctl", "-D", data, "-o", options, "-l", log, "-w", "-t", "20", "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-D", str(self.root / "d"), "-m", "immediate", "-w", "stop")
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://plex@/{database}?host={self.root}"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running PostgreSQL; skips where `initdb` and `pg_ctl` are not on the PATH."""
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no initdb and pg_ctl on PATH")
+    root = Path(tempfile.mkdtemp(prefix="pg-"))
+    server = Postgres(root)
+    try:
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/plex.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    name = f"t{abs(hash(str(tmp_path)))}"
+    server.run("createdb", "-h", str(server.root), "-U", "plex", name)
+    return server.url(name)

@@ -1,0 +1,142 @@
+"""The store, on SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow
+from plexsvc.store.store import open_store
+from plexsvc.store.tables import METADATA
+
+
+def entry(idx: int) -> JournalRow:
+    return JournalRow(idx=idx, at_us=idx * 10, kind="TimerFired", version=1, body='{"key":"é"}')
+
+
+def job(state: str = "running") -> JobRow:
+    return JobRow(
+        job_id="job-1",
+        tenant="lab",
+        name="grpo",
+        state=state,
+        reason="",
+        exit_code=None,
+        created_us=5,
+        ended_us=0,
+    )
+
+
+def operation(state: str = "answered") -> OperationRow:
+    return OperationRow(
+        operation_id=b"0123456789abcdef",
+        tenant="lab",
+        job_id="job-1",
+        deployment_id="job-1/actor",
+        lease_no=3,
+        incarnation=1,
+        seq=1 << 40,
+        kind="step",
+        state=state,
+        digest="ab",
+        error_code="",
+        submitted_us=1,
+        answered_us=2,
+    )
+
+
+def test_events_come_back_in_order_and_rows_as_they_are_now(url: str) -> None:
+    store = open_store(url, now_us=1)
+    store.append([entry(1), entry(2)], [job(), operation()])
+    store.append([entry(3)], [job("completed")])
+    assert list(store.journal()) == [entry(1), entry(2), entry(3)]
+    assert store.jobs() == [job("completed")]
+    assert store.jobs(tenant="others") == []
+    assert store.operation(b"0123456789abcdef") == operation()
+    assert store.operation(b"x" * 16) is None
+    store.close()
+
+
+def test_deployments_are_listed_by_job(url: str) -> None:
+    store = open_store(url, now_us=1)
+    row = DeploymentRow(
+        deployment_id="job-1/actor",
+        tenant="lab",
+        job_id="job-1",
+        lease_no=1,
+        incarnation=1,
+        applied_seq=2,
+        role="actor",
+        backend="megatron",
+        model="/models/m",
+        wpg_id="wpg-1-1",
+        state="ready",
+        error="",
+    )
+    store.append([], [row])
+    assert store.deployments(job_id="job-1") == [row]
+    assert store.deployments(job_id="job-2") == []
+    store.close()
+
+
+def test_each_opening_takes_the_next_epoch_and_fences_the_one_before(url: str) -> None:
+    old = open_store(url, now_us=1)
+    old.append([entry(1)])
+    new = open_store(url, now_us=2)
+    assert (old.epoch, new.epoch) == (1, 2)
+    with pytest.raises(PlexError) as refused:
+        old.append([entry(2)])
+    assert refused.value.code == ErrorCode.STALE_FENCE
+    new.append([entry(1)])
+    assert [row.idx for row in new.journal(epoch=1)] == [1]
+    old.close()
+    new.close()
+
+
+def test_jobs_an_earlier_scheduler_left_open_are_failed(url: str) -> None:
+    old = open_store(url, now_us=1)
+    old.append([], [job()])
+    old.close()
+    new = open_store(url, now_us=2)
+    assert new.fail_orphans(reason="the scheduler restarted", ended_us=9) == 1
+    found = new.jobs()[0]
+    assert (found.state, found.reason, found.ended_us) == ("failed", "the scheduler restarted", 9)
+    new.close()
+
+
+def test_the_migrations_make_what_the_tables_say(url: str) -> None:
+    open_store(url, now_us=1).close()
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert compare_metadata(context, METADATA) == []
+    engine.dispose()
+
+
+def test_a_repeated_index_is_refused_and_nothing_of_the_batch_is_kept(url: str) -> None:
+    store = open_store(url, now_us=1)
+    store.append([entry(1)])
+    with pytest.raises(PlexError) as refused:
+        store.append([entry(2), entry(1)])
+    assert refused.value.code == ErrorCode.UNAVAILABLE
+    assert list(store.journal()) == [entry(1)]
+    store.close()
+
+
+def test_a_store_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PlexError) as refused:
+        open_store(f"sqlite:///{tmp_path}/missing/plex.db", now_us=1)
+    assert refused.value.code == ErrorCode.UNAVAILABLE
+
+
+def test_sqlite_keeps_every_commit_through_a_power_cut(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/plex.db", now_us=1)
+    connection = store._connection
+    assert connection.exec_driver_sql("pragma journal_mode").scalar_one() == "wal"
+    assert connection.exec_driver_sql("pragma synchronous").scalar_one() == 2
+    store.close()
