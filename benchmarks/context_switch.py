@@ -3,9 +3,9 @@
     python benchmarks/context_switch.py [--rounds 7] [--sizes 1 64 1024]
 
 A real state manager and two real client processes alternate on a device that holds one of them. Per
-size the best round counts (the machine is shared with others), all medians are printed beside it:
+size the best round counts (the machine is shared with others); some medians stand beside:
 
-- `memcpy_ms`: a plain memcpy of the bytes one switch copies (out and in), in this process, same run;
+- `memcpy_ms`: a plain memcpy of the bytes one switch copies, out and in, in the same run;
 - `copies_ms`: the state manager's copies of one switch; `copies_ratio` = memcpy / copies;
 - `switch_ms`: everything inside the two moves: the parked rank unmapped, its pages handed to the
   other, which has them mapped and populated; `switch_ratio` = switch / copies;
@@ -73,6 +73,7 @@ class Rig:
         )
 
     def move(self, wpg_id: str, to: common_pb2.Residency) -> statemanager_pb2.MoveReply:
+        """Move one WPG or end the benchmark."""
         request = statemanager_pb2.MoveRequest(wpg_id=wpg_id, to=to)
         reply = self._stub.Move(request, timeout=DEADLINE_S)
         if reply.HasField("error"):

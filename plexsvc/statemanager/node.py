@@ -15,11 +15,12 @@ from plexsvc.log import Log
 from plexsvc.statemanager import pieces
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import FenceNumbers, Ledger, RegionState, WpgState
+from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.statemanager.shelves import StagingRoom, VersionShelf
 from plexsvc.statemanager.staging import Staging
-from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span, open_tier
+from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span
 from plexsvc.transport import mapping
 
 log = Log(__name__)

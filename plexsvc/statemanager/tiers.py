@@ -14,6 +14,7 @@ import fcntl
 import os
 import threading
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -21,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.statemanager.config import DeviceConfig
 from plexsvc.transport import mapping
 from plexsvc.transport.mapping import Extent, FixedMapping
 
@@ -80,6 +80,7 @@ class HostCopy:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = mapping.round_to_pages(nbytes)
         self._mapping: FixedMapping | None = None
+        self._unpin: Callable[[int], None] | None = None
 
     @property
     def address(self) -> int:
@@ -96,8 +97,17 @@ class HostCopy:
         """Return its bytes as an array that must not outlive it."""
         return _array(self.address, self.nbytes)
 
+    def pin(self, pin: Callable[[int, int], None], unpin: Callable[[int], None]) -> None:
+        """Page-lock it once, in the way of the device it is copied to; undone by `close`."""
+        if self._unpin is None:
+            pin(self.address, self.nbytes)
+            self._unpin = unpin
+
     def close(self) -> None:
         """Free it."""
+        if self._mapping is not None and self._unpin is not None:
+            self._unpin(self._mapping.address)
+            self._unpin = None
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
@@ -235,20 +245,6 @@ class CpuArena:
         _populate(address, extent.nbytes)
         if is_zeroed:
             mapping.fill_zero(address, extent.nbytes)
-
-
-def open_tier(device: DeviceConfig, *, keep_pages: bool) -> DeviceTier:
-    """Return the memory of a configured device.
-
-    Raises:
-        PlexError: `bad_request` for a kind of memory this build does not have.
-    """
-    if device.memory == "cpu":
-        return CpuArena(device.bytes_total, keep_pages=keep_pages)
-    raise PlexError(
-        ErrorCode.BAD_REQUEST,
-        f"device {device.index}: memory {device.memory!r} is unknown; use cpu or cuda",
-    )
 
 
 def _map_anonymous(name: str, nbytes: int) -> FixedMapping:

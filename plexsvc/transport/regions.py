@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport import mapping
+from plexsvc.transport.cuda import CudaMemory
 from plexsvc.transport.mapping import Extent, FixedMapping
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class RegionMemory(Protocol):
 
     def attach(self, fd: int, extents: Sequence[Extent]) -> None:
         """Map what the state manager granted; the caller closes `fd`."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all the rank wrote is there for others to read."""
         ...
 
     def park(self) -> None:
@@ -49,6 +54,9 @@ class CpuMemory:
         """Map the extents of the arena's descriptor."""
         self._mapping.attach(fd, extents)
 
+    def settle(self) -> None:
+        """Return at once: what a CPU wrote is there."""
+
     def park(self) -> None:
         """Make the range inaccessible."""
         self._mapping.park()
@@ -69,6 +77,8 @@ def open_memory(kind: str, nbytes: int, *, device_index: int) -> RegionMemory:
     """
     if kind == "cpu":
         return CpuMemory(nbytes)
+    if kind == "cuda":
+        return CudaMemory(nbytes, device_index=device_index)
     raise PlexError(
         ErrorCode.BAD_REQUEST, f"device {device_index} has memory of unknown kind {kind!r}"
     )

@@ -265,6 +265,8 @@ class StateClient:
     def _export(self, request: Message) -> Message:
         del request
         report = self._handlers.export()
+        for region in self._regions.values():
+            region.memory.settle()
         header = {
             "dirty": sorted(report.dirty),
             "scalars": report.scalars,

@@ -1,4 +1,6 @@
-"""A real client process of the state manager for tests: obeys JSON commands on stdin, line by line."""
+"""A real client process of the state manager for tests: obeys JSON commands on stdin."""
+
+# ruff: noqa: ANN401, T201 - commands and answers are JSON, and stdout is where they go
 
 from __future__ import annotations
 

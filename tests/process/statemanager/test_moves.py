@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
+from tests.fakes.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
 
@@ -15,7 +16,7 @@ def region(name: str, nbytes: int, *, droppable: bool = False) -> dict[str, obje
     return {"name": name, "nbytes": nbytes, "droppable": droppable}
 
 
-def test_a_switch_keeps_every_byte_and_every_address(daemon) -> None:
+def test_a_switch_keeps_every_byte_and_every_address(daemon: Daemon) -> None:
     a, b = daemon.client("a"), daemon.client("b")
     addresses = a("allocate", regions=[region("params", 2 * MIB + 100), region("moments", MIB)])
     written = {name: a("fill", name=name, seed=i) for i, name in enumerate(["params", "moments"])}
@@ -32,7 +33,7 @@ def test_a_switch_keeps_every_byte_and_every_address(daemon) -> None:
     assert a("addresses") == addresses
 
 
-def test_two_states_that_do_not_fit_together_are_never_resident_together(daemon) -> None:
+def test_two_states_that_do_not_fit_together_are_never_resident_together(daemon: Daemon) -> None:
     a, b = daemon.client("a"), daemon.client("b")
     a("allocate", regions=[region("params", 3 * MIB)])
     a("fill", name="params", seed=1)
@@ -56,7 +57,7 @@ def test_two_states_that_do_not_fit_together_are_never_resident_together(daemon)
     assert (device.bytes_used, device.bytes_peak) == (3 * MIB, 3 * MIB)
 
 
-def test_clean_gradients_are_dropped_and_come_back_as_zeroes(daemon) -> None:
+def test_clean_gradients_are_dropped_and_come_back_as_zeroes(daemon: Daemon) -> None:
     a, b = daemon.client("a"), daemon.client("b")
     a("allocate", regions=[region("params", MIB), region("grads", MIB, droppable=True)])
     zeroes = a("hash", name="grads")
@@ -69,7 +70,7 @@ def test_clean_gradients_are_dropped_and_come_back_as_zeroes(daemon) -> None:
     assert a("hash", name="grads") == zeroes
 
 
-def test_dirty_gradients_survive_a_switch(daemon) -> None:
+def test_dirty_gradients_survive_a_switch(daemon: Daemon) -> None:
     a = daemon.client("a")
     a("allocate", regions=[region("grads", MIB, droppable=True)])
     written = a("fill", name="grads", seed=1)
@@ -79,7 +80,7 @@ def test_dirty_gradients_survive_a_switch(daemon) -> None:
     assert a("hash", name="grads") == written
 
 
-def test_memory_of_a_tenant_that_left_reads_as_zeroes(daemon) -> None:
+def test_memory_of_a_tenant_that_left_reads_as_zeroes(daemon: Daemon) -> None:
     a = daemon.client("a")
     a("allocate", regions=[region("params", 4 * MIB)])
     zeroes = a("hash", name="params")
@@ -90,7 +91,7 @@ def test_memory_of_a_tenant_that_left_reads_as_zeroes(daemon) -> None:
     assert b("hash", name="params") == zeroes
 
 
-def test_memory_of_a_parked_tenant_reads_as_zeroes_to_the_next(daemon) -> None:
+def test_memory_of_a_parked_tenant_reads_as_zeroes_to_the_next(daemon: Daemon) -> None:
     a, b = daemon.client("a"), daemon.client("b")
     a("allocate", regions=[region("params", 4 * MIB)])
     zeroes = a("hash", name="params")
@@ -100,7 +101,7 @@ def test_memory_of_a_parked_tenant_reads_as_zeroes_to_the_next(daemon) -> None:
     assert b("hash", name="params") == zeroes
 
 
-def test_a_rank_that_computes_while_parked_dies(daemon) -> None:
+def test_a_rank_that_computes_while_parked_dies(daemon: Daemon) -> None:
     a = daemon.client("a")
     a("allocate", regions=[region("params", MIB)])
     daemon.move("a", "HOST")
@@ -108,7 +109,7 @@ def test_a_rank_that_computes_while_parked_dies(daemon) -> None:
         a("touch", name="params")
 
 
-def test_a_wpg_of_two_ranks_moves_whole_or_not_at_all(daemon) -> None:
+def test_a_wpg_of_two_ranks_moves_whole_or_not_at_all(daemon: Daemon) -> None:
     ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
     for i, rank in enumerate(ranks):
         rank("allocate", regions=[region("params", MIB)])
@@ -129,7 +130,7 @@ def test_a_wpg_of_two_ranks_moves_whole_or_not_at_all(daemon) -> None:
     assert [rank("hash", name="params") for rank in ranks] == hashes
 
 
-def test_a_killed_client_frees_its_memory_and_fails_its_wpg(daemon) -> None:
+def test_a_killed_client_frees_its_memory_and_fails_its_wpg(daemon: Daemon) -> None:
     ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
     for rank in ranks:
         rank("allocate", regions=[region("params", MIB)])
@@ -144,7 +145,7 @@ def test_a_killed_client_frees_its_memory_and_fails_its_wpg(daemon) -> None:
     assert daemon.inventory().host_bytes_used == 4 * MIB
 
 
-def test_a_rank_that_dies_inside_a_load_rolls_the_others_back(daemon) -> None:
+def test_a_rank_that_dies_inside_a_load_rolls_the_others_back(daemon: Daemon) -> None:
     ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
     for rank in ranks:
         rank("allocate", regions=[region("params", MIB)])
@@ -155,7 +156,7 @@ def test_a_rank_that_dies_inside_a_load_rolls_the_others_back(daemon) -> None:
     assert all(device.bytes_used == 0 for device in daemon.inventory().devices)
 
 
-def test_older_commands_and_ranks_are_refused(daemon) -> None:
+def test_older_commands_and_ranks_are_refused(daemon: Daemon) -> None:
     a = daemon.client("a", incarnation=2)
     a("allocate", regions=[region("params", MIB)])
     fence = {"scheduler_epoch": 5, "lease_no": 7, "incarnation": 2}

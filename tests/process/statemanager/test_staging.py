@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from plexclient.wire import tensors
-from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
+from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.transport.status import error_from
+from tests.fakes.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
 
@@ -51,16 +52,18 @@ def requests(
         yield service_pb2.StageRequest(chunk=chunk)
 
 
-def stage(daemon: Any, arrays: Mapping[str, np.ndarray], **fields: Any) -> service_pb2.StageReply:
+def stage(
+    daemon: Daemon, arrays: Mapping[str, np.ndarray], **fields: Any
+) -> service_pb2.StageReply:
     return daemon.stub.Stage(requests(arrays, **fields), timeout=30)
 
 
-def drop(daemon: Any, **fields: Any) -> int:
+def drop(daemon: Daemon, **fields: Any) -> int:
     request = statemanager_pb2.DropStagedRequest(**fields)
     return daemon.stub.DropStaged(request, timeout=30).freed_bytes
 
 
-def read(daemon: Any, staging_id: bytes, offset: int = 0) -> bytes:
+def read(daemon: Daemon, staging_id: bytes, offset: int = 0) -> bytes:
     request = statemanager_pb2.ReadStagedRequest(staging_id=staging_id, offset=offset)
     try:
         return b"".join(chunk.data for chunk in daemon.stub.ReadStaged(request, timeout=30))
@@ -75,7 +78,7 @@ def error_from_sync(error: grpc.RpcError) -> PlexError:
     )
 
 
-def test_a_rank_of_the_job_maps_what_was_staged(daemon) -> None:
+def test_a_rank_of_the_job_maps_what_was_staged(daemon: Daemon) -> None:
     reply = stage(daemon, batch())
     assert reply.error.code == ""
     opened = daemon.client("a")("open_staged", staging_id=OPERATION.hex())
@@ -86,7 +89,7 @@ def test_a_rank_of_the_job_maps_what_was_staged(daemon) -> None:
         daemon.client("b", job_id="other")("open_staged", staging_id=OPERATION.hex())
 
 
-def test_a_finished_upload_is_answered_at_once_when_repeated(daemon) -> None:
+def test_a_finished_upload_is_answered_at_once_when_repeated(daemon: Daemon) -> None:
     first = stage(daemon, batch())
     assert stage(daemon, batch()) == first
     assert daemon.inventory().staging_bytes_used == first.nbytes
@@ -105,7 +108,7 @@ def test_a_finished_upload_is_answered_at_once_when_repeated(daemon) -> None:
     ],
 )
 def test_a_bad_batch_is_refused_by_name_and_position_and_leaves_nothing(
-    daemon, changes: dict[str, np.ndarray], array: str, position: str | None
+    daemon: Daemon, changes: dict[str, np.ndarray], array: str, position: str | None
 ) -> None:
     error = stage(daemon, batch(**changes)).error
     assert error.code == "bad_batch"
@@ -113,7 +116,7 @@ def test_a_bad_batch_is_refused_by_name_and_position_and_leaves_nothing(
     assert daemon.inventory().staging_bytes_used == 0
 
 
-def test_a_client_that_gives_up_leaves_nothing_and_may_start_again(daemon) -> None:
+def test_a_client_that_gives_up_leaves_nothing_and_may_start_again(daemon: Daemon) -> None:
     def cut_short() -> Iterator[service_pb2.StageRequest]:
         parts = requests(batch())
         yield next(parts)
@@ -125,13 +128,13 @@ def test_a_client_that_gives_up_leaves_nothing_and_may_start_again(daemon) -> No
     assert daemon.inventory().staging_bytes_used == stage(daemon, batch()).nbytes
 
 
-def test_a_stream_that_ends_early_is_refused(daemon) -> None:
+def test_a_stream_that_ends_early_is_refused(daemon: Daemon) -> None:
     reply = daemon.stub.Stage(iter([next(requests(batch()))]), timeout=30)
     assert "ended after 0 of" in reply.error.message
     assert daemon.inventory().staging_bytes_used == 0
 
 
-def test_staging_memory_is_bounded(daemon) -> None:
+def test_staging_memory_is_bounded(daemon: Daemon) -> None:
     half = {"advantages": np.zeros(600_000 // 4, np.float32)}
     huge = {"advantages": np.zeros(2 << 20, np.uint8)}
     free = service_pb2.BatchRules()
@@ -144,7 +147,7 @@ def test_staging_memory_is_bounded(daemon) -> None:
     assert stage(daemon, half, operation_id=b"2" * 16, rules=free).error.code == ""
 
 
-def test_a_result_is_read_once_sealed_and_from_any_offset(daemon) -> None:
+def test_a_result_is_read_once_sealed_and_from_any_offset(daemon: Daemon) -> None:
     rank = daemon.client("a")
     open_id = rank("create_staged", text="unfinished", seal=False)
     with pytest.raises(PlexError, match="still being written"):
@@ -154,7 +157,7 @@ def test_a_result_is_read_once_sealed_and_from_any_offset(daemon) -> None:
     assert read(daemon, bytes.fromhex(sealed_id), offset=5) == b"hed"
 
 
-def test_a_client_that_dies_drops_its_unfinished_results_only(daemon) -> None:
+def test_a_client_that_dies_drops_its_unfinished_results_only(daemon: Daemon) -> None:
     rank = daemon.client("a")
     rank("create_staged", text="unfinished", seal=False)
     sealed_id = rank("create_staged", text="finished", seal=True)

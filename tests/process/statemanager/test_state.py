@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from tests.fakes.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +37,7 @@ def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: Any) -> dict
     }
 
 
-def build(daemon: Any, wpg_id: str, shards: list[slice], **identity: Any) -> list[Any]:
+def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: Any) -> list[Any]:
     """Ranks holding WEIGHT cut by rows as param and exp_avg (tenfold), 64 bytes into their regions."""
     ranks = []
     for i, rows in enumerate(shards):
@@ -58,7 +59,7 @@ def build(daemon: Any, wpg_id: str, shards: list[slice], **identity: Any) -> lis
     return ranks
 
 
-def test_digests_are_equal_on_every_tier_and_in_every_layout(daemon) -> None:
+def test_digests_are_equal_on_every_tier_and_in_every_layout(daemon: Daemon) -> None:
     build(daemon, "whole", [slice(0, 4)])
     build(daemon, "halves", [slice(0, 2), slice(2, 4)])
     build(daemon, "copies", [slice(0, 4), slice(0, 4)])
@@ -73,7 +74,7 @@ def test_digests_are_equal_on_every_tier_and_in_every_layout(daemon) -> None:
     assert daemon.digests("halves") == whole
 
 
-def test_a_changed_element_changes_the_digest(daemon) -> None:
+def test_a_changed_element_changes_the_digest(daemon: Daemon) -> None:
     (rank,) = build(daemon, "a", [slice(0, 4)])
     before = daemon.digests("a")
     rank("put", name="params", offset=64, values=[99.0])
@@ -82,7 +83,7 @@ def test_a_changed_element_changes_the_digest(daemon) -> None:
     assert before["exp_avg"] == after["exp_avg"]
 
 
-def test_a_published_version_stays_frozen_while_training_goes_on(daemon) -> None:
+def test_a_published_version_stays_frozen_while_training_goes_on(daemon: Daemon) -> None:
     (trainer,) = build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
     manifest = daemon.publish("a", 5).manifest
@@ -99,7 +100,7 @@ def packed(array: np.ndarray) -> bytes:
     return data + bytes(-len(data) % 64)
 
 
-def test_a_parked_deployment_publishes_from_host_memory(daemon) -> None:
+def test_a_parked_deployment_publishes_from_host_memory(daemon: Daemon) -> None:
     build(daemon, "a", [slice(0, 2), slice(2, 4)])
     reader = daemon.client("reader")
     daemon.move("a", "HOST")
@@ -110,7 +111,7 @@ def test_a_parked_deployment_publishes_from_host_memory(daemon) -> None:
     assert [list(p.start) for p in manifest.pieces] == [[0, 0], [2, 0]]
 
 
-def test_slices_of_a_version_are_read_whatever_boxes_hold_them(daemon) -> None:
+def test_slices_of_a_version_are_read_whatever_boxes_hold_them(daemon: Daemon) -> None:
     build(daemon, "a", [slice(0, 2), slice(2, 4)])
     daemon.publish("a", 1)
     wanted = statemanager_pb2.CanonicalPiece(name="w", start=[1, 2], size=[2, 3])
@@ -121,7 +122,7 @@ def test_slices_of_a_version_are_read_whatever_boxes_hold_them(daemon) -> None:
     assert data == WEIGHT[1:3, 2:5].tobytes()
 
 
-def test_versions_are_bounded_and_freed_with_their_last_reader(daemon) -> None:
+def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -> None:
     build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
     used = daemon.inventory().host_bytes_used
@@ -142,12 +143,12 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon) -> None:
     assert daemon.publish("a", 6).error.code == ""
 
 
-def release(daemon: Any, version: int) -> None:
+def release(daemon: Daemon, version: int) -> None:
     request = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=version)
     daemon.stub.ReleaseVersion(request, timeout=30)
 
 
-def test_another_job_cannot_open_a_version(daemon) -> None:
+def test_another_job_cannot_open_a_version(daemon: Daemon) -> None:
     build(daemon, "a", [slice(0, 4)])
     daemon.publish("a", 1)
     stranger = daemon.client("stranger", job_id="other")
@@ -157,7 +158,7 @@ def test_another_job_cannot_open_a_version(daemon) -> None:
 
 @pytest.mark.parametrize("is_parked", [False, True])
 def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
-    daemon, tmp_path: Path, is_parked: bool
+    daemon: Daemon, tmp_path: Path, is_parked: bool
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -183,12 +184,14 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
 
 
-def materialize(daemon: Any, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:
+def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:
     request = statemanager_pb2.MaterializeRequest(wpg_id="a", path=str(path), **fields)
     return daemon.stub.Materialize(request, timeout=30)
 
 
-def test_a_checkpoint_replaces_an_older_one_and_nothing_else(daemon, tmp_path: Path) -> None:
+def test_a_checkpoint_replaces_an_older_one_and_nothing_else(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     (rank,) = build(daemon, "a", [slice(0, 4)])
     assert materialize(daemon, tmp_path / "out").error.code == ""
     rank("put", name="params", offset=64, values=[99.0])
@@ -203,14 +206,14 @@ def test_a_checkpoint_replaces_an_older_one_and_nothing_else(daemon, tmp_path: P
     assert materialize(daemon, Path("relative/out")).error.code == "bad_request"
 
 
-def test_a_piece_outside_its_region_is_refused(daemon) -> None:
+def test_a_piece_outside_its_region_is_refused(daemon: Daemon) -> None:
     rank = daemon.client("a")
     rank("allocate", regions=[{"name": "params", "nbytes": 4096}])
     with pytest.raises(PlexError, match="does not fit"):
         rank("index", pieces=[piece(WEIGHT, rows=slice(0, 4), offset=4064)])
 
 
-def test_forgetting_a_wpg_frees_it_and_repeats(daemon) -> None:
+def test_forgetting_a_wpg_frees_it_and_repeats(daemon: Daemon) -> None:
     (rank,) = build(daemon, "a", [slice(0, 4)])
     request = statemanager_pb2.ForgetRequest(wpg_id="a")
     assert daemon.stub.Forget(request, timeout=30).freed_bytes == 8192

@@ -36,7 +36,7 @@ def refusal(call: Any, *args: Any, **kwargs: Any) -> PlexError:
     return caught.value
 
 
-def test_an_allocation_takes_device_and_host_or_neither():
+def test_an_allocation_takes_device_and_host_or_neither() -> None:
     books = ledger(host_bytes=90)
     register(books, A)
     error = refusal(books.allocate, A, 0, [region("p", 60), region("m", 35)])
@@ -48,7 +48,7 @@ def test_an_allocation_takes_device_and_host_or_neither():
     assert books.find(A).residency is Residency.DEVICE
 
 
-def test_second_wpg_loads_only_when_the_first_is_off_the_device():
+def test_second_wpg_loads_only_when_the_first_is_off_the_device() -> None:
     books = ledger()
     register(books, A)
     books.allocate(A, 0, [region("p", 60)])
@@ -64,7 +64,7 @@ def test_second_wpg_loads_only_when_the_first_is_off_the_device():
     assert books.begin_move(A, Residency.DEVICE, lease_no=4)
 
 
-def test_a_load_that_fits_on_one_device_only_takes_nothing():
+def test_a_load_that_fits_on_one_device_only_takes_nothing() -> None:
     books = ledger()
     for rank in (0, 1):
         register(books, A, rank)
@@ -77,7 +77,7 @@ def test_a_load_that_fits_on_one_device_only_takes_nothing():
     assert books.devices[0].used == 0
 
 
-def test_failed_moves_return_to_where_they_came_from():
+def test_failed_moves_return_to_where_they_came_from() -> None:
     books = ledger()
     register(books, A)
     books.allocate(A, 0, [region("p", 60)])
@@ -91,14 +91,14 @@ def test_failed_moves_return_to_where_they_came_from():
     assert books.devices[0].used == 0
 
 
-def test_a_move_to_where_it_is_does_nothing():
+def test_a_move_to_where_it_is_does_nothing() -> None:
     books = ledger()
     register(books, A)
     books.allocate(A, 0, [region("p", 60)])
     assert not books.begin_move(A, Residency.DEVICE, lease_no=1)
 
 
-def test_only_clean_droppable_regions_are_dropped():
+def test_only_clean_droppable_regions_are_dropped() -> None:
     books = ledger()
     register(books, A)
     regions = [region("p", 10), region("g", 20, is_droppable=True)]
@@ -113,7 +113,7 @@ def test_only_clean_droppable_regions_are_dropped():
 @pytest.mark.parametrize(
     "older", [{"scheduler_epoch": 4}, {"incarnation": 2}], ids=["epoch", "incarnation"]
 )
-def test_commands_older_than_seen_are_refused(older):
+def test_commands_older_than_seen_are_refused(older: dict[str, int]) -> None:
     books = ledger()
     register(books, A, incarnation=3)
     newest = {"scheduler_epoch": 5, "lease_no": 1, "incarnation": 3}
@@ -123,7 +123,7 @@ def test_commands_older_than_seen_are_refused(older):
     assert error.facts["name"] == next(iter(older))
 
 
-def test_an_older_lease_cannot_move_a_wpg():
+def test_an_older_lease_cannot_move_a_wpg() -> None:
     books = ledger()
     register(books, A)
     books.begin_move(A, Residency.DEVICE, lease_no=7)
@@ -131,7 +131,7 @@ def test_an_older_lease_cannot_move_a_wpg():
     assert refusal(books.begin_move, A, Residency.HOST, lease_no=6).code == "stale_fence"
 
 
-def test_an_incarnation_stays_refused_after_its_wpg_was_forgotten():
+def test_an_incarnation_stays_refused_after_its_wpg_was_forgotten() -> None:
     books = ledger()
     register(books, A, incarnation=4)
     books.free_rank(A, 0)
@@ -140,7 +140,7 @@ def test_an_incarnation_stays_refused_after_its_wpg_was_forgotten():
     register(books, A, incarnation=4)
 
 
-def test_a_newer_incarnation_supersedes_the_ranks_of_the_older():
+def test_a_newer_incarnation_supersedes_the_ranks_of_the_older() -> None:
     books = ledger()
     register(books, A)
     books.allocate(A, 0, [region("p", 60)])
@@ -151,7 +151,7 @@ def test_a_newer_incarnation_supersedes_the_ranks_of_the_older():
     assert books.find(A).residency is Residency.NONE
 
 
-def test_a_wpg_that_lost_a_rank_with_state_says_which_until_rebuilt():
+def test_a_wpg_that_lost_a_rank_with_state_says_which_until_rebuilt() -> None:
     books = ledger()
     for rank in (0, 1):
         register(books, A, rank)
@@ -165,7 +165,7 @@ def test_a_wpg_that_lost_a_rank_with_state_says_which_until_rebuilt():
     assert books.find(A).lost == set()
 
 
-def test_a_parked_wpg_cannot_allocate():
+def test_a_parked_wpg_cannot_allocate() -> None:
     books = ledger()
     register(books, A)
     books.begin_move(A, Residency.HOST, lease_no=1)
@@ -173,7 +173,7 @@ def test_a_parked_wpg_cannot_allocate():
     assert refusal(books.allocate, A, 0, [region("p", 1)]).code == "bad_request"
 
 
-def test_registrations_that_contradict_the_node_are_refused():
+def test_registrations_that_contradict_the_node_are_refused() -> None:
     books = ledger(max_wpgs=1)
     register(books, A)
     assert "connected already" in refusal(register, books, A).message

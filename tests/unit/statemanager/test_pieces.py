@@ -13,15 +13,18 @@ from plexsvc.statemanager import pieces
 from plexsvc.statemanager.pieces import Box
 from plexsvc.statemanager.publishing import place
 
+Cut = tuple[list[CanonicalPiece], dict[int, np.ndarray]]
+Case = tuple[np.ndarray, list[Box]]
 
-def cut(array: np.ndarray, boxes: list[Box], *, transposed: bool = False) -> tuple[list, dict]:
+
+def cut(array: np.ndarray, boxes: list[Box], *, transposed: bool = False) -> Cut:
     """Lay each box of `array` into a region of its own rank; column-major when `transposed`."""
     index, regions = [], {}
     for rank, box in enumerate(boxes):
         whole = Box((0,) * array.ndim, array.shape)
         part = array[box.within(whole)]
         stored = np.ascontiguousarray(part.T if transposed else part)
-        strides = [n // 4 for n in stored.strides]
+        strides = [n // 4 for n in stored.strides[: array.ndim]]
         regions[rank] = np.concatenate(
             [np.full(64, 255, np.uint8), stored.reshape(-1).view(np.uint8)]
         )
@@ -36,7 +39,7 @@ def cut(array: np.ndarray, boxes: list[Box], *, transposed: bool = False) -> tup
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[np.ndarray, list[Box]]:
+def cuts(draw: st.DrawFn) -> Case:
     rows, columns = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     array = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     at, split = draw(st.integers(0, rows)), draw(st.integers(0, columns))
@@ -51,7 +54,7 @@ def cuts(draw: st.DrawFn) -> tuple[np.ndarray, list[Box]]:
 
 
 @given(cuts(), st.booleans())
-def test_every_cut_assembles_to_the_whole_tensor(case, transposed):
+def test_every_cut_assembles_to_the_whole_tensor(case: Case, transposed: bool) -> None:
     array, boxes = case
     index, regions = cut(array, boxes, transposed=transposed)
     (tensor,) = pieces.tensors(index)
@@ -62,7 +65,7 @@ def test_every_cut_assembles_to_the_whole_tensor(case, transposed):
 
 
 @given(cuts())
-def test_every_cut_without_one_box_is_incomplete(case):
+def test_every_cut_without_one_box_is_incomplete(case: Case) -> None:
     array, boxes = case
     index, regions = cut(array, [box for box in boxes if box != boxes[0]])
     if index:
@@ -75,7 +78,7 @@ def test_every_cut_without_one_box_is_incomplete(case):
 
 
 @given(cuts())
-def test_published_pieces_are_aligned_disjoint_and_each_box_once(case):
+def test_published_pieces_are_aligned_disjoint_and_each_box_once(case: Case) -> None:
     array, boxes = case
     index, _ = cut(array, boxes)
     placed, nbytes = place(index)
@@ -88,7 +91,7 @@ def test_published_pieces_are_aligned_disjoint_and_each_box_once(case):
     assert sorted(pieces.box_of(target) for _, target in placed) == sorted(set(boxes))
 
 
-def test_a_scalar_tensor_is_one_element():
+def test_a_scalar_tensor_is_one_element() -> None:
     index, regions = cut(np.array(3.0, np.float32), [Box((), ())])
     (tensor,) = pieces.tensors(index)
     assert pieces.is_complete(tensor)
@@ -109,7 +112,9 @@ def test_a_scalar_tensor_is_one_element():
         {"stride": [-4, 1]},
     ],
 )
-def test_a_piece_that_contradicts_itself_or_its_region_is_refused(change):
+def test_a_piece_that_contradicts_itself_or_its_region_is_refused(
+    change: dict[str, object],
+) -> None:
     fields = {
         "kind": "param", "name": "w", "dtype": "F32", "region": "r", "offset": 0,
         "global_shape": [4, 4], "start": [0, 0], "size": [4, 4], "stride": [4, 1],

@@ -18,7 +18,7 @@ def key(version: int, deployment: str = "d") -> VersionKey:
     return VersionKey(DeploymentId(deployment), version)
 
 
-def test_a_version_lives_until_released_and_unmapped():
+def test_a_version_lives_until_released_and_unmapped() -> None:
     host = Budget("host", total=100)
     shelf = VersionShelf(host, max_per_deployment=2)
     shelf.admit(key(1), job_id=JOB, nbytes=40)
@@ -33,7 +33,7 @@ def test_a_version_lives_until_released_and_unmapped():
     assert not shelf.release(key(1))
 
 
-def test_a_holder_that_leaves_lets_all_its_versions_go():
+def test_a_holder_that_leaves_lets_all_its_versions_go() -> None:
     host = Budget("host", total=100)
     shelf = VersionShelf(host, max_per_deployment=2)
     for version in (1, 2):
@@ -46,7 +46,7 @@ def test_a_holder_that_leaves_lets_all_its_versions_go():
     assert shelf.unhold_all(8) == [key(2)]
 
 
-def test_each_deployment_has_its_own_share_of_versions():
+def test_each_deployment_has_its_own_share_of_versions() -> None:
     shelf = VersionShelf(Budget("host", total=100), max_per_deployment=1)
     shelf.admit(key(1), job_id=JOB, nbytes=1)
     shelf.admit(key(1, "other"), job_id=JOB, nbytes=1)
@@ -55,7 +55,7 @@ def test_each_deployment_has_its_own_share_of_versions():
     assert refused.value.code is ErrorCode.NO_ROOM
 
 
-def test_a_job_has_a_bounded_number_of_bundles():
+def test_a_job_has_a_bounded_number_of_bundles() -> None:
     room = StagingRoom(staging_bytes=100, max_per_job=1)
     room.admit(b"1", StagedEntry(job_id=JOB, nbytes=10))
     with pytest.raises(PlexError, match="max_staged_per_job"):
@@ -69,9 +69,12 @@ def test_a_job_has_a_bounded_number_of_bundles():
         max_size=40,
     )
 )
-def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(steps):
+def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(
+    steps: list[tuple[bytes, int, bool]],
+) -> None:
     room = StagingRoom(staging_bytes=100, max_per_job=8)
     kept: dict[bytes, int] = {}
+    refusals: list[tuple[str, str, bool]] = []
     for staging_id, nbytes, is_drop in steps:
         if is_drop:
             assert room.drop(staging_id) == kept.pop(staging_id, 0)
@@ -81,5 +84,8 @@ def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(steps):
             kept[staging_id] = nbytes
         except PlexError as error:
             is_full = sum(kept.values()) + nbytes > 100 or len(kept) >= 8
-            assert is_full or staging_id in kept, error
+            expected = "bad_request" if staging_id in kept else "staging_full"
+            refusals.append((str(error.code), expected, is_full))
         assert room.budget.used == sum(kept.values()) <= 100
+    assert all(code == expected for code, expected, _ in refusals)
+    assert all(is_full for code, _, is_full in refusals if code == "staging_full")

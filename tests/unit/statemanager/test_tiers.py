@@ -9,18 +9,27 @@ from hypothesis import strategies as st
 
 from plexsvc.errors import PlexError
 from plexsvc.statemanager.config import DeviceConfig
-from plexsvc.statemanager.tiers import CpuArena, ExtentPool, HostCopy, open_tier
+from plexsvc.statemanager.devices import open_tier
+from plexsvc.statemanager.tiers import CpuArena, DeviceTier, ExtentPool, HostCopy
+from plexsvc.transport import cuda
 from plexsvc.transport.regions import open_memory
 
 PAGE = 4096
 KINDS = [
     pytest.param("cpu", id="cpu"),
-    pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
+    pytest.param(
+        "cuda",
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not cuda.is_available(), reason="no CUDA device here: NOT RUN"),
+        ],
+    ),
 ]
 
 
 @pytest.fixture
-def tier(request):
+def tier(request: pytest.FixtureRequest) -> None:
     device = DeviceConfig(index=0, bytes_total=64 * PAGE, memory=request.param)
     opened = open_tier(device, keep_pages=True)
     yield opened
@@ -34,7 +43,7 @@ def host_of(data: np.ndarray) -> HostCopy:
 
 
 @pytest.mark.parametrize("tier", KINDS, indirect=True)
-def test_what_was_loaded_is_read_and_offloaded_again(tier):
+def test_what_was_loaded_is_read_and_offloaded_again(tier: DeviceTier) -> None:
     data = np.random.default_rng(0).integers(0, 256, 5 * PAGE - 100, dtype=np.uint8)
     source, target = host_of(data), HostCopy(data.size)
     span = tier.reserve(data.size, is_zeroed=False)
@@ -46,7 +55,7 @@ def test_what_was_loaded_is_read_and_offloaded_again(tier):
 
 
 @pytest.mark.parametrize("tier", KINDS, indirect=True)
-def test_memory_of_another_region_is_zeroed_before_reuse(tier):
+def test_memory_of_another_region_is_zeroed_before_reuse(tier: DeviceTier) -> None:
     ones = np.full(64 * PAGE, 1, np.uint8)
     for is_final in (False, True):
         span = tier.reserve(ones.size, is_zeroed=False)
@@ -57,7 +66,7 @@ def test_memory_of_another_region_is_zeroed_before_reuse(tier):
         tier.release(fresh, is_final=False)
 
 
-def test_a_region_in_scattered_extents_reads_and_maps_as_one():
+def test_a_region_in_scattered_extents_reads_and_maps_as_one() -> None:
     tier = CpuArena(4 * PAGE, keep_pages=True)
     spans = [tier.reserve(PAGE, is_zeroed=True) for _ in range(4)]
     for span in (spans[0], spans[2]):
@@ -76,7 +85,7 @@ def test_a_region_in_scattered_extents_reads_and_maps_as_one():
     tier.close()
 
 
-def test_pages_go_back_to_the_machine_when_a_region_is_final_or_nothing_is_kept():
+def test_pages_go_back_to_the_machine_when_a_region_is_final_or_nothing_is_kept() -> None:
     for keep_pages, is_final in ((True, True), (False, False)):
         tier = CpuArena(8 * PAGE, keep_pages=keep_pages)
         span = tier.reserve(8 * PAGE, is_zeroed=True)
@@ -86,7 +95,7 @@ def test_pages_go_back_to_the_machine_when_a_region_is_final_or_nothing_is_kept(
         tier.close()
 
 
-def test_an_arena_cannot_hold_more_than_its_size():
+def test_an_arena_cannot_hold_more_than_its_size() -> None:
     tier = CpuArena(2 * PAGE, keep_pages=True)
     tier.reserve(PAGE, is_zeroed=True)
     with pytest.raises(AssertionError):
@@ -94,13 +103,13 @@ def test_an_arena_cannot_hold_more_than_its_size():
     tier.close()
 
 
-def test_an_unknown_kind_of_memory_is_refused():
+def test_an_unknown_kind_of_memory_is_refused() -> None:
     with pytest.raises(PlexError, match="bad_request"):
         open_tier(DeviceConfig(index=0, bytes_total=1, memory="abacus"), keep_pages=True)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=60))
-def test_extents_never_overlap_and_all_come_back(steps):
+def test_extents_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -> None:
     pool, held = ExtentPool(16), []
     for is_take, amount in steps:
         if is_take and amount <= pool.free_bytes:

@@ -17,12 +17,15 @@ RULES = service_pb2.BatchRules(
 )
 
 
-def check(arrays, rules=RULES):
+Arrays = dict[str, np.ndarray]
+
+
+def check(arrays: Arrays, rules: service_pb2.BatchRules = RULES) -> None:
     bundle = tensors.encode(arrays)
     check_batch(bundle.tensors, tensors.decode(bundle), rules)
 
 
-def batch(**changes):
+def batch(**changes: np.ndarray | None) -> Arrays:
     arrays = {
         "cu_seqlens": np.array([0, 3, 5], np.int32),
         "tokens": np.array([1, 2, 3, 4, 49], np.int64),
@@ -33,7 +36,7 @@ def batch(**changes):
     return {name: array for name, array in {**arrays, **changes}.items() if array is not None}
 
 
-def test_a_good_batch_passes():
+def test_a_good_batch_passes() -> None:
     check(batch())
 
 
@@ -54,7 +57,9 @@ def test_a_good_batch_passes():
         ({"advantages": np.array([0, 0, np.inf, 0, 0], np.float32)}, "advantages", "2", "inf"),
     ],
 )
-def test_a_bad_array_is_named_with_its_first_bad_position(changes, array, position, says):
+def test_a_bad_array_is_named_with_its_first_bad_position(
+    changes: dict[str, np.ndarray | None], array: str, position: str | None, says: str
+) -> None:
     with pytest.raises(PlexError) as refused:
         check(batch(**changes))
     assert refused.value.code == "bad_batch"
@@ -63,8 +68,8 @@ def test_a_bad_array_is_named_with_its_first_bad_position(changes, array, positi
     assert says in refused.value.message
 
 
-def test_a_sequence_may_be_as_long_as_the_model_allows_and_no_longer():
-    def of(length):
+def test_a_sequence_may_be_as_long_as_the_model_allows_and_no_longer() -> None:
+    def of(length: int) -> Arrays:
         return {
             "cu_seqlens": np.array([0, length], np.int32),
             "tokens": np.zeros(length, np.int32),
@@ -76,12 +81,12 @@ def test_a_sequence_may_be_as_long_as_the_model_allows_and_no_longer():
         check(of(7))
 
 
-def test_limits_of_zero_are_off():
+def test_limits_of_zero_are_off() -> None:
     free = service_pb2.BatchRules()
     check(batch(tokens=np.array([10**6] * 5, np.int64)), free)
 
 
-def test_a_repeated_array_is_refused():
+def test_a_repeated_array_is_refused() -> None:
     bundle = tensors.encode(batch())
     twice = [*bundle.tensors, bundle.tensors[0]]
     with pytest.raises(PlexError, match="comes 2 times"):
@@ -89,7 +94,7 @@ def test_a_repeated_array_is_refused():
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=20), st.integers(0, 49))
-def test_any_packed_batch_within_the_limits_passes(lengths, token):
+def test_any_packed_batch_within_the_limits_passes(lengths: list[int], token: int) -> None:
     num_tokens = sum(lengths)
     check(
         {

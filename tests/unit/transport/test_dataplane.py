@@ -19,14 +19,16 @@ from plexsvc.transport.dataplane import Message
     st.dictionaries(st.text(), st.integers() | st.text() | st.floats(allow_nan=False)),
     st.binary(max_size=1000),
 )
-def test_a_message_arrives_as_it_was_sent(header, body):
+def test_a_message_arrives_as_it_was_sent(
+    header: dict[str, int | str | float], body: bytes
+) -> None:
     left, right = socket.socketpair()
     with left, right:
         dataplane.send(left, Message(header=header, body=body))
         assert dataplane.receive(right) == Message(header=header, body=body)
 
 
-def test_a_body_larger_than_any_socket_buffer_arrives():
+def test_a_body_larger_than_any_socket_buffer_arrives() -> None:
     left, right = socket.socketpair()
     body = os.urandom(3 << 20)
     with left, right:
@@ -36,7 +38,7 @@ def test_a_body_larger_than_any_socket_buffer_arrives():
         sender.join()
 
 
-def test_descriptors_arrive_open_and_belong_to_the_receiver():
+def test_descriptors_arrive_open_and_belong_to_the_receiver() -> None:
     left, right = socket.socketpair()
     read_end, write_end = os.pipe()
     with left, right:
@@ -50,7 +52,7 @@ def test_descriptors_arrive_open_and_belong_to_the_receiver():
     os.close(read_end)
 
 
-def test_errors_travel_with_their_facts():
+def test_errors_travel_with_their_facts() -> None:
     left, right = socket.socketpair()
     with left, right:
         dataplane.send(left, dataplane.failure(PlexError(ErrorCode.NO_ROOM, "full", need=3)))
@@ -59,7 +61,7 @@ def test_errors_travel_with_their_facts():
     assert (caught.value.code, caught.value.facts) == (ErrorCode.NO_ROOM, {"need": "3"})
 
 
-def test_a_closed_connection_is_an_end_and_not_a_message():
+def test_a_closed_connection_is_an_end_and_not_a_message() -> None:
     left, right = socket.socketpair()
     left.close()
     with right, pytest.raises(EOFError):
@@ -69,7 +71,7 @@ def test_a_closed_connection_is_an_end_and_not_a_message():
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"PXD1" + b"\xff" * 8, b"PXD1\x02\0\0\0\0\0\0\0{]"]
 )
-def test_garbage_is_refused_and_not_believed(garbage):
+def test_garbage_is_refused_and_not_believed(garbage: bytes) -> None:
     left, right = socket.socketpair()
     with left, right:
         left.sendall(garbage)

@@ -16,7 +16,7 @@ PAGE = mapping.PAGE_BYTES
 
 
 @pytest.fixture
-def file():
+def file() -> None:
     fd = os.memfd_create("test")
     os.ftruncate(fd, 4 * PAGE)
     yield fd
@@ -27,7 +27,7 @@ def view(mapped: FixedMapping) -> np.ndarray:
     return np.ctypeslib.as_array(mapping.buffer_at(mapped.address, mapped.nbytes))
 
 
-def test_a_view_made_before_parking_sees_the_bytes_after_it(file):
+def test_a_view_made_before_parking_sees_the_bytes_after_it(file: int) -> None:
     mapped = FixedMapping(2 * PAGE)
     address = mapped.address
     mapped.attach(file, [Extent(offset=0, nbytes=2 * PAGE)])
@@ -41,7 +41,7 @@ def test_a_view_made_before_parking_sees_the_bytes_after_it(file):
     mapped.close()
 
 
-def test_extents_appear_end_to_end_in_the_order_given(file):
+def test_extents_appear_end_to_end_in_the_order_given(file: int) -> None:
     os.pwrite(file, b"a" * PAGE + b"b" * PAGE + b"c" * PAGE, 0)
     mapped = FixedMapping(2 * PAGE)
     mapped.attach(file, [Extent(offset=2 * PAGE, nbytes=PAGE), Extent(offset=0, nbytes=PAGE)])
@@ -49,13 +49,13 @@ def test_extents_appear_end_to_end_in_the_order_given(file):
     mapped.close()
 
 
-def test_addresses_are_aligned_for_huge_pages():
+def test_addresses_are_aligned_for_huge_pages() -> None:
     mapped = FixedMapping(1)
     assert mapped.address % mapping.HUGE_PAGE_BYTES == 0
     mapped.close()
 
 
-def test_touching_a_parked_mapping_is_a_segmentation_fault(file):
+def test_touching_a_parked_mapping_is_a_segmentation_fault(file: int) -> None:
     mapped = FixedMapping(PAGE)
     mapped.attach(file, [Extent(offset=0, nbytes=PAGE)])
     mapped.park()
@@ -69,7 +69,7 @@ def test_touching_a_parked_mapping_is_a_segmentation_fault(file):
     mapped.close()
 
 
-def test_a_mapping_the_kernel_refuses_is_left_parked(file):
+def test_a_mapping_the_kernel_refuses_is_left_parked() -> None:
     mapped = FixedMapping(PAGE)
     with pytest.raises(OSError, match="mmap"):
         mapped.attach(-5, [Extent(offset=0, nbytes=PAGE)])
@@ -77,7 +77,7 @@ def test_a_mapping_the_kernel_refuses_is_left_parked(file):
     mapped.close()
 
 
-def test_punched_extents_read_as_zeroes(file):
+def test_punched_extents_read_as_zeroes(file: int) -> None:
     os.pwrite(file, b"x" * 2 * PAGE, 0)
     mapping.punch(file, Extent(offset=0, nbytes=PAGE))
     assert os.pread(file, 2 * PAGE, 0) == bytes(PAGE) + b"x" * PAGE

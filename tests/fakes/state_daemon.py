@@ -1,0 +1,102 @@
+"""Starts and drives a real state manager daemon and real client processes for tests."""
+
+# ruff: noqa: ANN401 - commands and answers are JSON
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.errors import PlexError
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 30
+
+
+class Client:
+    """A client process under the test's command."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError(f"client process ended with {self.process.wait()}")
+        answer = json.loads(line)
+        if "code" in answer:
+            raise PlexError(answer["code"], answer["message"], **answer["facts"])
+        return answer["ok"]
+
+
+class Daemon:
+    """The daemon, a stub to it, and the clients started so far."""
+
+    def __init__(self, directory: Path, stack: ExitStack, *, keys: str, devices: int) -> None:
+        self._stack = stack
+        config = directory / "sm.toml"
+        device = "[[devices]]\nindex = {}\nbytes_total = 4194304\n"
+        text = f'node_id = "n0"\nruntime_dir = "{directory}"\n{keys}\n'
+        config.write_text(text + "".join(device.format(i) for i in range(devices)))
+        argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
+        self.process = self._spawn(argv)
+        assert self.process.stdout is not None
+        self.ready = json.loads(self.process.stdout.readline())
+        channel = stack.enter_context(grpc.insecure_channel(self.ready["address"]))
+        self.stub = statemanager_pb2_grpc.StateManagerStub(channel)
+
+    def client(self, wpg_id: str, *, connect: bool = True, **identity: Any) -> Client:
+        client = Client(self._spawn([sys.executable, "-m", "tests.fakes.state_rank"]))
+        given = {"rank": 0, "incarnation": 1, "device_index": 0, "job_id": "job", **identity}
+        if connect:
+            client("connect", socket=self.ready["data_socket"], wpg_id=wpg_id, **given)
+        return client
+
+    def move(self, wpg_id: str, to: str, **fence: int) -> statemanager_pb2.MoveReply:
+        request = statemanager_pb2.MoveRequest(
+            wpg_id=wpg_id,
+            to=common_pb2.Residency.Value(f"RESIDENCY_{to}"),
+            fence=common_pb2.Fence(**fence),
+        )
+        return self.stub.Move(request, timeout=DEADLINE_S)
+
+    def digests(self, wpg_id: str) -> dict[str, str]:
+        reply = self.stub.Digest(statemanager_pb2.DigestRequest(wpg_id=wpg_id), timeout=DEADLINE_S)
+        assert not reply.HasField("error"), reply.error
+        return dict(reply.digests)
+
+    def inventory(self) -> statemanager_pb2.InventoryReply:
+        return self.stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)
+
+    def publish(self, wpg_id: str, version: int) -> statemanager_pb2.PublishReply:
+        request = statemanager_pb2.PublishRequest(
+            wpg_id=wpg_id, deployment_id="job/actor", version=version
+        )
+        return self.stub.Publish(request, timeout=DEADLINE_S)
+
+    def _spawn(self, argv: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._stack.callback(_end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        with suppress(BrokenPipeError):  # a command was under way when it died
+            stream.close()
