@@ -48,6 +48,11 @@ class RankHost:
         number = self._ask(("start", list(configs)))
         return Group(self, number)
 
+    def serve(self, configs: Sequence[Mapping[str, Any]]) -> list[Served]:
+        """Fork one `plexsvc.worker.main` a configuration; return when all serve."""
+        found = self._ask(("serve", list(configs)))
+        return [Served(self, pid=pid, address=address) for pid, address in found]
+
     def _ask(self, command: tuple[Any, ...]) -> Any:  # noqa: ANN401 - what the host answers
         self.connection.send(command)
         if not self.connection.poll(ANSWER_S + 10):
@@ -83,6 +88,23 @@ class Group:
     def stop(self) -> None:
         """End the ranks."""
         self.host._ask(("stop", self.number))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One rank process that serves gRPC."""
+
+    host: RankHost
+    pid: int
+    address: str
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Return the exit code once the process has ended, negative for a signal."""
+        return int(self.host._ask(("wait", self.pid)))
 
 
 @contextlib.contextmanager
@@ -134,13 +156,20 @@ def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:  # noqa: ANN401 - by
     match command:
         case ("start", configs):
             number = len(groups)
-            groups[number] = [_fork(config) for config in configs]
+            groups[number] = [_fork(config, _rank) for config in configs]
             _collect(groups[number])
             return number
         case ("ask", number, name, args):
             for _, pipe in groups[number]:
                 pipe.send((name, args))
             return _collect(groups[number])
+        case ("serve", configs):
+            ranks = [_fork(config, _serve_rank) for config in configs]
+            groups[-len(groups) - 1] = ranks
+            addresses = _collect(ranks)
+            return [(pid, address) for (pid, _), address in zip(ranks, addresses, strict=True)]
+        case ("wait", pid):
+            return _reap(pid, groups)
         case ("stop", number):
             _kill(groups[number])
             groups[number] = []
@@ -167,7 +196,22 @@ def _kill(ranks: list[tuple[int, Connection]]) -> None:
         os.waitpid(pid, 0)
 
 
-def _fork(config: Mapping[str, Any]) -> tuple[int, Connection]:
+def _reap(pid: int, groups: Ranks) -> int:
+    _, status = os.waitpid(pid, 0)
+    for number, ranks in groups.items():
+        groups[number] = [rank for rank in ranks if rank[0] != pid]
+    return os.waitstatus_to_exitcode(status)
+
+
+def _serve_rank(config: Mapping[str, Any], pipe: Connection) -> None:
+    from plexsvc.worker import main  # noqa: PLC0415 - after the fork
+
+    main.main(config, lambda address: pipe.send((True, address)))
+
+
+def _fork(
+    config: Mapping[str, Any], run: Callable[[Mapping[str, Any], Connection], None]
+) -> tuple[int, Connection]:
     ours, theirs = Pipe()
     pid = os.fork()
     if pid:
@@ -177,8 +221,12 @@ def _fork(config: Mapping[str, Any]) -> tuple[int, Connection]:
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ours.close()
-        _rank(config, theirs)
+        run(config, theirs)
         code = 0
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    except BaseException:  # noqa: BLE001 - the child's outermost frame
+        traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -1,0 +1,297 @@
+"""Order, records, the accumulation window and failures of one rank, on a fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker import config as worker_config
+from plexsvc.worker.backends.base import Hyper, MicroBatch, PassResult, TokenLoss
+from plexsvc.worker.backends.noop import NoopBackend
+from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.operations import operation_seed
+from plexsvc.worker.servicer import WorkerServicer
+from tests.fakes.worker_batches import operation, plan, random_batch
+
+ONE = plan([[0, 1, 2, 3]])
+
+
+class CountingClock:
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def wall_us(self) -> int:
+        return next(self._ticks)
+
+    monotonic_us = wall_us
+
+    async def sleep(self, duration_us: int) -> None:
+        raise AssertionError(duration_us)
+
+
+class FakeBackend(NoopBackend):
+    """Counts passes and fails on demand."""
+
+    def __init__(self, config: worker_config.WorkerConfig) -> None:
+        super().__init__(config)
+        self.calls: list[str] = []
+        self.hypers: list[Hyper] = []
+        self.seeds: list[int] = []
+        self.failure: Exception | None = None
+        self.gate: threading.Event | None = None
+        self.entered = threading.Event()
+
+    def reseed(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        self.calls.append("forward_backward")
+        self.entered.set()
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        outputs = tuple(mb.tokens.float() * temperature for mb in batch)
+        sums = {name: float(v) for name, v in loss(outputs[0], batch[0].arrays).sums.items()}
+        return PassResult(outputs=outputs if keep_outputs else (), sums=sums)
+
+    def step(self, hyper: Hyper) -> dict[str, float]:
+        self.calls.append("step")
+        self.hypers.append(hyper)
+        return super().step(hyper)
+
+
+class Rank:
+    """An executor over a fake backend, initialised."""
+
+    def __init__(self, **changes: Any) -> None:  # noqa: ANN401 - configuration
+        table: Mapping[str, Any] = {
+            "wpg_id": "wpg",
+            "rank": 0,
+            "world_size": 1,
+            "incarnation": 1,
+            "scheduler_epoch": 1,
+            "job_id": "job",
+            "deployment_id": "job/actor",
+            "role": "actor",
+            "backend": "fake",
+            "model": "",
+            "optimizer": {"lr": 0.5, "weight_decay": 0.1},
+            **changes,
+        }
+        self.config = worker_config.parse(table)
+        self.backend = FakeBackend(self.config)
+        self.executor = Executor(self.config, self.backend, clock=CountingClock())
+        self.executor.build(None)
+        assert self.code(operation(0, "initialize")) == ""
+
+    def run(self, made: operations_pb2.Operation) -> Outcome:
+        return self.executor.execute(made)
+
+    def code(self, made: operations_pb2.Operation) -> str:
+        return self.run(made).reply.result.error.code
+
+    def train(self, seq: int) -> operations_pb2.Operation:
+        return operation(
+            seq, "forward_backward", random_batch(seq), split=ONE, loss="cross_entropy"
+        )
+
+
+def test_a_failed_pass_breaks_the_window_until_zero_grad() -> None:
+    rank = Rank()
+    assert rank.code(rank.train(1)) == ""
+    rank.backend.failure = ValueError("out of luck")
+    failed = rank.run(rank.train(2))
+    assert failed.reply.result.error.code == "internal"
+    assert "out of luck" in failed.reply.result.error.message
+    assert "ValueError" in failed.reply.log_tail
+    assert not failed.must_exit
+    assert rank.code(rank.train(3)) == "window_broken"
+    assert rank.code(operation(4, "step")) == "window_broken"
+    assert rank.code(operation(5, "forward", random_batch(0), split=ONE)) == ""
+    assert rank.backend.calls == ["forward_backward", "forward_backward"]
+    assert rank.code(operation(6, "zero_grad")) == ""
+    assert rank.code(rank.train(7)) == ""
+    assert rank.code(operation(8, "step")) == ""
+
+
+def test_validation_comes_before_mutation_and_leaves_the_window_whole() -> None:
+    rank = Rank()
+    assert rank.code(rank.train(1)) == ""
+    broken = random_batch(0) | {"cu_seqlens": random_batch(0)["cu_seqlens"][:-1]}
+    for seq, made in enumerate(
+        (
+            operation(2, "forward_backward", broken, split=ONE, loss="cross_entropy"),
+            operation(3, "forward_backward", random_batch(0), split=ONE, loss="nonsense"),
+            operation(4, "forward_backward", random_batch(0), loss="cross_entropy"),
+            operation(5, "forward_backward", split=ONE, loss="cross_entropy"),
+            operation(6, "backward", random_batch(0), split=ONE),
+        ),
+        start=2,
+    ):
+        reply = rank.run(made).reply
+        assert reply.result.state == operations_pb2.OPERATION_STATE_REFUSED
+        assert reply.applied_seq == seq, "a final refusal consumes its number"
+    assert rank.backend.calls == ["forward_backward"]
+    assert rank.code(operation(7, "step")) == ""
+
+
+def test_an_unexpected_failure_in_a_group_asks_to_exit() -> None:
+    rank = Rank(world_size=2)
+    rank.backend.failure = RuntimeError("a collective broke")
+    assert rank.run(rank.train(1)).must_exit
+    rank = Rank(world_size=2)
+    rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "every rank sees this")
+    assert not rank.run(rank.train(1)).must_exit
+
+
+def test_steps_take_the_deployments_hyper_parameters_unless_told_otherwise() -> None:
+    rank = Rank()
+    rank.run(operation(1, "step"))
+    rank.run(operation(2, "step", lr=0.0, beta1=0.5))
+    assert [hyper.lr for hyper in rank.backend.hypers] == [0.5, 0.0]
+    assert [hyper.beta1 for hyper in rank.backend.hypers] == [0.9, 0.5]
+    assert [hyper.weight_decay for hyper in rank.backend.hypers] == [0.1, 0.1]
+
+
+def test_the_same_operation_on_the_same_state_has_the_same_digest_and_seed() -> None:
+    first, second = Rank(seed=3), Rank(seed=3)
+    replies = [rank.run(rank.train(1)).reply for rank in (first, second)]
+    assert replies[0].digest == replies[1].digest
+    assert len(replies[0].digest) == 16
+    assert first.backend.seeds == second.backend.seeds
+    assert first.backend.seeds[-1] == operation_seed(3, 1)
+    assert Rank(seed=4).backend.seeds != first.backend.seeds[:1]
+    other = operation(1, "forward_backward", random_batch(9), split=ONE, loss="cross_entropy")
+    assert Rank(seed=3).run(other).reply.digest != replies[0].digest
+
+
+def test_an_export_says_that_clean_gradients_need_not_survive() -> None:
+    rank = Rank()
+    rank.run(rank.train(4))
+    report = rank.executor.export()
+    assert report.applied_seq == 4
+    assert report.scalars == {"adam_step": 0}
+    rank.executor.restored({"adam_step": 12})
+    assert rank.executor.export().scalars == {"adam_step": 12}
+
+
+def test_a_reference_trains_nothing() -> None:
+    rank = Rank(role="reference", optimizer=None)
+    for made in (rank.train(1), operation(2, "step"), operation(3, "zero_grad")):
+        assert rank.code(made) == "bad_request"
+    assert rank.backend.calls == []
+
+
+@pytest.mark.parametrize("table", [{"backend": 3}, {"colour": "red"}, {"parallel": {"tp": "two"}}])
+def test_a_wrong_configuration_names_the_key(table: dict[str, Any]) -> None:
+    with pytest.raises(PlexError) as caught:
+        Rank(**table)
+    assert next(iter(table)) in caught.value.message
+
+
+# -- the servicer ----------------------------------------------------------------------------------
+
+
+class Served:
+    """A servicer whose executor runs on a thread of its own."""
+
+    def __init__(self, pool: ThreadPoolExecutor, **changes: Any) -> None:  # noqa: ANN401 - configuration
+        self.rank = Rank(**changes)
+        self.servicer = WorkerServicer(self.rank.config, self.rank.executor, pool)
+
+    async def execute(
+        self, made: operations_pb2.Operation, *, wpg_id: str = "wpg", lease_no: int = 1
+    ) -> worker_pb2.ExecuteReply:
+        fence = common_pb2.Fence(scheduler_epoch=1, lease_no=lease_no, incarnation=1)
+        request = worker_pb2.ExecuteRequest(wpg_id=wpg_id, fence=fence, operation=made)
+        return await self.servicer.Execute(request, None)
+
+
+@pytest.fixture
+def pool() -> Any:  # noqa: ANN401 - a generator
+    with ThreadPoolExecutor(max_workers=1) as made:
+        yield made
+
+
+async def test_a_dropped_call_lets_the_operation_end_and_a_repeat_gets_its_answer(
+    pool: ThreadPoolExecutor,
+) -> None:
+    served = Served(pool)
+    backend = served.rank.backend
+    backend.gate = threading.Event()
+    made = served.rank.train(1)
+    async with asyncio.TaskGroup() as group:
+        dropped = group.create_task(served.execute(made))
+        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 10)
+        dropped.cancel()
+    async with asyncio.TaskGroup() as group:
+        attached = group.create_task(served.execute(made))
+        await asyncio.sleep(0)
+        backend.gate.set()
+    first = attached.result()
+    assert not first.result.error.code
+    assert (await served.execute(made)).digest == first.digest
+    assert backend.calls == ["forward_backward"]
+
+
+async def test_a_full_rank_refuses_and_the_refused_may_come_again(
+    pool: ThreadPoolExecutor,
+) -> None:
+    served = Served(pool, max_pending=1)
+    backend = served.rank.backend
+    backend.gate = threading.Event()
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(served.execute(served.rank.train(1)))
+        await asyncio.get_running_loop().run_in_executor(None, backend.entered.wait, 10)
+        refused = await served.execute(served.rank.train(2))
+        backend.gate.set()
+    assert not first.result().result.error.code
+    assert refused.result.error.code == "queue_full"
+    assert refused.result.error.retryable
+    again = await served.execute(served.rank.train(2))
+    assert not again.result.error.code
+
+
+async def test_orders_for_others_are_refused(pool: ThreadPoolExecutor) -> None:
+    served = Served(pool)
+    assert (await served.execute(operation(1, "noop"), wpg_id="x")).result.error.code == "not_found"
+    assert not (await served.execute(operation(1, "noop"), lease_no=5)).result.error.code
+    stale = await served.execute(operation(2, "noop"), lease_no=4)
+    assert stale.result.error.code == "stale_fence"
+
+
+async def test_a_poisoned_rank_asks_its_process_to_exit_after_the_answer(
+    pool: ThreadPoolExecutor,
+) -> None:
+    served = Served(pool, world_size=2)
+    served.rank.backend.failure = RuntimeError("a collective broke")
+    reply = await served.execute(served.rank.train(1))
+    assert reply.result.error.code == "internal"
+    assert served.servicer.must_exit.is_set()
+
+
+def test_outputs_travel_as_a_shard_when_asked_for() -> None:
+    rank = Rank()
+    made = rank.train(1)
+    made.forward_backward.return_logprobs = True
+    (shard,) = rank.run(made).reply.result.shards
+    assert list(shard.sequences) == [0, 1, 2, 3]
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,130 @@
+"""Losses against their formulas, and the errors of wrong names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from plexclient.losses import BUILT_IN_LOSSES
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.worker import losses
+
+LOGPROBS = torch.tensor([-1.0, -2.0, -0.5, -3.0])
+ARRAYS = {
+    "weights": torch.tensor([1.0, 0.5, 0.0, 2.0]),
+    "logprobs": torch.tensor([-1.5, -2.0, -1.5, -2.0]),
+    "advantages": torch.tensor([1.0, -1.0, 1.0, -2.0]),
+    "mask": torch.tensor([1.0, 1.0, 1.0, 0.5]),
+    "returns": torch.tensor([0.0, 1.0, -1.0, 2.0]),
+}
+RATIO = torch.exp(LOGPROBS - ARRAYS["logprobs"])
+
+
+def run(
+    name: str, args: Mapping[str, float] | None = None
+) -> tuple[float, torch.Tensor, dict[str, float]]:
+    """Return the loss, its gradient, and the metrics."""
+    outputs = LOGPROBS.clone().requires_grad_()
+    role = "critic" if name == "value_mse" else "actor"
+    terms = losses.resolve(name, args or {}, role=role)(outputs, ARRAYS)
+    (gradient,) = torch.autograd.grad(terms.loss, outputs)
+    sums = {key: float(value) for key, value in terms.sums.items()}
+    return float(terms.loss.detach()), gradient, losses.metrics(sums)
+
+
+def test_cross_entropy_is_a_weighted_sum() -> None:
+    loss, gradient, metrics = run("cross_entropy")
+    assert loss == pytest.approx(1.0 + 1.0 + 6.0)
+    assert torch.equal(gradient, -ARRAYS["weights"])
+    assert metrics == {"loss": loss, "tokens": 3.0}
+
+
+def test_importance_sampling_weighs_by_the_ratio() -> None:
+    loss, gradient, metrics = run("importance_sampling")
+    terms = RATIO * ARRAYS["advantages"] * ARRAYS["mask"]
+    assert loss == pytest.approx(float(-terms.sum()))
+    assert torch.allclose(gradient, -terms)
+    weight = float(ARRAYS["mask"].sum())
+    assert metrics["ratio_mean"] == pytest.approx(float((RATIO * ARRAYS["mask"]).sum()) / weight)
+    assert metrics["kl"] > 0
+
+
+def test_ppo_stops_the_gradient_of_clipped_tokens_only() -> None:
+    _, gradient, metrics = run("ppo", {"clip": 0.2})
+    # ratios: 1.65 (advantage +, clipped), 1 (not), 2.7 (+, clipped), 0.37 (advantage -, clipped)
+    assert gradient[[0, 2, 3]].tolist() == [0.0, 0.0, 0.0]
+    assert gradient[1] == pytest.approx(1.0)
+    assert metrics["clipfrac"] == pytest.approx(2.5 / 3.5)
+
+
+def test_ppo_takes_an_upper_clip_of_its_own() -> None:
+    _, narrow, _ = run("ppo", {"clip": 0.2})
+    _, wide, _ = run("ppo", {"clip": 0.2, "clip_high": 1.0})
+    assert narrow[0] == 0.0
+    assert wide[0] == pytest.approx(-float(RATIO[0]))
+    assert wide[3] == 0.0
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    loss, gradient, _ = run("cispo", {"clip": 0.2})
+    weight = RATIO.clamp(0.8, 1.2)
+    wanted = -weight * ARRAYS["advantages"] * ARRAYS["mask"]
+    assert torch.allclose(gradient, wanted)
+    assert loss == pytest.approx(float((wanted * LOGPROBS).sum()))
+
+
+def test_dro_pulls_quadratically_to_the_sampler() -> None:
+    loss, gradient, _ = run("dro", {"beta": 0.5})
+    gap = LOGPROBS - ARRAYS["logprobs"]
+    objective = LOGPROBS * ARRAYS["advantages"] - 0.25 * gap**2
+    assert loss == pytest.approx(float(-(objective * ARRAYS["mask"]).sum()))
+    assert torch.allclose(gradient, -(ARRAYS["advantages"] - 0.5 * gap) * ARRAYS["mask"])
+
+
+def test_value_mse_is_half_the_squared_error() -> None:
+    loss, gradient, metrics = run("value_mse")
+    error = LOGPROBS - ARRAYS["returns"]
+    assert loss == pytest.approx(0.5 * float((error**2 * ARRAYS["mask"]).sum()))
+    assert torch.allclose(gradient, error * ARRAYS["mask"])
+    assert "value_mean" in metrics
+
+
+def test_a_given_gradient_is_applied_as_it_is() -> None:
+    outputs = LOGPROBS.clone().requires_grad_()
+    given = torch.tensor([0.1, -0.2, 0.0, 3.0])
+    terms = losses.given_gradient(outputs, {losses.GRAD_ARRAY: given})
+    (gradient,) = torch.autograd.grad(terms.loss, outputs)
+    assert torch.equal(gradient, given)
+
+
+def test_every_built_in_loss_of_the_client_is_known() -> None:
+    for name, required in BUILT_IN_LOSSES.items():
+        assert losses.required_arrays(name) == required
+        run(name)
+
+
+def test_a_wrong_name_lists_the_known_ones() -> None:
+    with pytest.raises(PlexError) as caught:
+        losses.resolve("pppo", {}, role="actor")
+    assert caught.value.code == ErrorCode.UNKNOWN_LOSS
+    assert all(name in caught.value.message for name in BUILT_IN_LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "role", "fragment"),
+    [
+        ("ppo", {"clp": 0.2}, "actor", "clip, clip_high"),
+        ("cross_entropy", {"clip": 0.2}, "actor", "none"),
+        ("ppo", {}, "critic", "value_mse"),
+        ("value_mse", {}, "actor", "critic"),
+    ],
+)
+def test_wrong_arguments_and_roles_say_what_fits(
+    name: str, args: dict[str, float], role: str, fragment: str
+) -> None:
+    with pytest.raises(PlexError) as caught:
+        losses.resolve(name, args, role=role)
+    assert caught.value.code == ErrorCode.BAD_REQUEST
+    assert fragment in caught.value.message
