@@ -13,12 +13,12 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import grpc.aio
 
@@ -26,10 +26,13 @@ from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.cli.places import Card, default_state_dir, remove_card, write_card
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
+from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.scheduler.config import SchedulerConfig
@@ -42,6 +45,9 @@ DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
 _STOP_GRACE_S: Final = 2.0
+_MAX_AGENT_RESTARTS: Final = 3
+
+log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +162,16 @@ class EmbeddedCluster:
         """Start all agents at once; return their addresses in the order of the configuration."""
         configs = [self._agent_config(node, stack) for node in self._config.nodes]
         launcher = await stack.enter_async_context(LocalLauncher(configs))
-        async with asyncio.TaskGroup() as tasks:
-            starting = [tasks.create_task(launcher.spawn(config)) for config in configs]
-        return [task.result().address for task in starting]
+        async with asyncio.TaskGroup() as starting:
+            spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
+        addresses = [spawn.result().address for spawn in spawns]
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        fixed = {
+            NodeId(config.node_id): replace(config, listen=address, is_replacement=True)
+            for config, address in zip(configs, addresses, strict=True)
+        }
+        _run_beside(stack, tasks.create_task(_replace_agents(launcher, fixed)))
+        return addresses
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id
@@ -178,7 +191,12 @@ class EmbeddedCluster:
     ) -> None:
         scheduler = SchedulerServicer(driver)
         config = replace(self._config.router, tokens=self._tokens)
-        router = RouterServicer(scheduler, config=config, clock=self._clock, frames=rollout)
+        router = RouterServicer(
+            cast("SchedulerApi", scheduler),  # its methods' types are erased by their decorator
+            config=config,
+            clock=self._clock,
+            frames=rollout,
+        )
         stack.push_async_callback(router.aclose)
         server = new_server()
         add_to_server(router, server)
@@ -194,6 +212,20 @@ class EmbeddedCluster:
         self.card = Card(address=address, token=next(iter(self._tokens)), pid=os.getpid())
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)
+
+
+async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig]) -> None:
+    """Start a new agent, at the same address, for each that dies: a bounded number of times."""
+    left = dict.fromkeys(configs, _MAX_AGENT_RESTARTS)
+    async for ended in launcher.events():
+        left[ended.node_id] -= 1
+        if left[ended.node_id] < 0:
+            log.error("node given up: its agent died too often", node_id=ended.node_id)
+            continue
+        try:
+            await launcher.spawn(configs[ended.node_id])
+        except PlexError as error:
+            log.error("node given up: no new agent", error=error)  # noqa: TRY400 - it logs the cause
 
 
 def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ from plexsvc import log as logging
 from plexsvc.cli.cluster import ClusterConfig, EmbeddedCluster
 from plexsvc.cli.places import Card, read_card
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.failures import only_failure
 from plexsvc.node.logs import tail
 
 UP_TIMEOUT_S: Final = 180.0
@@ -44,13 +45,6 @@ def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
         asyncio.run(_serve(config, on_up=on_up))
     except BaseExceptionGroup as group:
         raise only_failure(group) from group
-
-
-def only_failure(error: BaseException) -> BaseException:
-    """Return the one failure that nested groups hold, or the group that holds several."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:

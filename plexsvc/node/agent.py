@@ -25,6 +25,7 @@ from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, ImageConfig
 from plexsvc.node.event_log import EventLog
+from plexsvc.node.failures import only_failure
 from plexsvc.node.lease import NodeLease
 from plexsvc.node.servicer import NodeServicer
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
@@ -44,7 +45,7 @@ class Agent:
         self._tasks = tasks
         self._log_dir = config.log_dir or config.runtime_dir / "logs"
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._events = EventLog(limit=config.max_events)
+        self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
         kinds = {device.kind for device in config.devices}
         self._images = [self._warm_image(image) for image in config.images if image.name in kinds]
@@ -74,6 +75,8 @@ class Agent:
         for image in self._images:
             self._tasks.create_task(image.run())
         await self._sidecar.start()
+        if self._config.is_replacement and self._sidecar.where is not None:
+            self._sidecar_is_back(self._sidecar.where)
         self._tasks.create_task(self._sidecar.run())
 
     async def kill_ranks(self) -> None:
@@ -152,8 +155,11 @@ def main() -> None:
     logging.setup()
     try:
         asyncio.run(_serve_until_signalled(configuration.load(options.config, AgentConfig)))
-    except PlexError as error:
-        sys.exit(str(error))
+    except (PlexError, BaseExceptionGroup) as error:
+        cause = only_failure(error)
+        if not isinstance(cause, PlexError):
+            raise
+        sys.exit(str(cause))
 
 
 if __name__ == "__main__":

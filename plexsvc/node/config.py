@@ -42,6 +42,8 @@ class AgentConfig:
     """Sockets, rendezvous files. Short: a Unix socket's path has at most 107 bytes."""
     log_dir: Path | None = None
     """Where the logs of the node's processes go; by default `logs` in the runtime directory."""
+    is_replacement: bool = False
+    """An earlier agent of this node died: the first event says that its state manager is new."""
     host_bytes: int = 8 << 30
     """Host memory the state manager may use for parked state and published versions."""
     staging_bytes: int = 1 << 30

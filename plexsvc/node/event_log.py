@@ -10,11 +10,15 @@ from plexclient.wire.v1 import node_pb2
 
 
 class EventLog:
-    """Events numbered from 1. A reader that fell behind the bound sees a gap in the numbers."""
+    """Events in order of their numbers. A reader that fell behind the bound sees a gap in them.
 
-    def __init__(self, *, limit: int) -> None:
+    An agent numbers from its start time, so that numbers grow over restarts too and a reader goes
+    on where it was, whichever agent answers.
+    """
+
+    def __init__(self, *, limit: int, first_index: int = 1) -> None:
         self._events: deque[node_pb2.NodeEvent] = deque(maxlen=limit)
-        self._next_index = 1
+        self._next_index = first_index
         self._grown = asyncio.Event()
 
     @property
