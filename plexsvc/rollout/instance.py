@@ -102,7 +102,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
     ) -> AsyncIterator[rollout_pb2.InstanceFrame]:
         """Stream deltas until every request has finished or was aborted."""
         try:
-            self._gate.admit(request.fence, what=f"generate on {self._config.wpg_id}")
+            self._gate.admit_shared(request.fence, what=f"generate on {self._config.wpg_id}")
             self._check_version(request.min_version)
             left = len(request.requests)
             async with aclosing(self._engine.generate(request.requests)) as stream:  # type: ignore[type-var]  # an async generator
@@ -128,7 +128,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         """Verify and load a version in place; the version in use is answered at once."""
         del context
         try:
-            self._gate.admit(request.fence, what=f"load version on {self._config.wpg_id}")
+            self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
             async with self._update:
                 return await self._load(request)
         except PlexError as error:

@@ -80,9 +80,14 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         """
         del context
         try:
-            self._gate(request.wpg_id).admit(request.fence, what=_what(request))
+            gate, what = self._gate(request.wpg_id), _what(request)
             execution = self._executions.get(request.operation.operation_id)
-            if execution is None:
+            if execution is not None:
+                gate.admit_leader(request.fence, what=what)
+            else:
+                shared = request.operation.WhichOneof("body") == "generate"
+                admit = gate.admit_shared if shared else gate.admit_exclusive
+                admit(request.fence, what=what)
                 execution = self._begin(request)
         except PlexError as error:
             return failure(request.operation, error, state=REFUSED)
@@ -96,7 +101,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         Without an operation id the whole WPG is forgotten.
         """
         try:
-            self._gate(request.wpg_id).admit(request.fence, what="cancel")
+            self._gate(request.wpg_id).admit_leader(request.fence, what="cancel")
             if not request.operation_id:
                 for deployment_id in [
                     d.deployment_id

@@ -332,6 +332,29 @@ async def test_orders_of_a_replaced_scheduler_are_refused() -> None:
         assert (await b.execute(b.generate())).error.code == ErrorCode.STALE_FENCE
 
 
+async def test_a_repeat_or_cancellation_under_an_older_lease_is_still_heard() -> None:
+    async with bench(held=True) as b:
+        first, second = b.generate(), b.generate()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(first))
+            b.fence.lease_no = 2
+            other = group.create_task(b.execute(second))
+            b.instances[0].engine.allow(2)
+            await recorded(b, first, tokens=4)
+            b.fence.lease_no = 1
+            again = group.create_task(b.execute(first))
+            await b.manager.Cancel(
+                worker_pb2.CancelRequest(
+                    operation_id=first.operation_id, wpg_id="wpg", fence=b.fence
+                ),
+                None,
+            )
+            b.instances[0].engine.release()
+        assert running.result().error.code == ErrorCode.CANCELLED
+        assert again.result() == running.result()
+        assert other.result().state == APPLIED
+
+
 async def test_an_operation_from_before_a_pull_comes_too_late() -> None:
     async with bench() as b:
         late = b.generate()

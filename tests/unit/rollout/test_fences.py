@@ -1,0 +1,47 @@
+"""Older numbers are refused, each by its own; generates may overtake each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import common_pb2
+from plexsvc.rollout.fences import FenceGate
+
+
+def fence(epoch: int, lease: int, incarnation: int) -> common_pb2.Fence:
+    return common_pb2.Fence(scheduler_epoch=epoch, lease_no=lease, incarnation=incarnation)
+
+
+@pytest.mark.parametrize(
+    ("stale", "number"),
+    [
+        ((1, 9, 9), "scheduler_epoch"),
+        ((9, 1, 9), "lease_no"),
+        ((9, 9, 1), "incarnation"),
+    ],
+)
+def test_one_older_number_is_enough_and_is_named(stale: tuple[int, int, int], number: str) -> None:
+    gate = FenceGate()
+    gate.admit_exclusive(fence(2, 2, 2), what="x")
+    with pytest.raises(PlexError, match=number) as caught:
+        gate.admit_shared(fence(*stale), what="x")
+    assert caught.value.code == ErrorCode.STALE_FENCE
+    gate.admit_exclusive(fence(2, 2, 2), what="a refused order changed nothing")
+
+
+def test_generates_overtake_each_other_but_not_an_exclusive_order() -> None:
+    gate = FenceGate()
+    gate.admit_shared(fence(1, 7, 1), what="x")
+    gate.admit_shared(fence(1, 5, 1), what="x")
+    gate.admit_exclusive(fence(1, 8, 1), what="x")
+    with pytest.raises(PlexError):
+        gate.admit_shared(fence(1, 7, 1), what="x")
+
+
+def test_a_repeat_needs_no_lease_but_a_leader() -> None:
+    gate = FenceGate(scheduler_epoch=3)
+    gate.admit_exclusive(fence(3, 8, 0), what="x")
+    gate.admit_leader(fence(3, 1, 0), what="x")
+    with pytest.raises(PlexError):
+        gate.admit_leader(fence(2, 9, 0), what="x")
