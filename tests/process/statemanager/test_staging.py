@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import grpc
 import numpy as np
@@ -24,7 +23,7 @@ RULES = service_pb2.BatchRules(
 )
 
 
-def batch(**changes: Any) -> dict[str, np.ndarray]:
+def batch(**changes: np.ndarray) -> dict[str, np.ndarray]:
     arrays = {
         "cu_seqlens": np.array([0, 4, 10], np.int32),
         "tokens": np.arange(10, dtype=np.int32),
@@ -53,12 +52,17 @@ def requests(
 
 
 def stage(
-    daemon: Daemon, arrays: Mapping[str, np.ndarray], **fields: Any
+    daemon: Daemon,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    operation_id: bytes = OPERATION,
+    rules: service_pb2.BatchRules = RULES,
 ) -> service_pb2.StageReply:
-    return daemon.stub.Stage(requests(arrays, **fields), timeout=30)
+    sent = requests(arrays, operation_id=operation_id, rules=rules)
+    return daemon.stub.Stage(sent, timeout=30)
 
 
-def drop(daemon: Daemon, **fields: Any) -> int:
+def drop(daemon: Daemon, **fields: object) -> int:
     request = statemanager_pb2.DropStagedRequest(**fields)
     return daemon.stub.DropStaged(request, timeout=30).freed_bytes
 

@@ -1,4 +1,4 @@
-"""Publishing, digests and checkpoints of managed state, wherever it is and however it is laid out."""
+"""Publishing, digests and checkpoints of managed state, on any tier and in any layout."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from safetensors.numpy import load_file
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from tests.fakes.state_daemon import Daemon
+from tests.fakes.state_daemon import Client, Daemon
 
 pytestmark = pytest.mark.process
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: Any) -> dict[str, Any]:
+def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: object) -> dict[str, Any]:
     box = array[rows]
     return {
         "kind": "param",
@@ -37,8 +37,8 @@ def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: Any) -> dict
     }
 
 
-def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: Any) -> list[Any]:
-    """Ranks holding WEIGHT cut by rows as param and exp_avg (tenfold), 64 bytes into their regions."""
+def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: object) -> list[Client]:
+    """Ranks holding WEIGHT by rows as param and, tenfold, exp_avg, 64 bytes into their regions."""
     ranks = []
     for i, rows in enumerate(shards):
         rank = daemon.client(wpg_id, rank=i, device_index=i % 2, **identity)
@@ -126,7 +126,7 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -
     build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
     used = daemon.inventory().host_bytes_used
-    nbytes = [daemon.publish("a", v).manifest.nbytes for v in range(1, 5)][0]
+    nbytes = max(daemon.publish("a", v).manifest.nbytes for v in range(1, 5))
     refused = daemon.publish("a", 5).error
     assert (refused.code, refused.retryable) == ("no_room", True)
     assert "max_versions_per_deployment" in refused.message
@@ -184,7 +184,7 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
 
 
-def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:
+def materialize(daemon: Daemon, path: Path, **fields: object) -> statemanager_pb2.MaterializeReply:
     request = statemanager_pb2.MaterializeRequest(wpg_id="a", path=str(path), **fields)
     return daemon.stub.Materialize(request, timeout=30)
 
