@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from plexsvc.clock import Clock
@@ -98,6 +99,7 @@ class SchedulerDriver:
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
+            await self._fail_orphans(thread)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks, self._is_running = tasks, True
                 for link in self.nodes.links:
@@ -134,6 +136,16 @@ class SchedulerDriver:
                 f"{len(self._inbox)} events wait to be decided (scheduler.max_inbox); try again",
                 limit=self.config.max_inbox,
             )
+
+    async def _fail_orphans(self, thread: ThreadPoolExecutor) -> None:
+        """Record the end of jobs whose scheduler is gone; their processes died with it."""
+        loop, now_us = asyncio.get_running_loop(), self.clock.wall_us()
+        fail = partial(
+            self._store.fail_orphans, reason="the scheduler restarted", ended_us=now_us
+        )
+        count = await loop.run_in_executor(thread, fail)
+        if count:
+            log.warning("jobs of an earlier scheduler failed", jobs=count)
 
     async def _decide(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ class Recorder:
         result.times.switch_us = action.switch_us
         result.times.run_us = action.run_us
         job = self._registry.jobs.get(JobId(held.operation.job_id))
-        if job is not None:
+        if job is not None and held.kind is not OperationKind.INITIALIZE:
             job.view.operations_done += 1
         self._settle(
             action.operation_id, held, result, keep=held.kind is not OperationKind.INITIALIZE

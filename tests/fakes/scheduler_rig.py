@@ -1,0 +1,129 @@
+"""A scheduler's driver over fake nodes, and the ways tests talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.ids import new_operation_id
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.driver import SchedulerDriver
+from plexsvc.scheduler.servicer import SchedulerServicer
+from plexsvc.store.store import Store, open_store
+from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
+
+TENANT = "lab"
+
+
+@dataclass(slots=True, kw_only=True)
+class Rig:
+    """Everything a driver test touches."""
+
+    driver: SchedulerDriver
+    scheduler: SchedulerServicer
+    behaviour: Behaviour
+    agents: list[FakeAgent]
+    rollout: FakeRolloutManager
+    store: Store
+    seqs: dict[str, int] = field(default_factory=dict)
+
+    async def job(self, job_id: str, *, ttl_us: int = 0) -> service_pb2.Job:
+        """Open a job."""
+        return await self.scheduler.CreateJob(
+            service_pb2.CreateJobRequest(
+                job_id=job_id, name=job_id, tenant=TENANT, session_ttl_us=ttl_us
+            )
+        )
+
+    async def deploy(
+        self, job_id: str, name: str = "actor", *, tp: int = 1, role: str = "actor"
+    ) -> service_pb2.Deployment:
+        """Bring a deployment up."""
+        spec = service_pb2.DeploymentSpec(
+            role=role, backend="vllm" if role == "rollout" else "noop"
+        )
+        spec.parallel.tp = tp
+        return await self.scheduler.CreateDeployment(
+            service_pb2.CreateDeploymentRequest(
+                deployment_id=f"{job_id}/{name}",
+                job_id=job_id,
+                tenant=TENANT,
+                name=name,
+                spec=spec,
+            )
+        )
+
+    def operation(
+        self,
+        job_id: str,
+        kind: str = "noop",
+        *,
+        name: str = "actor",
+        seq: int = 0,
+        after: tuple[bytes, ...] = (),
+        payload: common_pb2.Payload | None = None,
+    ) -> operations_pb2.Operation:
+        """Return the deployment's next operation."""
+        deployment_id = f"{job_id}/{name}"
+        if not seq:
+            seq = self.seqs[deployment_id] = self.seqs.get(deployment_id, 0) + 1
+        operation = operations_pb2.Operation(
+            operation_id=new_operation_id(),
+            tenant=TENANT,
+            job_id=job_id,
+            deployment_id=deployment_id,
+            seq=seq,
+            after=after,
+            payload=payload,
+        )
+        getattr(operation, kind).SetInParent()
+        return operation
+
+    async def run(self, job_id: str, kind: str = "noop", **more: object) -> operations_pb2.OperationResult:
+        """Submit the next operation and return its result."""
+        return await self.scheduler.SubmitOperation(self.operation(job_id, kind, **more))  # type: ignore[arg-type] # passed on
+
+    async def end(self, job_id: str, outcome: int = service_pb2.JOB_STATE_COMPLETED) -> service_pb2.Job:
+        """End a job."""
+        return await self.scheduler.EndJob(
+            service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done")  # type: ignore[arg-type] # an enum's value
+        )
+
+
+@asynccontextmanager
+async def start_rig(
+    directory: Path, *, nodes: list[dict[str, int]], config: SchedulerConfig | None = None
+) -> AsyncIterator[Rig]:
+    """Run a driver over fake nodes with the given numbers of devices by kind."""
+    behaviour = Behaviour()
+    agents = [
+        FakeAgent(f"node-{i}", behaviour, kinds=kinds) for i, kinds in enumerate(nodes)
+    ]
+    targets = [await agent.start() for agent in agents]
+    rollout = FakeRolloutManager(behaviour)
+    store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
+    driver = SchedulerDriver(
+        config or SchedulerConfig(), store, SystemClock(), targets, rollout
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(driver.run())
+            await driver.ready()
+            yield Rig(
+                driver=driver,
+                scheduler=SchedulerServicer(driver),
+                behaviour=behaviour,
+                agents=agents,
+                rollout=rollout,
+                store=store,
+            )
+            running.cancel()
+    finally:
+        store.close()
+        for agent in agents:
+            await agent.stop()
