@@ -60,7 +60,7 @@ class Mover:
         with self._node.wpg_locks.hold(wpg_id):
             is_moving = self._begin(wpg_id, to, fence=fence)
             if not is_moving:
-                return self._done.get((wpg_id, move_id), MoveOutcome(residency=to))
+                return self._answered_before(wpg_id, to, move_id=move_id)
             nbytes, copy_us = self._perform(wpg_id, to)
             outcome = MoveOutcome(
                 residency=to,
@@ -71,6 +71,12 @@ class Mover:
             self._remember(wpg_id, move_id, outcome)
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=nbytes, total_us=outcome.total_us)
         return outcome
+
+    def _answered_before(self, wpg_id: WpgId, to: Residency, *, move_id: bytes) -> MoveOutcome:
+        before = self._done.get((wpg_id, move_id))
+        if before is None or before.residency is not to:
+            return MoveOutcome(residency=to)
+        return before
 
     def _begin(self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers) -> bool:
         with self._node.lock:

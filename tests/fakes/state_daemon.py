@@ -63,11 +63,14 @@ class Daemon:
             client("connect", socket=self.ready["data_socket"], wpg_id=wpg_id, **given)
         return client
 
-    def move(self, wpg_id: str, to: str, **fence: int) -> statemanager_pb2.MoveReply:
+    def move(
+        self, wpg_id: str, to: str, *, move_id: bytes = b"", **fence: int
+    ) -> statemanager_pb2.MoveReply:
         request = statemanager_pb2.MoveRequest(
             wpg_id=wpg_id,
             to=common_pb2.Residency.Value(f"RESIDENCY_{to}"),
             fence=common_pb2.Fence(**fence),
+            move_id=move_id,
         )
         return self.stub.Move(request, timeout=DEADLINE_S)
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -169,3 +177,45 @@ def test_older_commands_and_ranks_are_refused(daemon: Daemon) -> None:
     new("allocate", regions=[region("params", 4 * MIB)])
     with pytest.raises(PlexError, match="unavailable"):
         a("allocate", regions=[region("more", 1)])
+
+
+def test_a_repeated_move_is_answered_as_before_and_moves_nothing(daemon: Daemon) -> None:
+    a = daemon.client("a")
+    a("allocate", regions=[region("params", MIB)])
+    first = daemon.move("a", "HOST", move_id=b"m1")
+    assert daemon.move("a", "HOST", move_id=b"m1") == first
+    assert daemon.move("a", "HOST", move_id=b"m2").nbytes == 0
+
+
+def test_garbage_on_the_data_socket_disturbs_nobody(daemon: Daemon) -> None:
+    a = daemon.client("a")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(daemon.ready["data_socket"])
+        stranger.sendall(os.urandom(4096))
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    a("allocate", regions=[region("params", MIB)])
+    assert daemon.move("a", "HOST").nbytes == MIB
+
+
+def test_the_daemon_dies_with_its_parent_and_leaves_no_memory_behind(tmp_path: Path) -> None:
+    config = tmp_path / "sm.toml"
+    config.write_text(f'node_id = "n"\nruntime_dir = "{tmp_path}"\n')
+    script = (
+        "import subprocess, sys, os\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'plexsvc.statemanager.main',\n"
+        "    '--config', sys.argv[1]], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    shared_memory = set(Path("/dev/shm").iterdir())
+    parent = subprocess.run(
+        [sys.executable, "-c", script, str(config)], capture_output=True, text=True, check=False
+    )
+    child = int(parent.stdout)
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(child)
+        assert select.select([descriptor], [], [], 20)[0], "the daemon outlived its parent"
+        os.close(descriptor)
+    assert not {p for p in Path("/dev/shm").iterdir() if "plexsvc" in p.name} - shared_memory
