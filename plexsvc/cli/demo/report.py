@@ -1,7 +1,7 @@
 """The verdict of a demo: figures of each job and the device, and the checks they must pass.
 
-`bubble_ratio`: the share of a job's wall time, from its submission to its end, in which the training
-device it runs on ran no operation. Alone, that is what the job leaves idle; shared, what all leave.
+`bubble_ratio`: the share of a job's wall time, from its submission to its end, in which the
+training device ran no operation. Alone, it is what the job leaves idle; shared, what all leave.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _learning(job: JobFigures) -> Check:
         name=f"learning of {job.name}",
         passed=gain >= MIN_GAIN and gain > MIN_STANDARD_ERRORS * job.reward_se,
         found=f"reward {job.reward_first10:.3f} → {job.reward_last10:.3f}, a gain of {gain:+.3f}; "
-        f"at least {MIN_GAIN} and {MIN_STANDARD_ERRORS:g} × {job.reward_se:.3f} are due",
+        f"at least {MIN_GAIN} and {MIN_STANDARD_ERRORS:g} times {job.reward_se:.3f} are due",
     )
 
 
