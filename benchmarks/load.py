@@ -1,0 +1,65 @@
+"""Load on a call: open loop at a fixed rate, and closed loop at saturation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+Call = Callable[[int], Awaitable[None]]
+"""Makes one call for job `i` and returns when it is answered."""
+
+
+async def open_loop(
+    call: Call, *, jobs: int, rate_hz: float, seconds: float, seed: int
+) -> list[float]:
+    """Return latencies in ms of `jobs` jobs that each call `rate_hz` times a second.
+
+    A call starts when its time has come, whatever became of the ones before; its latency counts
+    from that time, so that a stall shows in every call it delays.
+    """
+    loop = asyncio.get_running_loop()
+    dice = random.Random(seed)
+    start = loop.time() + 0.1
+    found: list[float] = []
+
+    async def run(job: int, at: float) -> None:
+        await call(job)
+        found.append((loop.time() - at) * 1e3)
+
+    period = 1 / rate_hz
+    times = sorted(
+        (start + phase + n * period, job)
+        for job, phase in enumerate(dice.random() * period for _ in range(jobs))
+        for n in range(int(seconds * rate_hz))
+    )
+    async with asyncio.TaskGroup() as group:
+        for at, job in times:
+            if (wait := at - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            group.create_task(run(job, at))
+    return found
+
+
+async def saturate(call: Call, *, jobs: int, seconds: float) -> float:
+    """Return calls a second when each of `jobs` jobs calls again as soon as it is answered."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    done = 0
+
+    async def run(job: int) -> None:
+        nonlocal done
+        while loop.time() < end:
+            await call(job)
+            done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for job in range(jobs):
+            group.create_task(run(job))
+    return done / seconds
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of `values` lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

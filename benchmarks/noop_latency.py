@@ -1,0 +1,289 @@
+"""Latency of a no-op operation, client → router → scheduler → worker → client, journal on.
+
+64 jobs on 64 virtual groups (a device each, backend `noop`: nothing is computed) each issue 5
+operations a second, open loop, over connections of their own. The same load goes down a bare gRPC
+chain of the same hops and as many workers in the same run: two hops for router and scheduler in one
+process (embedded), three for a router apart. Phases alternate, so that drift hits all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from benchmarks import bare_chain, load
+from plexclient.ids import new_deployment_id, new_job_id, new_operation_id
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexclient.wire.v1 import service_pb2_grpc
+
+JOBS = 64
+RATE_HZ = 5
+SESSION_TTL_US = 3_600_000_000
+CALL_S = 60.0
+ACK_EVERY = 50
+BOOT_S = 120
+TARGETS = {"embedded": {"p50_ms": 2.5, "p99_ms": 8.0}, "apart": {"p50_ms": 4.0, "p99_ms": 12.0}}
+
+
+@dataclass(slots=True)
+class NoopJob:
+    """A job with one noop deployment; counts its operations and acknowledges them."""
+
+    job_id: str
+    deployment_id: str
+    seq: int = 0
+    unfinished: set[int] = field(default_factory=set)
+
+    def next(self) -> ops.Operation:
+        """Return the next operation."""
+        self.seq += 1
+        self.unfinished.add(self.seq)
+        return ops.Operation(
+            operation_id=new_operation_id(),
+            job_id=self.job_id,
+            deployment_id=self.deployment_id,
+            seq=self.seq,
+            noop=ops.Noop(),
+        )
+
+    @property
+    def acknowledged(self) -> int:
+        """Return the number up to which every answer has come."""
+        return min(self.unfinished, default=self.seq + 1) - 1
+
+
+class Service:
+    """The jobs over one router: calls are no-ops of job `i`."""
+
+    def __init__(
+        self, channels: list[grpc.aio.Channel], *, token: str, jobs: list[NoopJob]
+    ) -> None:
+        self._stubs = [service_pb2_grpc.RouterStub(channel) for channel in channels]
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self.jobs = jobs
+
+    async def deploy(self, index: int) -> None:
+        """Register job `index` and bring its deployment up."""
+        job, stub = self.jobs[index], self._stubs[index]
+        await stub.CreateJob(
+            pb.CreateJobRequest(
+                job_id=job.job_id, name=f"noop-{index}", session_ttl_us=SESSION_TTL_US
+            ),
+            metadata=self._metadata,
+            timeout=CALL_S,
+        )
+        request = pb.CreateDeploymentRequest(
+            deployment_id=job.deployment_id,
+            job_id=job.job_id,
+            name="actor",
+            spec=pb.DeploymentSpec(role="actor", backend="noop"),
+        )
+        await stub.CreateDeployment(request, metadata=self._metadata, timeout=CALL_S)
+
+    async def call(self, index: int) -> None:
+        """Run one no-op of job `index`; acknowledge now and then, as the SDK does."""
+        job, stub = self.jobs[index], self._stubs[index]
+        operation = job.next()
+        result = await stub.SubmitOperation(operation, metadata=self._metadata, timeout=CALL_S)
+        if result.HasField("error"):
+            raise RuntimeError(f"{result.error.code}: {result.error.message}")
+        job.unfinished.discard(operation.seq)
+        if operation.seq % ACK_EVERY == 0:
+            acks = pb.KeepAliveRequest(
+                job_id=job.job_id, acks={job.deployment_id: job.acknowledged}
+            )
+            await stub.KeepAlive(acks, metadata=self._metadata, timeout=CALL_S)
+
+
+def free_port() -> int:
+    """Return a port of loopback nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def service(*, devices: int, scheduler_listen: str) -> Iterator[dict[str, str]]:
+    """Run `plexctl up` with one node of `devices` virtual devices; yield its card."""
+    listed = ", ".join(['{ kind = "train", bytes_total = 1048576 }'] * devices)
+    with tempfile.TemporaryDirectory(prefix="plex-bench-") as scratch:
+        home = Path(scratch)
+        (home / "cluster.toml").write_text(
+            f'state_dir = "{home}/state"\nlisten = "127.0.0.1:0"\n'
+            f'scheduler_listen = "{scheduler_listen}"\n'
+            f'[[nodes]]\nnode_id = "virtual"\ndevices = [{listed}]\n'
+        )
+        command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config"]
+        with (home / "up.log").open("wb") as log:
+            running = subprocess.Popen(
+                [*command, str(home / "cluster.toml")], stdout=log, stderr=log
+            )
+        try:
+            yield _card(home, running)
+        finally:
+            running.terminate()
+            running.wait(timeout=60)
+
+
+def _card(home: Path, running: subprocess.Popen[bytes]) -> dict[str, str]:
+    path, deadline = home / "state" / "cluster.json", time.monotonic() + BOOT_S
+    while not path.exists():
+        if running.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"plexctl up did not come up:\n{(home / 'up.log').read_text()[-3000:]}")
+        time.sleep(0.1)  # noqa: TID251 - waits for another process
+    card: dict[str, str] = json.loads(path.read_text())
+    return card
+
+
+@contextlib.contextmanager
+def router_apart(scheduler: str, *, token: str) -> Iterator[str]:
+    """Run a router process before `scheduler`; yield its address."""
+    text = f'scheduler = "{scheduler}"\nlisten = "127.0.0.1:0"\n[tokens]\n"{token}" = "default"\n'
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+        config.write(text)
+        config.flush()
+        command = [sys.executable, "-m", "plexsvc.router.main", "--config", config.name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            try:
+                assert running.stdout is not None
+                yield json.loads(running.stdout.readline())["address"]
+            finally:
+                running.terminate()
+
+
+@dataclass(slots=True)
+class Phase:
+    """One way to make the calls, and what it took."""
+
+    name: str
+    call: load.Call
+    latencies: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    async def run(self, *, seconds: float, seed: int, jobs: int) -> None:
+        """Measure once more."""
+        self.latencies += await load.open_loop(
+            self.call, jobs=jobs, rate_hz=RATE_HZ, seconds=seconds, seed=seed
+        )
+        self.rates.append(await load.saturate(self.call, jobs=jobs, seconds=seconds / 2))
+
+    def figures(self) -> dict[str, float]:
+        """Return what was found."""
+        return {
+            "p50_ms": round(load.percentile(self.latencies, 0.5), 2),
+            "p99_ms": round(load.percentile(self.latencies, 0.99), 2),
+            "saturated_per_s": round(sum(self.rates) / len(self.rates)),
+        }
+
+
+async def measure(
+    addresses: dict[str, str], *, token: str, jobs: int, rounds: int, seconds: float
+) -> dict[str, dict[str, float]]:
+    """Return the figures of every phase; `addresses` has embedded, apart, bare_2 and bare_3."""
+    made = [NoopJob(job_id, new_deployment_id(job_id, "actor")) for job_id in _ids(jobs)]
+    async with contextlib.AsyncExitStack() as stack:
+        channels = {
+            name: await stack.enter_async_context(bare_chain.clients(address, jobs))
+            for name, address in addresses.items()
+        }
+        embedded = Service(channels["embedded"], token=token, jobs=made)
+        apart = Service(channels["apart"], token=token, jobs=made)
+        for index in range(jobs):
+            await embedded.deploy(index)
+        phases = [
+            Phase("embedded", embedded.call),
+            Phase("bare_2", bare_chain.bare_call(channels["bare_2"])),
+            Phase("apart", apart.call),
+            Phase("bare_3", bare_chain.bare_call(channels["bare_3"])),
+        ]
+        for phase in phases:
+            await load.open_loop(phase.call, jobs=jobs, rate_hz=RATE_HZ, seconds=1, seed=0)
+        for turn in range(rounds):
+            for phase in phases:
+                await phase.run(seconds=seconds, seed=turn, jobs=jobs)
+    return {phase.name: phase.figures() for phase in phases}
+
+
+def _ids(count: int) -> list[str]:
+    return [new_job_id() for _ in range(count)]
+
+
+def summary(found: dict[str, dict[str, float]]) -> dict[str, object]:
+    """Return each mode beside its bare chain and its targets."""
+    report: dict[str, object] = dict(found)
+    for mode, bare in (("embedded", "bare_2"), ("apart", "bare_3")):
+        ours, theirs, target = found[mode], found[bare], TARGETS[mode]
+        ratios = {
+            "p50": round(ours["p50_ms"] / theirs["p50_ms"], 2),
+            "p99": round(ours["p99_ms"] / theirs["p99_ms"], 2),
+            "saturated": round(ours["saturated_per_s"] / theirs["saturated_per_s"], 2),
+        }
+        is_met = {
+            "p50": ours["p50_ms"] <= target["p50_ms"],
+            "p99": ours["p99_ms"] <= target["p99_ms"],
+            "p50_ratio": ratios["p50"] <= 2,
+            "p99_ratio": ratios["p99"] <= 2,
+            "saturated": ratios["saturated"] >= 0.5,
+        }
+        report[f"{mode}_to_bare"] = ratios
+        report[f"{mode}_is_met"] = is_met
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    arguments = parser.parse_args()
+    jobs = arguments.jobs
+    scheduler = f"127.0.0.1:{free_port()}"
+    with (
+        service(devices=jobs, scheduler_listen=scheduler) as card,
+        router_apart(scheduler, token=card["token"]) as apart,
+        bare_chain.chain(middles=1, workers=jobs) as bare_2,
+        bare_chain.chain(middles=2, workers=jobs) as bare_3,
+    ):
+        addresses = {
+            "embedded": card["address"],
+            "apart": apart,
+            "bare_2": bare_2,
+            "bare_3": bare_3,
+        }
+        found = asyncio.run(
+            measure(
+                addresses,
+                token=card["token"],
+                jobs=jobs,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+            )
+        )
+    print(
+        json.dumps(
+            {
+                "benchmark": "noop_latency",
+                "command": "python -m benchmarks.noop_latency",
+                "label": f"{jobs} jobs x {RATE_HZ} operations/s, noop backend, virtual groups",
+                **summary(found),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
