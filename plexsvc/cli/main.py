@@ -202,9 +202,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run two real RL jobs on one device and show what sharing it gives."""
-    from plexsvc.cli import demo as command
+    from plexsvc.cli.demo import run
 
-    raise typer.Exit(command.run(preset, out, json))
+    raise typer.Exit(run(preset, out, json))
 
 
 @app.command(epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d")
