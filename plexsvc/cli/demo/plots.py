@@ -37,14 +37,10 @@ def plot_rewards(path: Path, *, alone: Sequence[Run], shared: Sequence[Run]) -> 
     axes = figure.subplots()
     for color, run, by_itself in zip(COLORS, shared, alone, strict=False):
         rewards = run.record.rewards
-        axes.plot(rewards, ".", color=color, alpha=0.25)
-        axes.plot(smoothed(rewards), color=color, label=f"{run.name}, sharing the device")
-        axes.plot(
-            smoothed(by_itself.record.rewards),
-            color=color,
-            linestyle=":",
-            label=f"{by_itself.name}, alone",
-        )
+        mean_alone = smoothed(by_itself.record.rewards)
+        axes.plot(mean_alone, color=color, linewidth=6, alpha=0.25, label=f"{run.task}, alone")
+        axes.plot(rewards, ".", color=color, alpha=0.3)
+        axes.plot(smoothed(rewards), color=color, label=f"{run.task}, sharing the device")
     axes.set(xlabel="GRPO step", ylabel="mean reward", ylim=(0, 1), title="Rewards")
     axes.legend()
     figure.savefig(path, dpi=120)

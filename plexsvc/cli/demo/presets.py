@@ -27,8 +27,10 @@ class Preset:
     """Accuracy on each task's held-out prompts that ends the warm-up."""
     wait_share: float = 0.0
     """Share of a job's cycle spent waiting for an external tool; 0: it calls none."""
-    calibration_steps: int = 8
+    calibration_steps: int = 12
     """Steps of the unrecorded run that times a cycle, to know how long to wait."""
+    calibration_wait_ms: float = 500.0
+    """How long the tool takes in that run."""
     min_speedup: float = 0.0
     """Least speedup of the shared run over the jobs one after the other."""
     seed: int = 0

@@ -90,10 +90,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """The most that sharing could give on these cores, and what sets it."""
+    """The most that sharing could give: the speedup that each limit would allow by itself."""
 
-    speedup: float
-    limit: str
+    longest_job: float
+    cores: float
+    training_device: float
+    num_cores: int
+
+    @property
+    def speedup(self) -> float:
+        """Return the least of them."""
+        return min(self.longest_job, self.cores, self.training_device)
 
 
 def summarise(alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span]) -> Summary:
@@ -230,16 +237,16 @@ def _speedup(summary: Summary, *, least: float) -> Check:
     )
 
 
-def cap(walls_s: Sequence[float], *, cpu_s: float, device_s: float, cores: int) -> Cap:
-    """Return the most sharing could give: nothing ends before its longest chain of work.
+def cap(walls_s: Sequence[float], *, cpu_s: float, device_s: float, num_cores: int) -> Cap:
+    """Return the most sharing could give: it cannot end before what it must do one by one.
 
-    `walls_s` are the jobs' times alone; `cpu_s` and `device_s` the processor and device time that
-    all of them took.
+    `walls_s` are the jobs' times alone; `cpu_s` and `device_s` the processor and training device
+    time that all of them took.
     """
-    limits = {
-        "the longest job": max(walls_s),
-        f"the processor time of {cores} cores": cpu_s / cores,
-        "the training device": device_s,
-    }
-    limit = max(limits, key=lambda name: limits[name])
-    return Cap(speedup=sum(walls_s) / limits[limit], limit=limit)
+    total_s = sum(walls_s)
+    return Cap(
+        longest_job=total_s / max(walls_s),
+        cores=total_s / (cpu_s / num_cores),
+        training_device=total_s / device_s,
+        num_cores=num_cores,
+    )

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Final
 
 from rich.console import Console
@@ -47,6 +47,7 @@ class _Outcome:
     alone: _Alone
     shared: list[Run]
     spans: list[Span]
+    job_names: dict[str, str]
 
 
 def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
@@ -111,7 +112,9 @@ class _Demo:
             alone = self._alone(stage, waits_ms=waits_ms)
             self._show.act("both jobs share the device")
             shared = self._play(stage, self._preset.tasks, label="shared", waits_ms=waits_ms)
-            return _Outcome(alone=alone, shared=shared, spans=stage.spans())
+            return _Outcome(
+                alone=alone, shared=shared, spans=stage.spans(), job_names=dict(stage.job_names)
+            )
 
     def _warm_up(self, stage: Stage, *, fresh: Path) -> None:
         self._show.act("supervised warm-up")
@@ -128,14 +131,24 @@ class _Demo:
         self._await(stage, [job_id], names=["warm-up"])
 
     def _calibrate(self, stage: Stage) -> dict[str, float]:
-        """Return how many ms each task's tool must take to be the preset's share of its cycle."""
-        self._show.act("timing the jobs without a tool")
-        steps = self._preset.calibration_steps
+        """Return how many ms each task's tool must take to be the preset's share of its cycle.
+
+        The cycles are timed with a tool too: work is slower after a wait, when caches are cold.
+        """
+        self._show.act("timing a cycle of each job")
+        preset = self._preset
+        some_ms = dict.fromkeys(preset.tasks, preset.calibration_wait_ms)
         waits_ms = {}
-        for task in self._preset.tasks:
-            (run,) = self._play(stage, [task], label="calibration", steps=steps)
-            work_s = median(step.wall_s for step in run.record.steps)
-            waits_ms[task] = wait_ms_for(work_s, wait_share=self._preset.wait_share)
+        for task in preset.tasks:
+            (run,) = self._play(
+                stage,
+                [task],
+                label="calibration",
+                waits_ms=some_ms,
+                steps=preset.calibration_steps,
+            )
+            work_s = fmean(step.wall_s - step.wait_s for step in run.record.steps)
+            waits_ms[task] = wait_ms_for(work_s, wait_share=preset.wait_share)
         return waits_ms
 
     def _alone(self, stage: Stage, *, waits_ms: Mapping[str, float]) -> _Alone:
@@ -164,7 +177,7 @@ class _Demo:
                 *self._arguments(
                     task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
                 ),
-                name=task,
+                name=name,
             )
             for task, name in zip(tasks, names, strict=True)
         ]
@@ -243,16 +256,15 @@ def _cap(outcome: _Outcome) -> Cap:
         [run.window.seconds for run in runs],
         cpu_s=outcome.alone.cpu_s,
         device_s=sum(busy),
-        cores=cores(),
+        num_cores=cores(),
     )
 
 
 def _write(out_dir: Path, outcome: _Outcome, *, summary: Summary) -> None:
     names = {run.job_id: run.name for run in outcome.shared}
-    named_alone = {run.job_id: f"{run.name} alone" for run in outcome.alone.runs}
     window = union([run.window for run in outcome.shared])
     _write_json(out_dir / "summary.json", summary.to_json())
-    _write_json(out_dir / "trace.json", chrome_trace(outcome.spans, names={**named_alone, **names}))
+    _write_json(out_dir / "trace.json", chrome_trace(outcome.spans, names=outcome.job_names))
     plots.plot_rewards(out_dir / "rewards.png", alone=outcome.alone.runs, shared=outcome.shared)
     plots.plot_timeline(out_dir / "timeline.png", spans=outcome.spans, window=window, names=names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.cli.demo.report import Cap, Check, Summary
+from plexsvc.cli.demo.report import Cap, Check, JobFigures, Summary
 from plexsvc.cli.view import busy_share, status_view
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -26,8 +27,6 @@ class Show:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started_s = time.monotonic()
-        self._act = ""
-        self._done: list[str] = []
         self._rewards: dict[str, dict[int, float]] = {}
         self._live = Live(console=console, refresh_per_second=2, transient=True)
         self._plain_after_s = 0.0
@@ -47,9 +46,9 @@ class Show:
 
     def act(self, title: str) -> None:
         """Begin a part of the demo."""
-        self._act = title
         self._rewards = {}
-        self._console.print(f"[dim]{self._elapsed():6.1f} s[/dim]  [bold]{title}[/bold]")
+        now = f"[dim]{self._elapsed():6.1f} s[/dim]"
+        self._console.print(f"{now}  [bold]{title}[/bold]", soft_wrap=True)
 
     def status(self, status: service_pb2.ClusterStatus) -> None:
         """Show the cluster as it is now."""
@@ -64,7 +63,8 @@ class Show:
             self._live.update(Group(status_view(shown), self._lines()))
         elif time.monotonic() >= self._plain_after_s:
             self._plain_after_s = time.monotonic() + _PLAIN_EVERY_S
-            self._console.print(plain_line(status, running=running), highlight=False)
+            line = plain_line(status, running=running)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def _note(self, job: service_pb2.Job, *, status: service_pb2.ClusterStatus) -> None:
         metrics = status.progress[job.job_id].metrics if job.job_id in status.progress else {}
@@ -100,7 +100,8 @@ def plain_line(status: service_pb2.ClusterStatus, *, running: list[service_pb2.J
         metrics = status.progress[job.job_id].metrics if job.job_id in status.progress else {}
         step, reward = metrics.get("step", 0), metrics.get("reward", 0.0)
         parts.append(f"{job.name} step {step:.0f} reward {reward:.3f} {job.phase}")
-    owners = {d.wpg_id: d.deployment_id for d in status.deployments if d.wpg_id}
+    jobs = {job.job_id: job.name for job in status.jobs}
+    owners = {d.wpg_id: f"{jobs[d.job_id]}/{d.name}" for d in status.deployments if d.wpg_id}
     for device in status.devices:
         if device.kind == "train":
             names = [owners.get(wpg_id, wpg_id) for wpg_id in device.resident_wpgs]
@@ -113,29 +114,31 @@ def plain_line(status: service_pb2.ClusterStatus, *, running: list[service_pb2.J
 
 
 def verdict(summary: Summary, *, checks: list[Check], cap: Cap) -> RenderableType:
-    """Return the closing tables."""
+    """Return the closing tables: a column for each job."""
     table = Table(title="GRPO on one device", title_justify="left")
-    for column in ("job", "steps", "reward first 10", "last 10", "± se", "held-out"):
-        table.add_column(column)
-    for column in ("device s/step", "bubble alone", "shared", "gap mean", "max"):
-        table.add_column(column)
+    table.add_column("")
     for job in summary.jobs:
-        table.add_row(
-            job.name,
-            str(job.steps),
-            f"{job.reward_first10:.3f}",
-            f"{job.reward_last10:.3f}",
-            f"{job.reward_se:.3f}",
-            f"{job.heldout_before:.3f} → {job.heldout_after:.3f}",
-            f"{job.device_seconds_per_step:.3f}",
-            f"{job.bubble_ratio_alone:.0%}",
-            f"{job.bubble_ratio_shared:.0%}",
-            f"{job.logprob_gap_mean:.1e}",
-            f"{job.logprob_gap_max:.1e}",
-        )
-    return Group(
-        table, Text(_device_line(summary)), Text(_speed_line(summary, cap=cap)), *_marks(checks)
-    )
+        table.add_column(job.name, justify="right")
+    for label, values in _rows(summary.jobs):
+        table.add_row(label, *values)
+    lines = [Text(_device_line(summary)), Text(_speed_line(summary, cap=cap))]
+    return Group(table, *lines, *_marks(checks))
+
+
+def _rows(jobs: Sequence[JobFigures]) -> list[tuple[str, list[str]]]:
+    return [
+        ("steps", [str(job.steps) for job in jobs]),
+        ("mean reward, first 10 steps", [f"{job.reward_first10:.3f}" for job in jobs]),
+        ("mean reward, last 10 steps", [f"{job.reward_last10:.3f}" for job in jobs]),
+        ("standard error of the gain", [f"{job.reward_se:.3f}" for job in jobs]),
+        ("held-out accuracy, before", [f"{job.heldout_before:.3f}" for job in jobs]),
+        ("held-out accuracy, after", [f"{job.heldout_after:.3f}" for job in jobs]),
+        ("device seconds a step", [f"{job.device_seconds_per_step:.3f}" for job in jobs]),
+        ("device idle, alone", [f"{job.bubble_ratio_alone:.0%}" for job in jobs]),
+        ("device idle, shared", [f"{job.bubble_ratio_shared:.0%}" for job in jobs]),
+        ("logprob gap, mean", [f"{job.logprob_gap_mean:.1e}" for job in jobs]),
+        ("logprob gap, largest", [f"{job.logprob_gap_max:.1e}" for job in jobs]),
+    ]
 
 
 def _device_line(summary: Summary) -> str:
@@ -149,8 +152,10 @@ def _device_line(summary: Summary) -> str:
 def _speed_line(summary: Summary, *, cap: Cap) -> str:
     return (
         f"alone one after the other {summary.wall_seconds_alone:.1f} s, shared "
-        f"{summary.wall_seconds_shared:.1f} s: {summary.speedup:.2f} times sooner; "
-        f"at most {cap.speedup:.2f} here, set by {cap.limit}"
+        f"{summary.wall_seconds_shared:.1f} s: {summary.speedup:.2f} times sooner "
+        f"(at most {cap.speedup:.2f} here: {cap.cores:.2f} by the {cap.num_cores} cores, "
+        f"{cap.training_device:.2f} by the training device, {cap.longest_job:.2f} by the longest "
+        "job)"
     )
 
 

@@ -49,10 +49,16 @@ class Ended:
 
 
 class Stage:
-    """A running cluster, as the commands see it."""
+    """A running cluster, as the commands see it.
+
+    Attributes:
+        pid: the cluster's process.
+        job_names: name of each job that was sent, by its id.
+    """
 
     def __init__(self, state_dir: Path, *, pid: int, calls: RouterCalls) -> None:
         self.pid = pid
+        self.job_names: dict[str, str] = {}
         self._state_dir = state_dir
         self._calls = calls
         self._running: set[str] = set()
@@ -71,6 +77,7 @@ class Stage:
             raise PlexError(ErrorCode.UNAVAILABLE, f"plexctl submit {name} failed: {done.stderr}")
         job_id = str(json.loads(done.stdout)["job_id"])
         self._running.add(job_id)
+        self.job_names[job_id] = name
         return job_id
 
     def wait(self, job_ids: Sequence[str], *, on_status: OnStatus, timeout_s: float) -> list[Ended]:
