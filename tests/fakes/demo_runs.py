@@ -1,0 +1,62 @@
+"""Runs of the demo made up for tests of its report, pictures and trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plexsvc.cli.demo.records import Record, Step
+from plexsvc.cli.demo.report import Run
+from plexsvc.cli.demo.spans import Span, Window
+
+
+def make_run(
+    task: str,
+    *,
+    rewards: Sequence[float],
+    start_us: int = 0,
+    end_us: int = 10_000_000,
+    held_out: tuple[float, float] = (0.3, 0.6),
+    gap_max: float = 1e-5,
+    wait_s: float = 0.0,
+) -> Run:
+    """Return a run whose steps have the given rewards and take a second each."""
+    steps = tuple(
+        Step(
+            reward=reward,
+            device_s=0.2,
+            gap_mean=gap_max / 10,
+            gap_max=gap_max,
+            wait_s=wait_s,
+            wall_s=1.0,
+        )
+        for reward in rewards
+    )
+    return Run(
+        name=task,
+        task=task,
+        job_id=f"job-{task}",
+        record=Record(
+            steps=steps, held_out_before=held_out[0], held_out_after=held_out[1], cpu_s=1.0
+        ),
+        window=Window(start_us=start_us, end_us=end_us),
+    )
+
+
+def make_span(
+    kind: str,
+    start_us: int,
+    end_us: int,
+    *,
+    job_id: str = "job-bits",
+    device_kind: str = "train",
+    index: int = 0,
+) -> Span:
+    """Return a span of device `n:index`."""
+    return Span(
+        device=f"n:{index}",
+        device_kind=device_kind,
+        kind=kind,
+        job_id=job_id,
+        start_us=start_us,
+        end_us=end_us,
+    )

@@ -1,0 +1,132 @@
+"""The controllers' own parts: tasks, scores, the gap check, the warm-up's mixture."""
+
+from __future__ import annotations
+
+import ast
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from plexclient.samples import Sample
+from plexsvc.cli.demo.model import ALPHABET, make_model
+
+TASK_NAMES = ["chain_sum", "count_bits", "spell_backward"]
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_only_the_whole_answer_scores_and_every_character_has_a_token(
+    examples: Path, name: str
+) -> None:
+    from verifiable_tasks import MAX_ANSWER_TOKENS, TASKS  # noqa: PLC0415 - see the fixture
+
+    for problem in islice(TASKS[name].problems(3), 50):
+        assert problem.score(problem.answer) == 1.0
+        assert problem.score(problem.answer + "0") == 0.0
+        assert problem.score("") == 0.0
+        assert set(problem.prompt + problem.answer) <= set(ALPHABET), examples
+        assert len(problem.answer) < MAX_ANSWER_TOKENS
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_training_prompts_never_repeat_a_held_out_one(name: str) -> None:
+    from verifiable_tasks import HELD_OUT, TASKS  # noqa: PLC0415 - see the fixture
+
+    held_out = {problem.prompt for problem in TASKS[name].held_out()}
+    trained = {problem.prompt for problem in islice(TASKS[name].problems(0), 3000)}
+    assert len(held_out) == HELD_OUT
+    assert not held_out & trained
+
+
+@pytest.mark.usefixtures("examples")
+def test_an_imperfect_teacher_is_wrong_about_as_often_as_asked() -> None:
+    from verifiable_tasks import TASKS, demonstrations  # noqa: PLC0415 - see the fixture
+
+    task = TASKS["spell_backward"]
+    pairs = list(islice(demonstrations(task, seed=0, wrong_share=0.3), 500))
+    wrong = sum(prompt[:-1][::-1] != answer for prompt, answer in pairs)
+    assert 0.2 < wrong / len(pairs) < 0.4
+
+
+def a_batch(sampled: list[float]) -> plex.Batch:
+    sample = Sample(
+        prompt_index=0,
+        sample_index=0,
+        prompt_tokens=[3, 4, 5],
+        tokens=[6, 7],
+        logprobs=np.array(sampled, np.float32),
+        versions=[1, 1],
+        finish_reason="stop",
+    )
+    return plex.Batch.from_samples([sample], advantages=[1.0])
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_gap_is_taken_over_generated_tokens_only() -> None:
+    from grpo_arithmetic import logprob_gap  # noqa: PLC0415 - see the fixture
+
+    recomputed = np.array([-9.0, -9.0, -1.0, -2.00005], np.float32)
+    mean, largest = logprob_gap(a_batch([-1.0, -2.0]), recomputed)
+    assert largest == pytest.approx(5e-5, rel=0.01)
+    assert mean == pytest.approx(2.5e-5, rel=0.01)
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize("off", [2e-3, 3e-4, float("nan")])
+def test_a_rollout_that_samples_from_other_weights_ends_the_run(off: float) -> None:
+    from grpo_arithmetic import GapError, logprob_gap  # noqa: PLC0415 - see the fixture
+
+    recomputed = np.array([0.0, 0.0, -1.0 - off, -2.0 - off], np.float32)
+    with pytest.raises(GapError, match="rollout does not sample from the actor's weights"):
+        logprob_gap(a_batch([-1.0, -2.0]), recomputed)
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_warm_up_gives_most_of_a_batch_to_tasks_behind() -> None:
+    from warm_up import shares  # noqa: PLC0415 - see the fixture
+
+    assert shares({"a": 0.1, "b": 0.2}, goal=0.3) == {"a": 0.5, "b": 0.5}
+    mixed = shares({"a": 0.1, "b": 0.5, "c": 0.6}, goal=0.3)
+    assert mixed == {"a": 0.9, "b": 0.05, "c": 0.05}
+
+
+@pytest.mark.usefixtures("examples")
+def test_a_supervised_batch_weighs_answers_and_their_end_and_nothing_else(tmp_path: Path) -> None:
+    from warm_up import next_batch  # noqa: PLC0415 - see the fixture
+
+    from plexclient.tokenizer import Tokenizer  # noqa: PLC0415 - beside the next
+
+    make_model(tmp_path / "m", seed=0)
+    batch = next_batch(
+        {"a": iter([("12#", "34")]), "b": iter([("ab<", "ba")])},
+        parts={"a": 0.5, "b": 0.5},
+        sequences=2,
+        tokenizer=Tokenizer(tmp_path / "m" / "tokenizer.json"),
+    )
+    assert batch.lengths.tolist() == [5, 5]
+    assert batch.weights is not None
+    assert batch.weights.sum() == pytest.approx(1.0)
+    assert (batch.weights > 0).tolist() == [False, False, True, True, True] * 2
+    assert batch.target_tokens is not None
+    assert batch.target_tokens[-1] == 1, "the end token is taught"
+
+
+def test_controllers_import_only_plexclient_of_the_service_and_no_framework(examples: Path) -> None:
+    banned = {"plexsvc", "torch", "vllm", "megatron", "transformers"}
+    for path in examples.glob("*.py"):
+        found = ast.walk(ast.parse(path.read_text()))
+        roots = {
+            name.partition(".")[0]
+            for node in found
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert not roots & banned, path
