@@ -70,7 +70,9 @@ class RolloutDeployment:
         Raises:
             PlexError: what an instance refused it with; `worker_died` when all are lost.
         """
-        operation, version = request.operation, request.operation.pull.version
+        operation = request.operation
+        newest = max((manifest.version for manifest in request.manifests), default=0)
+        version = operation.pull.version or newest
         self.fleet.fence.CopyFrom(request.fence)
         loaded = await self.fleet.load(request.manifests, version=version)
         self.exclusive_seq = max(self.exclusive_seq, operation.seq)

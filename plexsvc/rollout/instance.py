@@ -26,8 +26,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
 from plexsvc.rollout.engines.base import Engine, Published
 from plexsvc.rollout.fences import FenceGate
+from plexsvc.rollout.version_source import VersionSource
 from plexsvc.transport.channels import new_server
-from plexsvc.transport.state_client import StateClient
 from plexsvc.transport.status import abort_with
 
 log = logs.Log(__name__)
@@ -38,45 +38,6 @@ FLUSH_US: Final = 5_000
 STOP_GRACE_S: Final = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
-
-
-class VersionMapper:
-    """Maps published versions through the node's data plane; connects at the first use."""
-
-    def __init__(self, config: InstanceConfig) -> None:
-        self._config = config
-        self._client: StateClient | None = None
-
-    def __call__(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        """Return the version's bytes, mapped read-only. Blocking.
-
-        Raises:
-            PlexError: `unavailable` for a version that lies on another node.
-        """
-        config = self._config
-        if manifest.node_id and config.node_id and manifest.node_id != config.node_id:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"version {manifest.version} of {manifest.deployment_id} lies on node "
-                f"{manifest.node_id} and this instance maps memory of {config.node_id} only; "
-                f"place both on one node",
-            )
-        if self._client is None:
-            self._client = StateClient(
-                config.data_socket,
-                wpg_id=config.wpg_id,
-                rank=config.rank,
-                incarnation=config.incarnation,
-                device_index=config.device_index,
-                job_id=config.job_id,
-                handlers=None,
-            )
-        return self._client.open_version(manifest)
-
-    def close(self) -> None:
-        """Leave the data plane."""
-        if self._client is not None:
-            self._client.close()
 
 
 class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
@@ -208,11 +169,11 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Run an instance until SIGTERM; called in a process forked from the rollout zygote."""
     logs.setup()
     parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
-    mapper = VersionMapper(parsed)
+    source = VersionSource(parsed)
     try:
-        asyncio.run(run_vllm(parsed, ready, open_version=mapper))
+        asyncio.run(run_vllm(parsed, ready, open_version=source))
     finally:
-        mapper.close()
+        source.close()
 
 
 async def run_vllm(

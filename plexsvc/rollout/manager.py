@@ -260,8 +260,10 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         if deployment is not None:
             deployment.applied_seq = max(deployment.applied_seq, operation.seq)
             reply.applied_seq = deployment.applied_seq
-        if operation.WhichOneof("body") == "generate":
-            record = self._records.get(operation.operation_id)
+        record = self._records.get(operation.operation_id)
+        if record is None and reply.result.error.retryable:
+            self._executions.pop(operation.operation_id, None)  # a repeat is a new try
+        elif operation.WhichOneof("body") == "generate":
             if record is None:
                 record = OperationRecord(operation)
                 self._records.add(record)

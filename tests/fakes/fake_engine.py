@@ -21,6 +21,8 @@ from plexsvc.rollout.sampling import draw_seed
 from plexsvc.rollout.versions import verify
 
 VOCAB, MAX_LEN = 50, 128
+STEP_S = 0.001
+"""A step takes this long, as a small model's does: an abort has time to arrive."""
 
 
 def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: int) -> int:
@@ -98,7 +100,7 @@ class FakeEngine:
         while any(request.request_id in self._boxes for request in requests):
             if self.held:
                 await self._permits.acquire()
-            await asyncio.sleep(0)
+            await asyncio.sleep(STEP_S)
             for request in requests:
                 if request.request_id in self._boxes:
                     self._draw(request, box, step=step)

@@ -326,6 +326,20 @@ async def test_old_records_make_room_for_new_ones() -> None:
         assert "rollout.record_bytes" in big.error.message
 
 
+async def test_a_failure_that_may_pass_is_tried_anew_under_the_same_id() -> None:
+    async with bench() as b:
+        await b.instances[0].kill()
+        again = b.operation(operation_id=bytes(16), initialize=operations_pb2.Initialize())
+        addresses = [b.instances[0].address]
+        refused = await b.execute(again, instance_addresses=addresses)
+        assert refused.error.code == ErrorCode.UNAVAILABLE
+        assert refused.error.retryable
+        await b.instances[0].start()
+        async with asyncio.timeout(10):
+            while (await b.execute(again, instance_addresses=addresses)).state != APPLIED:  # noqa: ASYNC110 - gRPC dials again in its own time
+                await asyncio.sleep(0.01)
+
+
 async def test_orders_of_a_replaced_scheduler_are_refused() -> None:
     async with bench() as b:
         b.fence.scheduler_epoch = 0

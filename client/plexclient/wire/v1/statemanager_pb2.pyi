@@ -57,7 +57,7 @@ class PublishReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., manifest: _Optional[_Union[VersionManifest, _Mapping]] = ..., copy_us: _Optional[int] = ...) -> None: ...
 
 class VersionManifest(_message.Message):
-    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket")
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket", "state_manager")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class VersionManifest(_message.Message):
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     nbytes: int
@@ -72,7 +73,8 @@ class VersionManifest(_message.Message):
     block_checksums: _containers.RepeatedScalarFieldContainer[bytes]
     node_id: str
     data_socket: str
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ...) -> None: ...
+    state_manager: str
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
 
 class CanonicalPiece(_message.Message):
     __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
