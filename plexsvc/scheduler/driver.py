@@ -1,10 +1,11 @@
 """The scheduler's driver: the only caller of the core; journals, handles, acts.
 
-Theory of operation. Whoever learns a fact posts an event. One task takes what has gathered, stamps it
-(`at_us = max(last + 1, wall)`), journals the batch in one transaction on the store's thread, hands
-each event to the core and carries the actions out: answers and records at once, calls to other
-processes in tasks of their own, whose outcomes come back as events. Nothing is acted upon that is
-not in the journal. If the journal cannot be written, the driver stops: it may no longer decide.
+Theory of operation. Whoever learns a fact posts an event. One task takes what has gathered, stamps
+it (`at_us = max(last + 1, wall)`), journals the batch in one transaction on the store's thread,
+hands each event to the core and carries the actions out: answers and records at once, calls to
+other processes in tasks of their own, whose outcomes come back as events. Nothing is acted upon
+that is not in the journal. If the journal cannot be written, the driver stops: it may no longer
+decide.
 """
 
 from __future__ import annotations
@@ -140,9 +141,7 @@ class SchedulerDriver:
     async def _fail_orphans(self, thread: ThreadPoolExecutor) -> None:
         """Record the end of jobs whose scheduler is gone; their processes died with it."""
         loop, now_us = asyncio.get_running_loop(), self.clock.wall_us()
-        fail = partial(
-            self._store.fail_orphans, reason="the scheduler restarted", ended_us=now_us
-        )
+        fail = partial(self._store.fail_orphans, reason="the scheduler restarted", ended_us=now_us)
         count = await loop.run_in_executor(thread, fail)
         if count:
             log.warning("jobs of an earlier scheduler failed", jobs=count)

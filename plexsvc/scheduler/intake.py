@@ -109,7 +109,8 @@ class Intake:
         if request.outcome not in OUTCOMES:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, FAILED or "
+                f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, "
+                "FAILED or "
                 "CANCELLED",
             )
         if not record.ended.is_set():
@@ -150,7 +151,7 @@ class Intake:
         return record
 
     def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult | None:
-        """Post a new operation; return the kept answer of a known one, `None` if it must be awaited.
+        """Post a new operation; return the kept answer of a known one, else `None`: await it.
 
         Raises:
             PlexError: what keeps it from being posted; nothing is recorded then.
@@ -196,7 +197,8 @@ class Intake:
                 return
             raise PlexError(
                 ErrorCode.NOT_FOUND,
-                f"{show(operation_id)} has not been submitted; submit it, then announce its payload",
+                f"{show(operation_id)} has not been submitted; submit it, then announce its "
+                "payload",
             )
         if request.HasField("error"):
             fault = fault_from_wire(request.error)
@@ -257,7 +259,8 @@ class Intake:
         if is_rollout(request.spec) and max(p.tp, p.pp, p.dp, p.cp) > 1:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"rollout deployment {request.name!r} asks for a parallel layout; an instance runs on "
+                f"rollout deployment {request.name!r} asks for a parallel layout; an instance "
+                "runs on "
                 "one device, ask for more instances (num_instances)",
             )
 
@@ -331,13 +334,15 @@ class Intake:
         if body is None and not operation.seq:
             raise PlexError(
                 ErrorCode.RESULT_GONE,
-                f"{show(operation.operation_id)} is not known: its answer was acknowledged or dropped "
+                f"{show(operation.operation_id)} is not known: its answer was acknowledged or "
+                "dropped "
                 "(scheduler.max_result_bytes)",
             )
         if body is None or body == OperationKind.INITIALIZE or not operation.seq:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"{show(operation.operation_id)} has body {body!r} and seq {operation.seq}; give it "
+                f"{show(operation.operation_id)} has body {body!r} and seq {operation.seq}; "
+                "give it "
                 "something to do and a number from 1",
             )
         return OperationKind(body)

@@ -1,4 +1,4 @@
-"""The journal's codec: events to JSON rows and back; every event the core ever saw can be replayed."""
+"""The journal's codec: events to JSON rows and back; all the core ever saw can be replayed."""
 
 from __future__ import annotations
 

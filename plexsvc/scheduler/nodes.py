@@ -1,8 +1,8 @@
 """One node as the driver sees it: its agent and state manager, the lease it holds, its events.
 
-A link is *up* from the moment its lease was granted until a renewal has failed for the lease's whole
-time, counted from before the last good one was sent. Then the node is lost: the agent has killed
-every rank by then. A link that comes back joins anew.
+A link is *up* from the moment its lease was granted until a renewal has failed for the lease's
+whole time, counted from before the last good one was sent. Then the node is lost: the agent has
+killed every rank by then. A link that comes back joins anew.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Recorder:
         return staged_ids(result), tuple(dict.fromkeys(record.node_ids))
 
     def processes(self, action: SpawnWpg | StopWpg) -> None:
-        """Note where a deployment's processes will be, or that their exits are wanted from here on."""
+        """Note where processes will be, or that their exits are wanted from here on."""
         if isinstance(action, StopWpg):
             self._registry.by_wpg[action.wpg_id].is_stopping = True
         else:

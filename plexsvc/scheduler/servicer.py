@@ -1,4 +1,4 @@
-"""The `Scheduler` service: what routers call, by wire or, embedded, as plain methods without a context."""
+"""The `Scheduler` service: what routers call, by wire or, embedded, without a context."""
 
 # ruff: noqa: N802 - the wire names the methods
 
@@ -100,7 +100,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     async def SubmitOperation(
         self, request: operations_pb2.Operation, context: Context = None
     ) -> operations_pb2.OperationResult:
-        """Run an operation, attach to it, or answer it from the record; errors travel in the result."""
+        """Run, attach to or answer an operation from the record; errors travel in the result."""
         del context
         try:
             known = self._intake.submit(request)

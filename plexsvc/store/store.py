@@ -1,8 +1,9 @@
 """The repository: opens and migrates the database, allocates the epoch, appends events and rows.
 
-All calls block; the scheduler's driver makes them on one thread of its own. SQLite runs in WAL mode
-with `synchronous=FULL`: a committed event survives a power cut. On PostgreSQL, and on SQLite when
-two schedulers share a file, a write carries the epoch and is refused once a newer one was allocated.
+All calls block; the scheduler's driver makes them on one thread of its own. SQLite runs in WAL
+mode with `synchronous=FULL`: a committed event survives a power cut. On PostgreSQL, and on SQLite
+when two schedulers share a file, a write carries the epoch and is refused once a newer one was
+allocated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fake world for the scheduler's core: remembers the orders it gave and reports their outcomes at will."""
+"""A fake world for the scheduler's core: remembers its orders, reports their outcomes at will."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class FakeWorld:
         self.now_us += by_us
         return self.now_us
 
-    def join(self, node: str = "n0", *, train: int = 1, rollout: int = 0, nbytes: int = 100) -> None:
+    def join(
+        self, node: str = "n0", *, train: int = 1, rollout: int = 0, nbytes: int = 100
+    ) -> None:
         """Add a node."""
         kinds = ["train"] * train + ["rollout"] * rollout
         self.tell(

@@ -84,14 +84,18 @@ class Rig:
         getattr(operation, kind).SetInParent()
         return operation
 
-    async def run(self, job_id: str, kind: str = "noop", **more: object) -> operations_pb2.OperationResult:
+    async def run(
+        self, job_id: str, kind: str = "noop", **more: object
+    ) -> operations_pb2.OperationResult:
         """Submit the next operation and return its result."""
         return await self.scheduler.SubmitOperation(self.operation(job_id, kind, **more))  # type: ignore[arg-type] # passed on
 
-    async def end(self, job_id: str, outcome: int = service_pb2.JOB_STATE_COMPLETED) -> service_pb2.Job:
+    async def end(
+        self, job_id: str, outcome: service_pb2.JobState = service_pb2.JOB_STATE_COMPLETED
+    ) -> service_pb2.Job:
         """End a job."""
         return await self.scheduler.EndJob(
-            service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done")  # type: ignore[arg-type] # an enum's value
+            service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done")
         )
 
 
@@ -101,15 +105,11 @@ async def start_rig(
 ) -> AsyncIterator[Rig]:
     """Run a driver over fake nodes with the given numbers of devices by kind."""
     behaviour = Behaviour()
-    agents = [
-        FakeAgent(f"node-{i}", behaviour, kinds=kinds) for i, kinds in enumerate(nodes)
-    ]
+    agents = [FakeAgent(f"node-{i}", behaviour, kinds=kinds) for i, kinds in enumerate(nodes)]
     targets = [await agent.start() for agent in agents]
     rollout = FakeRolloutManager(behaviour)
     store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
-    driver = SchedulerDriver(
-        config or SchedulerConfig(), store, SystemClock(), targets, rollout
-    )
+    driver = SchedulerDriver(config or SchedulerConfig(), store, SystemClock(), targets, rollout)
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())

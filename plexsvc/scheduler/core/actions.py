@@ -1,4 +1,4 @@
-"""Orders the core gives: imperative; the driver performs them and returns each outcome as an event."""
+"""Orders the core gives: imperative; the driver performs them, each outcome is an event."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CancelOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveState:
-    """Move a WPG's state to the device or to host memory; ends in `ResidencyMoved` or `MoveFailed`."""
+    """Move a WPG's state to device or host memory; ends in `ResidencyMoved` or `MoveFailed`."""
 
     wpg_id: WpgId
     move_id: MoveId
@@ -79,7 +79,7 @@ class AnswerOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefuseOperation:
-    """Tell whoever waits that the operation was refused or failed; `is_final`: its number is used."""
+    """Tell whoever waits that it was refused or failed; `is_final`: its number is used."""
 
     operation_id: OperationId
     state: OperationState

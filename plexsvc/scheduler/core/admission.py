@@ -1,4 +1,4 @@
-"""What is let in: operations checked against their deployment's order and bounds, payloads, timers."""
+"""What is let in: operations, by their deployment's order and bounds; payloads; timers."""
 
 from __future__ import annotations
 
@@ -107,24 +107,26 @@ def _order_fault(
     if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:
         return Fault(
             code=ErrorCode.STALE_SEQUENCE,
-            message=f"{name} carries seq {event.seq} of {event.deployment_id}, which another operation "
-            f"used; the next free one is {lanes.first_missing(deployment)}",
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, which another "
+            f"operation used; the next free one is {lanes.first_missing(deployment)}",
             facts=(("seq", str(event.seq)), ("next_seq", str(lanes.first_missing(deployment)))),
         )
     missing = lanes.first_missing(deployment)
     if event.seq > missing + limits.max_gap:
         return Fault(
             code=ErrorCode.SEQUENCE_GAP,
-            message=f"{name} carries seq {event.seq} of {event.deployment_id}, but seq {missing} has not "
-            f"come; at most {limits.max_gap} may be ahead of it (scheduler.max_gap)",
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, but seq "
+            f"{missing} has "
+            f"not come; at most {limits.max_gap} may be ahead of it (scheduler.max_gap)",
             facts=(("seq", str(event.seq)), ("missing_seq", str(missing))),
         )
     fills_gap = event.seq == missing and deployment.gap_seq == missing
     if len(deployment.pending) >= limits.max_pending_per_wpg and not fills_gap:
         return Fault(
             code=ErrorCode.QUEUE_FULL,
-            message=f"{name} not accepted: {event.deployment_id} already has {len(deployment.pending)} "
-            "pending operations (scheduler.max_pending_per_wpg); await some of them and submit again",
+            message=f"{name} not accepted: {event.deployment_id} already has "
+            f"{len(deployment.pending)} pending operations (scheduler.max_pending_per_wpg); "
+            "await some of them and submit again",
             facts=(("limit", str(limits.max_pending_per_wpg)),),
         )
     return None
@@ -200,8 +202,9 @@ def _after_timer(cluster: Cluster, name: str) -> None:
         return
     fault = Fault(
         code=ErrorCode.DEPENDENCY_FAILED,
-        message=f"{show(operation.operation_id)} not run: it comes after {show(unseen[0])}, which nobody "
-        f"submitted within {cluster.limits.gap_timeout_us // 1_000_000} s (scheduler.gap_timeout_us)",
+        message=f"{show(operation.operation_id)} not run: it comes after {show(unseen[0])}, which "
+        f"nobody submitted within {cluster.limits.gap_timeout_us // 1_000_000} s "
+        "(scheduler.gap_timeout_us)",
         facts=(("operation", unseen[0].hex()),),
     )
     lanes.refuse(cluster, operation, fault)
@@ -239,8 +242,9 @@ def _spawn_timer(cluster: Cluster, name: str) -> None:
         return
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{wpg.wpg_id} did not come up within {cluster.limits.spawn_timeout_us // 1_000_000} s "
-        "(scheduler.spawn_timeout_us); see the ranks' logs",
+        message=f"{wpg.wpg_id} did not come up within "
+        f"{cluster.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
+        "the ranks' logs",
         facts=(("worker", wpg.wpg_id),),
     )
     lifecycle.fail_wpg(cluster, wpg, fault)

@@ -1,4 +1,4 @@
-"""Facts the core is told: past tense, each with its time. The driver journals them before they count."""
+"""Facts the core is told: past tense, each with its time; journaled before they count."""
 
 from __future__ import annotations
 

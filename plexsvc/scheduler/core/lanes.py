@@ -71,8 +71,9 @@ def close_gap(cluster: Cluster, deployment: Deployment) -> None:
             operation,
             Fault(
                 code=ErrorCode.SEQUENCE_GAP,
-                message=f"{show(operation.operation_id)} (seq {operation.seq}) waited {waited_us // 1000} ms "
-                f"for seq {missing} of {operation.deployment_id}, which never came "
+                message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
+                f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
+                "never came "
                 "(scheduler.gap_timeout_us); submit it again with the next number",
                 facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
             ),
@@ -144,7 +145,7 @@ def end_running(
 
 
 def release(cluster: Cluster, operation: Operation) -> None:
-    """Drop the record of an answered operation; its outcome stays known for dependants (bounded)."""
+    """Drop the record of an answered operation; dependants still learn its outcome (bounded)."""
     succeeded = operation.state is OperationState.ANSWERED
     operation.apply(OperationTrigger.RELEASED)
     del cluster.operations[operation.operation_id]
@@ -200,7 +201,8 @@ def _dependency_failed(
     found = "failed" if cause is None else f"ended with {cause.code}: {cause.message}"
     return Fault(
         code=ErrorCode.DEPENDENCY_FAILED,
-        message=f"{show(operation.operation_id)} not run: {show(operation_id)}, which it comes after, {found}",
+        message=f"{show(operation.operation_id)} not run: {show(operation_id)}, which it comes "
+        f"after, {found}",
         facts=(
             ("operation", operation_id.hex()),
             ("cause", "" if cause is None else cause.code),

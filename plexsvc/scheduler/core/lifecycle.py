@@ -1,4 +1,4 @@
-"""Jobs, deployments and their processes: placed, brought up, failed, torn down; teardown always frees."""
+"""Jobs, deployments, processes: placed, brought up, failed, torn down; teardown always frees."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def fail_wpg(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
 
 
 def stop_wpg(cluster: Cluster, wpg: Wpg) -> None:
-    """Order a WPG's processes to end; its lease is free at once, its memory when it is forgotten."""
+    """Order a WPG's processes to end; its lease is free at once, its memory once forgotten."""
     if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
         dispatch.release_devices(cluster, wpg)
         wpg.apply(WpgTrigger.STOP_ORDERED)
@@ -394,8 +394,9 @@ def _no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
     after = f" after {waited_us // 1_000_000} s" if waited_us else ""
     return Fault(
         code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} needs {deployment.num_devices} {deployment.device_kind} "
-        f"device(s); no place found{after} (devices of that kind: {found}); ask for fewer devices, "
+        message=f"{deployment.deployment_id} needs {deployment.num_devices} "
+        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
+        f"{found}); ask for fewer devices, "
         "or end what holds them",
         facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
     )

@@ -1,11 +1,11 @@
 """The scheduler itself: one value with one method, `handle(event) -> list[Action]`.
 
-Theory of operation. Each event changes records and marks the WPGs it touched; then `dispatch.settle`
-starts whatever can start. Three things are coupled: an operation's place in its deployment's order
-(`lanes`), the right to a device set (`dispatch`), and the life of the processes (`lifecycle`).
-Promised after every event: one executor a device, resident bytes within the device, each operation
-answered once, order kept; `invariants.check` says so. Events about things that are gone change
-nothing: outcomes may arrive after the fact they report stopped mattering.
+Theory of operation. Each event changes records and marks the WPGs it touched; then
+`dispatch.settle` starts whatever can start. Three things are coupled: an operation's place in its
+deployment's order (`lanes`), the right to a device set (`dispatch`), and the life of the processes
+(`lifecycle`). Promised after every event: one executor a device, resident bytes within the device,
+each operation answered once, order kept; `invariants.check` says so. Events about things that are
+gone change nothing: outcomes may arrive after the fact they report stopped mattering.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.state import MOVING, Cluster, Job, Operation, Wpg
-from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.timeline import Span, Timeline
 from plexsvc.scheduler.core.transitions import ResidencyTrigger
 from plexsvc.scheduler.core.words import (
     Fault,
@@ -177,14 +177,17 @@ def _account(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -
         return
     for place in wpg.places:
         cluster.timeline.add(
-            place,
-            kind=operation.kind,
-            job_id=wpg.job_id,
-            deployment_id=wpg.deployment_id,
-            operation_id=operation.operation_id,
-            start_us=operation.started_us,
-            end_us=cluster.now_us,
-            nbytes=0,
+            Span(
+                index=cluster.timeline.next_index,
+                place=place,
+                kind=operation.kind,
+                job_id=wpg.job_id,
+                deployment_id=wpg.deployment_id,
+                operation_id=operation.operation_id,
+                start_us=operation.started_us,
+                end_us=cluster.now_us,
+                nbytes=0,
+            )
         )
     if not deployment.running:
         dispatch.release_devices(cluster, wpg)
@@ -217,14 +220,17 @@ def _record_move(cluster: Cluster, wpg: Wpg, event: ResidencyMoved, *, is_load: 
         device.switch_us += cluster.now_us - wpg.move_started_us
         device.switches += is_load
         cluster.timeline.add(
-            place,
-            kind="load" if is_load else "offload",
-            job_id=wpg.job_id,
-            deployment_id=wpg.deployment_id,
-            operation_id=None,
-            start_us=wpg.move_started_us,
-            end_us=cluster.now_us,
-            nbytes=event.nbytes // len(wpg.places),
+            Span(
+                index=cluster.timeline.next_index,
+                place=place,
+                kind="load" if is_load else "offload",
+                job_id=wpg.job_id,
+                deployment_id=wpg.deployment_id,
+                operation_id=None,
+                start_us=wpg.move_started_us,
+                end_us=cluster.now_us,
+                nbytes=event.nbytes // len(wpg.places),
+            )
         )
 
 

@@ -1,7 +1,7 @@
 """The order in which waiting operations get a device: highest response ratio with setup (HRRS).
 
-`S' = S + I*C`: expected run time plus, if a context switch is needed, its measured cost. Priority is
-`(W + S') / S'` with `W` the wait, compared exactly by cross multiplication. Plain HRRS equals
+`S' = S + I*C`: expected run time plus, if a context switch is needed, its measured cost. Priority
+is `(W + S') / S'` with `W` the wait, compared exactly by cross multiplication. Plain HRRS equals
 first-come-first-served for two jobs that submit one operation at a time: a follow-up has waited
 nothing, so the device ping-pongs. Keeping bursts together is a policy that replaces this module.
 """

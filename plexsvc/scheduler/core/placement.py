@@ -1,4 +1,4 @@
-"""Where a deployment's ranks go: aligned power-of-two blocks, a free one first, else the least shared."""
+"""Where ranks go: aligned power-of-two blocks, a free one first, else the least shared."""
 
 from __future__ import annotations
 

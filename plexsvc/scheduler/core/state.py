@@ -1,4 +1,4 @@
-"""What the core knows: nodes, devices, jobs, deployments, WPGs, operations, and the order book of one event."""
+"""What the core knows: nodes, devices, jobs, deployments, WPGs, operations, orders of one event."""
 
 from __future__ import annotations
 

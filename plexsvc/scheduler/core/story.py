@@ -64,6 +64,14 @@ def _waiting(
         return "waits for devices: its deployment is not placed yet", []
     if wpg.state is WpgState.SPAWNING:
         return f"waits for the processes of {wpg.wpg_id} to come up", []
+    return _in_line(cluster, deployment, operation, now_us=now_us)
+
+
+def _in_line(
+    cluster: Cluster, deployment: Deployment, operation: Operation, *, now_us: int
+) -> tuple[str, list[str]]:
+    wpg = cluster.wpg_of(deployment)
+    assert wpg is not None, deployment
     if operation.seq != deployment.next_seq:
         return _behind(deployment, operation)
     if operation.state is OperationState.QUEUED:

@@ -32,32 +32,10 @@ class Timeline:
         self._spans: deque[Span] = deque(maxlen=limit)
         self.next_index = 1
 
-    def add(
-        self,
-        place: Place,
-        *,
-        kind: str,
-        job_id: JobId,
-        deployment_id: DeploymentId,
-        operation_id: OperationId | None,
-        start_us: int,
-        end_us: int,
-        nbytes: int,
-    ) -> None:
-        """Append one span."""
-        self._spans.append(
-            Span(
-                index=self.next_index,
-                place=place,
-                kind=kind,
-                job_id=job_id,
-                deployment_id=deployment_id,
-                operation_id=operation_id,
-                start_us=start_us,
-                end_us=end_us,
-                nbytes=nbytes,
-            )
-        )
+    def add(self, span: Span) -> None:
+        """Append one span, numbered `next_index`."""
+        assert span.index == self.next_index, span
+        self._spans.append(span)
         self.next_index += 1
 
     def after(self, index: int, *, limit: int) -> list[Span]:

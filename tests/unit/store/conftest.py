@@ -32,24 +32,37 @@ class Postgres:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.bin = Path(shutil.which("initdb") or "").resolve().parent
         self._as = _unprivileged()
         if self._as:
             os.chown(root, int(str(self._as["user"])), int(str(self._as["group"])))
 
     def run(self, *argv: str) -> None:
-        path = "/usr/local/bin:/usr/bin:/bin"
+        path = os.pathsep.join([str(self.bin), "/usr/bin", "/bin"])
         subprocess.run(
             argv,
             check=True,
             capture_output=True,
             cwd=self.root,
-            env={"PATH": os.environ.get("PATH", path), "LC_ALL": "C", "HOME": str(self.root)},
+            env={"PATH": path, "LC_ALL": "C", "HOME": str(self.root)},
             **self._as,  # type: ignore[call-overload] # user, group, extra_groups
         )
 
     def start(self) -> None:
         data = str(self.root / "d")
-        self.run("initdb", "-D", data, "-U", "plex", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
+        self.run(
+            "initdb",
+            "-D",
+            data,
+            "-U",
+            "plex",
+            "-A",
+            "trust",
+            "--no-sync",
+            "--locale=C",
+            "-E",
+            "UTF8",
+        )
         options = f"{OPTIONS} -k {self.root}"
         log = str(self.root / "log")
         self.run("pg_ctl", "-D", data, "-o", options, "-l", log, "-w", "-t", "20", "start")

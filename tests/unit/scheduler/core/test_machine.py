@@ -68,13 +68,9 @@ def test_a_deployment_is_spawned_initialised_and_ready() -> None:
         "SpawnWpg",
         "SetTimer",
     ]
-    assert actions[2] == SpawnWpg(
-        wpg_id=A, deployment_id="a/actor", incarnation=1, places=(place,)
-    )
+    assert actions[2] == SpawnWpg(wpg_id=A, deployment_id="a/actor", incarnation=1, places=(place,))
     started = world.report_next(SpawnWpg)
-    assert started[-1] == StartOperation(
-        operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1
-    )
+    assert started[-1] == StartOperation(operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1)
     ready = world.report_next(StartOperation)
     assert [action.state for action in ready if hasattr(action, "deployment_id")] == ["ready"]
 
@@ -249,9 +245,7 @@ def test_a_refused_payload_consumes_the_number(world: FakeWorld) -> None:
     world.submit("big", job="b", seq=1, is_staged=False)
     world.submit("next", job="b", seq=2)
     fault = Fault(code=ErrorCode.BAD_BATCH, message="NaN")
-    actions = world.tell(
-        PayloadRefused(at_us=world.tick(), operation_id=op_id("big"), fault=fault)
-    )
+    actions = world.tell(PayloadRefused(at_us=world.tick(), operation_id=op_id("big"), fault=fault))
     assert codes(actions) == [ErrorCode.BAD_BATCH]
     assert world.started[-1] == op_id("next")
 

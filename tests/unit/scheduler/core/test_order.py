@@ -14,9 +14,7 @@ TIMES = st.integers(0, 10**12)
 
 
 def candidate(name: str, wait_us: int, service_us: int, setup_us: int) -> Candidate:
-    return Candidate(
-        wpg_id=WpgId(name), wait_us=wait_us, service_us=service_us, setup_us=setup_us
-    )
+    return Candidate(wpg_id=WpgId(name), wait_us=wait_us, service_us=service_us, setup_us=setup_us)
 
 
 @given(st.lists(st.builds(candidate, st.just("w"), TIMES, TIMES, TIMES), max_size=12))

@@ -1,4 +1,4 @@
-"""Whatever happens, in any order: one executor a device, bytes within budget, order, one answer each, all freed."""
+"""Whatever happens: one executor a device, bytes in budget, order, one answer each, all freed."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ class AnyHistory(RuleBasedStateMachine):
     def acknowledge(self, data: st.DataObject) -> None:
         deployment_id = data.draw(st.sampled_from(sorted(self.world.core.cluster.deployments)))
         seq = self.next_seq.get(deployment_id, 1) - 1
-        self.world.tell(
-            Acknowledged(at_us=self.world.tick(), deployment_id=deployment_id, seq=seq)
-        )
+        self.world.tell(Acknowledged(at_us=self.world.tick(), deployment_id=deployment_id, seq=seq))
 
     @rule(slot=SLOT, outcome=st.sampled_from(list(JobState)[2:]), happens=RARELY)
     def end(self, slot: str, outcome: JobState, happens: bool) -> None:

@@ -1,0 +1,198 @@
+"""Sorted disjoint half-open ranges of free slots of one node, and the windows of a gang of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insertion:
+    """What placing ranges into free windows would meet: slots that fit, slots that overlap."""
+
+    fits: int
+    overlaps: int
+    first_conflict: int | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every slot lies in a free window."""
+        return self.overlaps == 0
+
+
+class IntervalSet:
+    """Free windows, sorted and disjoint, never touching; binary search over their boundaries.
+
+    >>> free = IntervalSet([(0, 10)])
+    >>> free.remove(3, 5)
+    >>> free.ranges(), free.first_fit(4), free.covers(5, 9)
+    ([(0, 3), (5, 10)], 5, True)
+    """
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        """Take ranges in any order; overlapping and touching ones are merged. `O(n log n)`."""
+        cells = np.array(sorted((s, e) for s, e in ranges if s < e), dtype=np.int64).reshape(-1, 2)
+        self._starts, self._ends = _merge(cells[:, 0], cells[:, 1])
+
+    @classmethod
+    def complement(cls, size: int, busy: Sequence[tuple[Ints, Ints]]) -> IntervalSet:
+        """Return [0, size) without the given sorted (starts, ends). `O(n log n)`, vectorised."""
+        made = cls()
+        starts = np.concatenate([s for s, _ in busy]) if busy else np.zeros(0, dtype=np.int64)
+        ends = np.concatenate([e for _, e in busy]) if busy else np.zeros(0, dtype=np.int64)
+        if len(busy) > 1:
+            order = np.argsort(starts, kind="stable")
+            starts, ends = starts[order], ends[order]
+        starts, ends = _merge(starts, ends)
+        made._take(*_gaps(starts, ends, size))
+        return made
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the windows in order. `O(n)`."""
+        return list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
+
+    def arrays(self) -> tuple[Ints, Ints]:
+        """Return the windows as (starts, ends); do not write to them. `O(1)`."""
+        return self._starts, self._ends
+
+    @property
+    def num_slots(self) -> int:
+        """Return how many slots are free. `O(n)`."""
+        return int((self._ends - self._starts).sum())
+
+    def covers(self, start: int, end: int) -> bool:
+        """Return whether [start, end) lies in one window. `O(log n)`."""
+        if start >= end:
+            return True
+        at = int(self._starts.searchsorted(start, side="right")) - 1
+        return at >= 0 and end <= int(self._ends[at])
+
+    def first_fit(self, length: int, *, not_before: int = 0) -> int | None:
+        """Return the first start of `length` consecutive free slots, or None. `O(log n + n)` vectorised.
+
+        >>> IntervalSet([(0, 3), (5, 10)]).first_fit(4, not_before=6)
+        6
+        """
+        at = int(self._ends.searchsorted(not_before, side="right"))
+        starts = np.maximum(self._starts[at:], not_before)
+        fits = self._ends[at:] - starts >= length
+        return int(starts[fits.argmax()]) if fits.any() else None
+
+    def add(self, start: int, end: int) -> None:
+        """Make [start, end) free. `O(n)`."""
+        if start < end:
+            first = int(self._ends.searchsorted(start, side="left"))
+            last = int(self._starts.searchsorted(end, side="right"))
+            if first < last:
+                start = min(start, int(self._starts[first]))
+                end = max(end, int(self._ends[last - 1]))
+            self._splice(first, last, [(start, end)])
+
+    def remove(self, start: int, end: int) -> None:
+        """Make [start, end) busy. `O(n)`."""
+        if start >= end:
+            return
+        first = int(self._ends.searchsorted(start, side="right"))
+        last = int(self._starts.searchsorted(end, side="left"))
+        if first < last:
+            left = (int(self._starts[first]), start)
+            right = (end, int(self._ends[last - 1]))
+            self._splice(first, last, [piece for piece in (left, right) if piece[0] < piece[1]])
+
+    def simulate_insert(self, starts: Ints, ends: Ints) -> Insertion:
+        """Say what placing the ranges would meet, changing nothing. `O(m log n)`, vectorised.
+
+        >>> free = IntervalSet([(0, 4), (8, 12)])
+        >>> free.simulate_insert(np.array([1, 6]), np.array([3, 9]))
+        Insertion(fits=3, overlaps=2, first_conflict=6)
+        """
+        free = self._free_before(ends) - self._free_before(starts)
+        missing = (ends - starts) - free
+        conflicts = np.flatnonzero(missing)
+        return Insertion(
+            fits=int(free.sum()),
+            overlaps=int(missing.sum()),
+            first_conflict=int(starts[conflicts[0]]) if conflicts.size else None,
+        )
+
+    def intersection(self, other: IntervalSet) -> IntervalSet:
+        """Return the slots free in both. `O((n + m) log(n + m))`, vectorised.
+
+        >>> IntervalSet([(0, 5), (8, 10)]).intersection(IntervalSet([(3, 9)])).ranges()
+        [(3, 5), (8, 9)]
+        """
+        made = IntervalSet()
+        first = other._ends.searchsorted(self._starts, side="right")
+        last = other._starts.searchsorted(self._ends, side="left")
+        counts = np.maximum(last - first, 0)
+        mine = np.repeat(np.arange(self._starts.size), counts)
+        skipped = np.repeat(np.cumsum(counts) - counts, counts)
+        theirs = np.arange(mine.size) - skipped + np.repeat(first, counts)
+        made._take(
+            np.maximum(self._starts[mine], other._starts[theirs]),
+            np.minimum(self._ends[mine], other._ends[theirs]),
+        )
+        return made
+
+    def check(self) -> None:
+        """Assert that windows are not empty, sorted, and do not touch."""
+        assert np.all(self._starts < self._ends), self.ranges()
+        assert np.all(self._ends[:-1] < self._starts[1:]), self.ranges()
+
+    def _free_before(self, points: Ints) -> Ints:
+        """Return how many free slots lie before each point."""
+        if not self._starts.size:
+            return np.zeros_like(points)
+        lengths = self._ends - self._starts
+        before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        at = self._starts.searchsorted(points, side="right") - 1
+        inside = np.minimum(points - self._starts[at], lengths[at])
+        return np.where(at < 0, 0, before[at] + inside)
+
+    def _splice(self, first: int, last: int, pieces: list[tuple[int, int]]) -> None:
+        new = np.array(pieces, dtype=np.int64).reshape(-1, 2)
+        self._starts = np.concatenate((self._starts[:first], new[:, 0], self._starts[last:]))
+        self._ends = np.concatenate((self._ends[:first], new[:, 1], self._ends[last:]))
+
+    def _take(self, starts: Ints, ends: Ints) -> None:
+        self._starts, self._ends = starts, ends
+
+
+def gang_windows(nodes: Sequence[IntervalSet]) -> IntervalSet:
+    """Return the slots free on every node; nodes that share one set are looked at once.
+
+    `O(g n log n)` for g distinct sets of n windows.
+
+    >>> gang_windows([IntervalSet([(0, 9)]), IntervalSet([(2, 4), (6, 12)])]).ranges()
+    [(2, 4), (6, 9)]
+    """
+    assert nodes, "a gang has at least one node"
+    distinct = list({id(windows): windows for windows in nodes}.values())
+    common = distinct[0]
+    for windows in distinct[1:]:
+        common = common.intersection(windows)
+    return common
+
+
+def _merge(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return sorted ranges with overlapping and touching ones joined."""
+    if starts.size < 2:
+        return starts.copy(), ends.copy()
+    reach = np.maximum.accumulate(ends)
+    is_new = np.concatenate(([True], starts[1:] > reach[:-1]))
+    is_last = np.concatenate((is_new[1:], [True]))
+    return starts[is_new], reach[is_last]
+
+
+def _gaps(starts: Ints, ends: Ints, size: int) -> tuple[Ints, Ints]:
+    lows = np.concatenate((np.zeros(1, dtype=np.int64), ends))
+    highs = np.concatenate((starts, np.full(1, size, dtype=np.int64)))
+    keep = lows < highs
+    return lows[keep], highs[keep]
