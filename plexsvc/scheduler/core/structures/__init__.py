@@ -1,1 +1,1 @@
-"""What planning computes with: the ring, footprints, the free-node tree, interval sets, bit slices."""
+"""What planning computes with: ring, footprints, free-node tree, interval sets, bit slices."""

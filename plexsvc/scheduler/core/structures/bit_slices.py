@@ -1,8 +1,8 @@
-"""Which of many node groups are busy in each slot: one bit a group, 64 groups a word, one word a slot.
+"""Which of many node groups are busy in each slot: one bit a group, 64 groups in a slot's word.
 
-A question about a shift is then answered for 64 groups at once: fold the ring on the period, smear the
-busy bits over each segment's length, and read the row of the shift. The answer is exact for the bits,
-so it prefilters (group, shift) pairs; interval sets verify what is chosen and hold the truth.
+A question about a shift is then answered for 64 groups at once: fold the ring on the period, smear
+the busy bits over each segment's length, and read the row of the shift. The answer prefilters
+(group, shift) pairs; interval sets verify what is chosen and hold the truth.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BitSlice:
         self._words: Words = np.zeros(size, dtype=np.uint64)
 
     def paint(self, lane: int, job: Footprint) -> None:
-        """Mark a footprint busy. `O(slots / 1)` vectorised: strided writes, one a folded range."""
+        """Mark a footprint busy. One strided write a range: `O(slots)`, vectorised."""
         bit = np.uint64(1 << lane)
         cycles = self._words.reshape(-1, job.period)
         for start, end in job.folded:
@@ -63,7 +63,7 @@ class BitSlice:
         return out
 
     def load(self, lane: int, *, period: int) -> Ints:
-        """Return, by slot of the period, in how many of the ring's cycles the group is busy. `O(n)`."""
+        """Return, by slot of the period, in how many cycles of the ring it is busy. `O(n)`."""
         bits = (self._words >> np.uint64(lane)) & np.uint64(1)
         counts: Ints = bits.reshape(-1, period).sum(axis=0).astype(np.int64)
         return counts
@@ -74,7 +74,7 @@ class BitSlice:
 
 
 def overlap_by_shift(load: Ints, segments: Sequence[tuple[int, int]]) -> Ints:
-    """Return, by shift, how many busy slots segments would overlap, all cycles of the ring together.
+    """Return, by shift, how many busy slots of the whole ring segments would overlap.
 
     `load` is the busy count by slot of the period. `O(s P)`, vectorised.
 

@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 class Footprint:
     """The cells of a periodic demand: enough to take it off the ring exactly.
 
-    `folded` holds the ranges of one period, sorted, disjoint, inside [0, period); `starts` and `ends`
-    hold the ranges of the whole ring.
+    `folded` holds the ranges of one period, sorted, disjoint, inside [0, period); `starts` and
+    `ends` hold the ranges of the whole ring.
     """
 
     ring_size: int

@@ -1,4 +1,4 @@
-"""Sorted disjoint half-open ranges of free slots of one node, and the windows of a gang of nodes."""
+"""Sorted disjoint ranges of free slots of one node, and the windows of a gang of nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class IntervalSet:
         return at >= 0 and end <= int(self._ends[at])
 
     def first_fit(self, length: int, *, not_before: int = 0) -> int | None:
-        """Return the first start of `length` consecutive free slots, or None. `O(log n + n)` vectorised.
+        """Return the first start of `length` consecutive free slots, or None. `O(n)`.
 
         >>> IntervalSet([(0, 3), (5, 10)]).first_fit(4, not_before=6)
         6

@@ -28,8 +28,8 @@ class RoundedPeriod:
 class Ring:
     """`size` slots holding the absolute slots [now, now + size): slot t lies at `t % size`.
 
-    As every planned period divides `size`, a recurring segment that leaves at the head enters at the
-    tail on the same cells: nothing is moved when time passes.
+    As every planned period divides `size`, a recurring segment that leaves at the head enters at
+    the tail on the same cells: nothing is moved when time passes.
 
     >>> ring = Ring(12)
     >>> ring.cell(25), ring.pieces(10, 5), ring.round_period(5).slots

@@ -1,13 +1,16 @@
-"""A segment tree over slots: range add, range minimum, first fit; fan-out 32 so that numpy does the work."""
+"""A segment tree over slots: range add, range minimum, first fit; fan-out 32 to suit numpy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _FAN: Final = 32
 
@@ -15,8 +18,8 @@ _FAN: Final = 32
 class SegmentTree:
     """Integers by slot with the minimum and maximum of every block of 32, of 1,024, and so on.
 
-    A range add touches its slots and the blocks above them; `add_many` rebuilds all blocks once, so a
-    whole periodic footprint costs about as much as a few single ranges.
+    A range add touches its slots and the blocks above them; `add_many` rebuilds all blocks once,
+    so a whole periodic footprint costs about as much as a few single ranges.
 
     >>> free = SegmentTree(10, initial=4)
     >>> free.add(2, 5, -3)
@@ -80,17 +83,17 @@ class SegmentTree:
         return best  # pragma: no cover - the top level always returns
 
     def first_fit(self, length: int, *, at_least: int, not_before: int = 0) -> int | None:
-        """Return the first start >= `not_before` of `length` slots that all hold `at_least`, or None.
+        """Return the first start of `length` slots that all hold `at_least`, or None.
 
-        Windows do not wrap; ask for the second half from slot 0. `O(r log n)` for r runs inspected.
+        Starts lie at or after `not_before`; windows do not wrap. `O(r log n)` for r runs inspected.
         """
         assert length > 0, length
         start = not_before
         while start + length <= self.size:
-            begin = self._next(start, at_least=at_least)
+            begin = self._next_at_least(start, at_least)
             if begin is None or begin + length > self.size:
                 return None
-            blocked = self._next(begin, below=at_least)
+            blocked = self._next_below(begin, at_least)
             if blocked is None or blocked - begin >= length:
                 return begin
             start = blocked + 1
@@ -99,7 +102,7 @@ class SegmentTree:
     def check(self) -> None:
         """Assert that every block holds the extremes of what lies under it."""
         for levels, reduce in ((self._lows, np.min), (self._highs, np.max)):
-            for below, above in zip(levels[:-1], levels[1:], strict=True):
+            for below, above in pairwise(levels):
                 blocks = below.reshape(-1, _FAN)
                 assert np.array_equal(reduce(blocks, axis=1), above[: len(blocks)]), levels
 
@@ -111,40 +114,42 @@ class SegmentTree:
             self._lows[level][start:end] = lows.reshape(-1, _FAN).min(axis=1)
             self._highs[level][start:end] = highs.reshape(-1, _FAN).max(axis=1)
 
-    def _next(
-        self, start: int, *, at_least: int | None = None, below: int | None = None
-    ) -> int | None:
-        """Return the first slot from `start` that holds `at_least`, or that is `below`. `O(log n)`."""
-        levels = self._highs if at_least is not None else self._lows
-        position, level = start, 0
-        while True:
-            block_end = min((position // _FAN + 1) * _FAN, levels[level].size)
-            hit = _first_hit(levels[level][position:block_end], at_least=at_least, below=below)
-            if hit is not None:
-                return self._descend(levels, level, position + hit, at_least=at_least, below=below)
-            if level + 1 == len(levels):
-                return None
-            position, level = block_end // _FAN, level + 1
-            if position >= levels[level].size:
-                return None
+    def _next_at_least(self, start: int, bound: int) -> int | None:
+        """Return the first slot from `start` that holds `bound` or more. `O(log n)`."""
+        return _search(self._highs, start, lambda values: values >= bound)
 
-    @staticmethod
-    def _descend(
-        levels: list[Ints], level: int, position: int, *, at_least: int | None, below: int | None
-    ) -> int:
-        while level:
-            level -= 1
-            children = levels[level][position * _FAN : (position + 1) * _FAN]
-            hit = _first_hit(children, at_least=at_least, below=below)
-            assert hit is not None, (level, position)
-            position = position * _FAN + hit
-        return position
+    def _next_below(self, start: int, bound: int) -> int | None:
+        """Return the first slot from `start` that holds less than `bound`. `O(log n)`."""
+        return _search(self._lows, start, lambda values: values < bound)
 
 
-def _first_hit(values: Ints, *, at_least: int | None, below: int | None) -> int | None:
-    hits = values >= at_least if at_least is not None else values < below
-    first = int(hits.argmax()) if hits.size else 0
-    return first if hits.size and hits[first] else None
+def _search(levels: list[Ints], start: int, is_hit: Callable[[Ints], Bools]) -> int | None:
+    """Climb until a block to the right holds a hit, then go down to its first slot."""
+    position, level = start, 0
+    while position < levels[level].size:
+        block_end = min((position // _FAN + 1) * _FAN, levels[level].size)
+        hit = _first(is_hit(levels[level][position:block_end]))
+        if hit is not None:
+            return _descend(levels, level, position + hit, is_hit)
+        if level + 1 == len(levels):
+            return None
+        position, level = block_end // _FAN, level + 1
+    return None
+
+
+def _descend(levels: list[Ints], level: int, position: int, is_hit: Callable[[Ints], Bools]) -> int:
+    while level:
+        level -= 1
+        children = levels[level][position * _FAN : (position + 1) * _FAN]
+        hit = _first(is_hit(children))
+        assert hit is not None, (level, position)
+        position = position * _FAN + hit
+    return position
+
+
+def _first(hits: Bools) -> int | None:
+    at = int(hits.argmax())
+    return at if hits[at] else None
 
 
 def _padded(size: int) -> int:
