@@ -61,6 +61,9 @@ class Executor:
             PlexError: as `Backend.build`.
         """
         torch.set_num_threads(1)  # holds for the calling thread, which is the one that runs passes
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self._config.device_index)
+            torch.use_deterministic_algorithms(True)
         self._memory = memory
         self._backend.build()
         self._operations = Operations(self._config, self._backend, memory)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from plexclient.wire import tensors
@@ -30,6 +31,7 @@ TWO = plan([[0, 2], [3]], [[1], []])
 GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     "noop": ({"backend": "noop"}, ONE),
     "megatron-one-rank": ({"backend": "megatron"}, ONE),
+    "megatron-bf16": ({"backend": "megatron", "dtype": "bfloat16"}, ONE),
     "megatron-tp2": ({"backend": "megatron", "parallel": {"tp": 2}}, ONE),
     "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
     "megatron-dp2": ({"backend": "megatron", "parallel": {"dp": 2}}, TWO),
@@ -184,7 +186,7 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
     save_file(assemble(held, "param"), tmp_path / "model.safetensors")
     moments = {
         f"{kind}/{tensor}": values
-        for kind in ("exp_avg", "exp_avg_sq")
+        for kind in ("exp_avg", "exp_avg_sq", "master")
         for tensor, values in assemble(held, kind).items()
     }
     save_file(moments, tmp_path / "optimizer.safetensors")
@@ -220,6 +222,8 @@ def test_a_pulled_version_replaces_the_parameters(
     wanted = assemble(source.ask("held"), "param")
     found = assemble(target.ask("held"), "param")
     assert set(found) == set(wanted)
+    if "bf16" in name:
+        wanted = {tensor: rounded(values) for tensor, values in wanted.items()}
     assert all(np.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
     assert {piece_kind for rank in target.ask("held") for piece_kind, _ in rank} == {"param"}
     run(target, 2, "forward", random_batch(0), split)
@@ -227,6 +231,12 @@ def test_a_pulled_version_replaces_the_parameters(
         operation(3, "forward_backward", random_batch(0), split=split, loss="ppo")
     )
     assert set(errors(refused)) == {"bad_request"}
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return values as bfloat16 holds them."""
+    found: np.ndarray = torch.from_numpy(values).bfloat16().float().numpy()
+    return found
 
 
 def test_a_version_that_was_altered_is_refused(start_group: StartGroup) -> None:

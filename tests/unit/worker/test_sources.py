@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,11 @@ def box(start: tuple[int, ...], size: tuple[int, ...], name: str = "w") -> Box:
 
 
 def version(cuts: list[int]) -> sources.VersionSource:
-    """Return a version of `VALUES` held in row bands that end at `cuts`, as different ranks hold it."""
+    """Return a version of `VALUES` that ranks hold in row bands ending at `cuts`."""
     bounds = sorted({0, *cuts, 6})
     memory = torch.zeros(4096, dtype=torch.uint8)
     pieces, offset = [], 0
-    for rank, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for rank, (low, high) in enumerate(pairwise(bounds)):
         count = (high - low) * 5
         view = memory[offset : offset + 4 * count].view(torch.float32).view(high - low, 5)
         view.copy_(VALUES[low:high])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -201,25 +201,26 @@ class MegatronBackend:
     def load_params(self, weights: TensorSource) -> None:
         """Overwrite parameters and masters; a critic's head missing from `weights` is kept."""
         with torch.no_grad():
-            fill(self._wanted(weights), weights)
-        if self._trained is not None:
-            self._trained.optimizer.reload_model_params()
-
-    def _wanted(self, weights: TensorSource) -> Iterator[Slice]:
-        for held in self._param_slices():
-            if held.box.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
-                yield held
+            fill(_wanted(self._param_slices(), weights), weights)
+            if self._trained is not None and state.MASTERS in self._memory:
+                fill(_wanted(self._trained.moments("master"), weights), weights)
 
     def _param_slices(self) -> Iterator[Slice]:
         for param in self._params:
             yield from slices(param.tensor.data, param.runs)
 
     def load_moments(self, moments: TensorSource) -> None:
-        """Overwrite the optimizer's moments."""
+        """Overwrite the optimizer's moments, and masters where both sides keep them."""
         trained = self._training()
+        kinds = ["exp_avg", "exp_avg_sq"]
+        if state.MASTERS in self._memory:
+            kinds.append("master")
         with torch.no_grad():
-            for kind in ("exp_avg", "exp_avg_sq"):
-                fill(trained.moments(kind), moments, prefix=f"{kind}/")
+            for kind in kinds:
+                held = trained.moments(kind)
+                if kind == "master":  # an fp32 deployment saves none; load_params has filled them
+                    held = (s for s in held if moments.has(f"master/{s.box.name}"))
+                fill(held, moments, prefix=f"{kind}/")
 
     def scalars(self) -> Scalars:
         """Return the optimizer's step count."""
@@ -238,6 +239,12 @@ class MegatronBackend:
                 "deploy an actor or critic with optimizer=AdamW(...) to train",
             )
         return self._trained
+
+
+def _wanted(held: Iterable[Slice], weights: TensorSource) -> Iterator[Slice]:
+    for item in held:
+        if item.box.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
+            yield item
 
 
 def _dtype(config: WorkerConfig) -> torch.dtype:
