@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
     out_dir = out_dir.absolute()
     _clear(out_dir)
     talk = Console(stderr=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     with Show(talk) as show:
         outcome = _Demo(preset, out_dir=out_dir, show=show).run()
     summary = summarise(outcome.alone.runs, outcome.shared, spans=outcome.spans)
