@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 import plexclient as plex
 
 BOOT_S = 120
+TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
+"""What starts a Python that dies with this process."""
 
 
 @contextlib.contextmanager
@@ -25,7 +28,7 @@ def running(config: str) -> Iterator[plex.Cluster]:
         path = home / "cluster.toml"
         path.write_text(f'state_dir = "{home / "state"}"\nlisten = "127.0.0.1:0"\n' + config)
         log = home / "up.log"
-        command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config", str(path)]
+        command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(path)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:

@@ -57,7 +57,7 @@ class AgentConfig:
     """Warm images this node can fork from."""
     state_manager_argv: tuple[str, ...] = ()
     """Command of the state manager; empty: this Python with `-m plexsvc.statemanager.main`."""
-    max_versions_per_deployment: int = 4
+    max_versions_per_deployment: int = 8
     """Published weight versions the state manager keeps of one deployment."""
     keep_pages: bool = True
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""

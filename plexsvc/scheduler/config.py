@@ -37,7 +37,7 @@ class SchedulerConfig(Limits):
     """Inline payloads held for waiting operations; the next is refused with `queue_full`."""
     max_result_bytes: int = 256 << 20
     """Answers kept for clients that may ask again; the oldest go first (`result_gone`)."""
-    max_versions_per_deployment: int = 4
+    max_versions_per_deployment: int = 2
     """Published weight versions kept for each deployment; older ones are released."""
     max_ended_jobs: int = 256
     """Ended jobs that `status` and `job list` still show."""

@@ -42,7 +42,7 @@ class StateManagerConfig:
     staging_bytes: int = 1 << 30
     """Memory for payloads and results that wait; further ones are refused with `staging_full`."""
 
-    max_versions_per_deployment: int = 4
+    max_versions_per_deployment: int = 8
     """Published weight versions kept per deployment; the next is refused until one is released."""
 
     max_staged_per_job: int = 256

@@ -20,6 +20,8 @@ import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2_grpc
 
 MIB = 1 << 20
+TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
+"""What starts a Python that dies with this process."""
 CONFIG = """
 state_dir = "{state_dir}"
 listen = "127.0.0.1:0"
@@ -97,7 +99,7 @@ def start_cluster(
         + extra
     )
     log = (directory / "up.log").open("wb")
-    command = [sys.executable, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
+    command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         yield _wait_until_up(process, state_dir=state_dir, log=directory / "up.log", boot_s=boot_s)

@@ -58,7 +58,7 @@ class RawClient:
         call = self._router.SubmitOperation.future(operation, timeout=60, metadata=self._metadata)
         if data:
             self._router.StagePayload(
-                self._stage_requests(operation, data), timeout=60, metadata=self._metadata
+                iter(self._stage_requests(operation, data)), timeout=60, metadata=self._metadata
             )
         result: operations_pb2.OperationResult = call.result()
         if result.HasField("error"):
