@@ -41,13 +41,16 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.events import Event, TimerFired
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.executor import Executor, ExternalAction, RolloutPort
+from plexsvc.scheduler.executor import Executor
 from plexsvc.scheduler.nodes import NodeLink, Nodes
+from plexsvc.scheduler.ports import ExternalAction, RolloutPort
+from plexsvc.scheduler.reach import Reach
 from plexsvc.scheduler.record import Recorder
 from plexsvc.scheduler.registry import Registry
 from plexsvc.scheduler.results import ResultBook
 from plexsvc.scheduler.sessions import Sessions
 from plexsvc.scheduler.timers import Timers
+from plexsvc.scheduler.versions import Versions
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -73,15 +76,15 @@ class SchedulerDriver:
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=self.post)
         self.timers = Timers(clock, fire=self._timer_fired)
         self.nodes = Nodes([self._link(target) for target in node_agents])
-        self.executor = Executor(
-            config,
+        reach = Reach(
+            config=config,
             clock=clock,
             epoch=store.epoch,
             registry=self.registry,
             nodes=self.nodes,
-            rollout=rollout_manager,
-            post=self.post,
+            versions=Versions(keep=config.max_versions_per_deployment),
         )
+        self.executor = Executor(reach, rollout=rollout_manager, post=self.post)
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self._store = store
         self._inbox: deque[Event] = deque()
@@ -245,4 +248,4 @@ class SchedulerDriver:
             await link.close()
         for record in self.registry.by_wpg.values():
             for rank in record.ranks:
-                await rank.channel.close()
+                await rank.close()

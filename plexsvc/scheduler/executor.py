@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import grpc
 
@@ -14,12 +14,10 @@ from plexclient.wire.v1 import (
     statemanager_pb2,
     worker_pb2,
 )
-from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.scheduler import bringup, managed, results
-from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     DropPayload,
@@ -41,78 +39,40 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.words import MANAGED_KINDS, Fault, OperationKind, Residency
-from plexsvc.scheduler.nodes import Nodes
 from plexsvc.scheduler.outcomes import fault_from_wire, fault_of_call
-from plexsvc.scheduler.registry import DeploymentRecord, Held, Rank, Registry
-from plexsvc.scheduler.versions import Versions
+from plexsvc.scheduler.ports import ExternalAction, RolloutPort, failure_of, operation_failed
+from plexsvc.scheduler.reach import Reach
+from plexsvc.scheduler.registry import DeploymentRecord, Held, Rank
 
 log = Log(__name__)
 
-ExternalAction = (
-    SpawnWpg
-    | StopWpg
-    | ForgetWpg
-    | StartOperation
-    | CancelOperation
-    | MoveState
-    | DropPayload
-    | ReleaseOperation
-)
-"""Actions that reach beyond this process."""
-
 MAX_EXECUTE_TRIES: Final = 3
 """Times an operation is sent to a rank whose connection breaks; a repeat attaches to it."""
-
-
-class RolloutPort(Protocol):
-    """The rollout manager: the `Worker` service's methods, called without a context."""
-
-    async def Execute(  # noqa: N802 - the wire's name
-        self, request: worker_pb2.ExecuteRequest, context: None, /
-    ) -> worker_pb2.ExecuteReply:
-        """Run an operation of a rollout deployment."""
-        ...
-
-    async def Cancel(  # noqa: N802 - the wire's name
-        self, request: worker_pb2.CancelRequest, context: None, /
-    ) -> worker_pb2.CancelReply:
-        """End a generate early."""
-        ...
-
-    async def forget(self, deployment_id: str) -> None:
-        """End a deployment: drop its records and connections."""
-        ...
-
-    def release(self, operation_id: bytes) -> None:
-        """Drop the record of an acknowledged operation."""
-        ...
 
 
 class Executor:
     """Knows how each order is carried out; holds no state of its own but what it was given."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        *,
-        clock: Clock,
-        epoch: int,
-        registry: Registry,
-        nodes: Nodes,
-        rollout: RolloutPort,
-        post: Callable[[Event], None],
+        self, reach: Reach, *, rollout: RolloutPort, post: Callable[[Event], None]
     ) -> None:
-        self.config = config
-        self.clock = clock
-        self.epoch = epoch
-        self.registry = registry
-        self.nodes = nodes
-        self.rollout = rollout
-        self.versions = Versions(keep=config.max_versions_per_deployment)
+        self._reach = reach
+        self._rollout = rollout
         self._post = post
 
     async def perform(self, action: ExternalAction) -> None:
         """Carry an order out and post its outcome; never raises but when cancelled."""
+        try:
+            await self._perform(action)
+        except Exception as error:  # noqa: BLE001 - an action that fails comes back as an event
+            log.error("action failed", action=type(action).__name__)  # noqa: TRY400 - with trace
+            detail = f"{type(error).__name__}: {error}"
+            fault = Fault(code=ErrorCode.INTERNAL, message=f"the scheduler failed: {detail}")
+            outcome = failure_of(action, fault)
+            if outcome is not None:
+                self._post(outcome)
+
+    async def _perform(self, action: ExternalAction) -> None:
         match action:
             case StartOperation():
                 await self._start_operation(action)
@@ -129,34 +89,23 @@ class Executor:
             case DropPayload():
                 await self._drop_payload(action.operation_id)
             case ReleaseOperation():
-                self.rollout.release(action.operation_id)
+                self._rollout.release(action.operation_id)
             case _:
                 assert_never(action)
-
-    def fence(self, *, lease_no: int, incarnation: int = 1) -> common_pb2.Fence:
-        """Return the numbers that an order carries."""
-        return common_pb2.Fence(
-            scheduler_epoch=self.epoch, lease_no=lease_no, incarnation=incarnation
-        )
 
     async def drop_staged(self, staging_ids: Sequence[bytes], *, nodes: Sequence[NodeId]) -> None:
         """Free staged bytes on nodes that are up; what is gone already is fine."""
         request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids)
         for node_id in nodes:
-            if self.nodes.is_up(node_id):
-                state = self.nodes.link(node_id).state
-                await self._quietly(state.DropStaged(request, timeout=self.rpc_s))
-
-    @property
-    def rpc_s(self) -> float:
-        """Deadline of a short call, in seconds."""
-        return self.config.rpc_timeout_us / 1e6
+            if self._reach.nodes.is_up(node_id):
+                state = self._reach.nodes.link(node_id).state
+                await self._quietly(state.DropStaged(request, timeout=self._reach.rpc_s))
 
     async def _spawn(self, action: SpawnWpg) -> None:
-        record = self.registry.deployments[action.deployment_id]
+        record = self._reach.registry.deployments[action.deployment_id]
         try:
-            record.ranks = await bringup.spawn(self, action, record)
-            device_bytes = await bringup.describe(self, record)
+            record.ranks = await bringup.spawn(self._reach, action, record)
+            device_bytes = await bringup.describe(self._reach, record)
         except* (grpc.aio.AioRpcError, PlexError) as group:
             fault = fault_of_call(_first(group))
             self._post(SpawnFailed(at_us=0, wpg_id=action.wpg_id, fault=fault))
@@ -165,60 +114,62 @@ class Executor:
             self._post(ready)
 
     async def _stop(self, action: StopWpg) -> None:
-        record = self.registry.by_wpg[action.wpg_id]
+        record = self._reach.registry.by_wpg[action.wpg_id]
         async with asyncio.TaskGroup() as group:
             for rank, node_id in enumerate(record.node_ids):
                 group.create_task(self._stop_rank(action.wpg_id, rank=rank, node_id=node_id))
         self._post(WpgStopped(at_us=0, wpg_id=action.wpg_id))
 
     async def _stop_rank(self, wpg_id: WpgId, *, rank: int, node_id: NodeId) -> None:
-        grace_us = self.config.stop_grace_us
-        timeout_s = self.rpc_s + grace_us / 1e6
+        grace_us = self._reach.config.stop_grace_us
+        timeout_s = self._reach.rpc_s + grace_us / 1e6
 
         async def stop() -> None:
-            await self.nodes.link(node_id).agent.Stop(
-                bringup.stop_request(self, wpg_id, rank=rank, grace_us=grace_us),
+            await self._reach.nodes.link(node_id).agent.Stop(
+                bringup.stop_request(self._reach, wpg_id, rank=rank, grace_us=grace_us),
                 timeout=timeout_s,
             )
 
         await self._insist(node_id, stop)
 
     async def _forget(self, action: ForgetWpg) -> None:
-        record = self.registry.by_wpg[action.wpg_id]
+        record = self._reach.registry.by_wpg[action.wpg_id]
         request = statemanager_pb2.ForgetRequest(
-            fence=self.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(lease_no=action.lease_no),
             wpg_id=action.wpg_id,
             job_id=record.view.job_id,
         )
         for node_id in dict.fromkeys(record.node_ids):
 
             async def forget(node_id: NodeId = node_id) -> None:
-                await self.nodes.link(node_id).state.Forget(request, timeout=self.rpc_s)
+                await self._reach.nodes.link(node_id).state.Forget(
+                    request, timeout=self._reach.rpc_s
+                )
 
             await self._insist(node_id, forget)
         if record.is_rollout:
-            await self.rollout.forget(record.view.deployment_id)
+            await self._rollout.forget(record.view.deployment_id)
         for rank in record.ranks:
-            await rank.channel.close()
-        await managed.release_versions(self, record, needed=None)
+            await rank.close()
+        await managed.release_versions(self._reach, record, needed=None)
         self._post(WpgForgotten(at_us=0, wpg_id=action.wpg_id))
 
     async def _insist(self, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
         """Try a teardown call until it succeeds, the node is lost, or tries run out."""
-        for _ in range(self.config.max_stop_tries):
-            if not self.nodes.is_up(node_id):
+        for _ in range(self._reach.config.max_stop_tries):
+            if not self._reach.nodes.is_up(node_id):
                 return  # its lease ran out: the agent has killed every rank
             try:
                 await call()
             except (grpc.aio.AioRpcError, PlexError) as error:
                 log.warning("teardown call failed", node=node_id, error=error)
-                await self.clock.sleep(self.config.connect_retry_us)
+                await self._reach.clock.sleep(self._reach.config.connect_retry_us)
             else:
                 return
-        log.error("teardown call gave up", node=node_id, tries=self.config.max_stop_tries)
+        log.error("teardown call gave up", node=node_id, tries=self._reach.config.max_stop_tries)
 
     async def _move(self, action: MoveState) -> None:
-        record = self.registry.by_wpg[action.wpg_id]
+        record = self._reach.registry.by_wpg[action.wpg_id]
         nodes = list(dict.fromkeys(record.node_ids))
         try:
             replies = [await self._move_on(node_id, action, to=action.to) for node_id in nodes]
@@ -243,13 +194,13 @@ class Executor:
     ) -> statemanager_pb2.MoveReply:
         to_device = to is Residency.DEVICE
         request = statemanager_pb2.MoveRequest(
-            fence=self.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(lease_no=action.lease_no),
             wpg_id=action.wpg_id,
             move_id=action.move_id.encode(),
             to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
         )
-        state = self.nodes.link(node_id).state
-        timeout_s = self.config.move_timeout_us / 1e6
+        state = self._reach.nodes.link(node_id).state
+        timeout_s = self._reach.move_s
         reply: statemanager_pb2.MoveReply = await state.Move(request, timeout=timeout_s)
         if reply.HasField("error"):
             fault = fault_from_wire(reply.error)
@@ -268,12 +219,12 @@ class Executor:
                 log.warning("roll-back failed", node=node_id, wpg=action.wpg_id, error=error)
 
     async def _start_operation(self, action: StartOperation) -> None:
-        held = self.registry.held.get(action.operation_id)
-        record = self.registry.by_wpg.get(action.wpg_id)
+        held = self._reach.registry.held.get(action.operation_id)
+        record = self._reach.registry.by_wpg.get(action.wpg_id)
         if held is None or record is None:
             return  # its job ended meanwhile
         held.lease_no = action.lease_no
-        started_us = self.clock.monotonic_us()
+        started_us = self._reach.clock.monotonic_us()
         try:
             replies = await self._execute(action, held=held, record=record)
             await self._finished(held, record, replies, started_us=started_us)
@@ -284,9 +235,9 @@ class Executor:
         self, action: StartOperation, *, held: Held, record: DeploymentRecord
     ) -> Sequence[worker_pb2.ExecuteReply]:
         if held.kind in MANAGED_KINDS:
-            return [await managed.execute(self, action, held=held, record=record)]
+            return [await managed.execute(self._reach, action, held=held, record=record)]
         request = worker_pb2.ExecuteRequest(
-            fence=self.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(lease_no=action.lease_no),
             wpg_id=action.wpg_id,
             operation=held.operation,
         )
@@ -296,9 +247,9 @@ class Executor:
         elif held.kind is OperationKind.PULL:
             pull = held.operation.pull
             source = DeploymentId(pull.source_deployment_id)
-            request.manifests.extend(self.versions.find(source, pull.version))
+            request.manifests.extend(self._reach.versions.find(source, pull.version))
         if record.is_rollout:
-            return [await self.rollout.Execute(request, None)]
+            return [await self._rollout.Execute(request, None)]
         return await self._execute_on_ranks(request, record.ranks)
 
     async def _execute_on_ranks(
@@ -322,9 +273,11 @@ class Executor:
             PlexError: `worker_died` when the rank does not come back; by then the node agent has
                 usually said more.
         """
-        timeout_s = self.config.operation_timeout_us / 1e6 + self.rpc_s
+        timeout_s = self._reach.config.operation_timeout_us / 1e6 + self._reach.rpc_s
         last = ""
         for _ in range(MAX_EXECUTE_TRIES):
+            if rank.is_closed:
+                break  # its WPG was forgotten meanwhile: nobody waits for this answer
             try:
                 reply: worker_pb2.ExecuteReply = await rank.stub.Execute(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
@@ -332,7 +285,7 @@ class Executor:
                 log.warning("execute call broke", rank=rank.proc_id, error=last)
             else:
                 return reply
-            await self.clock.sleep(self.config.exit_report_us // MAX_EXECUTE_TRIES)
+            await self._reach.clock.sleep(self._reach.config.exit_report_us // MAX_EXECUTE_TRIES)
         raise PlexError(
             ErrorCode.WORKER_DIED,
             f"{rank.proc_id} at {rank.address} stopped answering during "
@@ -355,7 +308,7 @@ class Executor:
             self._post_failure(held.operation.operation_id, fault, is_refusal=is_refusal)
             return
         if held.kind is OperationKind.INITIALIZE:
-            await bringup.learn(self, record)
+            await bringup.learn(self._reach, record)
         held.result, held.digest = result, results.digest_of(replies)
         record.applied_seq = max(record.applied_seq, held.operation.seq)
         measured_us = max(reply.run_us for reply in replies)
@@ -365,33 +318,26 @@ class Executor:
                 operation_id=OperationId(held.operation.operation_id),
                 fault=None,
                 is_refusal=False,
-                run_us=measured_us or self.clock.monotonic_us() - started_us,
+                run_us=measured_us or self._reach.clock.monotonic_us() - started_us,
                 digest=held.digest,
             )
         )
 
     def _post_failure(self, operation_id: bytes, fault: Fault, *, is_refusal: bool = False) -> None:
-        self._post(
-            OperationFinished(
-                at_us=0,
-                operation_id=OperationId(operation_id),
-                fault=fault,
-                is_refusal=is_refusal,
-                run_us=0,
-                digest="",
-            )
-        )
+        self._post(operation_failed(OperationId(operation_id), fault, is_refusal=is_refusal))
 
     async def _cancel(self, action: CancelOperation) -> None:
         request = worker_pb2.CancelRequest(
-            operation_id=action.operation_id, wpg_id=action.wpg_id, fence=self.fence(lease_no=0)
+            operation_id=action.operation_id,
+            wpg_id=action.wpg_id,
+            fence=self._reach.fence(lease_no=0),
         )
-        held = self.registry.held.get(action.operation_id)
+        held = self._reach.registry.held.get(action.operation_id)
         request.fence.lease_no = held.lease_no if held is not None else 0
-        await self._quietly(self.rollout.Cancel(request, None))
+        await self._quietly(self._rollout.Cancel(request, None))
 
     async def _drop_payload(self, operation_id: OperationId) -> None:
-        node_ids = [link.node_id for link in self.nodes.links if link.is_up]
+        node_ids = [link.node_id for link in self._reach.nodes.links if link.is_up]
         await self.drop_staged([operation_id], nodes=node_ids)
 
     async def _quietly(self, call: Awaitable[object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -14,10 +13,8 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.words import OperationKind
 from plexsvc.scheduler.outcomes import error_of, fault_from_wire
+from plexsvc.scheduler.reach import Reach
 from plexsvc.scheduler.registry import DeploymentRecord, Held
-
-if TYPE_CHECKING:
-    from plexsvc.scheduler.executor import Executor
 
 log = Log(__name__)
 
@@ -25,57 +22,57 @@ Result = operations_pb2.OperationResult
 
 
 async def execute(
-    executor: Executor, action: StartOperation, *, held: Held, record: DeploymentRecord
+    reach: Reach, action: StartOperation, *, held: Held, record: DeploymentRecord
 ) -> worker_pb2.ExecuteReply:
     """Run a managed operation and answer as a rank would.
 
     Raises:
         PlexError: what a state manager refused; `bad_request` for one that spans nodes.
     """
-    fence = executor.fence(lease_no=action.lease_no)
+    fence = reach.fence(lease_no=action.lease_no)
     result = Result(
         operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
     )
     if held.kind is OperationKind.PUBLISH:
-        await _publish(executor, fence, held=held, record=record, result=result)
+        await _publish(reach, fence, held=held, record=record, result=result)
     elif held.kind is OperationKind.STATE_DIGEST:
-        await _digest(executor, fence, record=record, result=result)
+        await _digest(reach, fence, record=record, result=result)
     else:
-        await _materialize(executor, fence, held=held, record=record, result=result)
+        await _materialize(reach, fence, held=held, record=record, result=result)
     return worker_pb2.ExecuteReply(result=result)
 
 
 async def release_versions(
-    executor: Executor, record: DeploymentRecord, *, needed: Iterable[int] | None
+    reach: Reach, record: DeploymentRecord, *, needed: Iterable[int] | None
 ) -> None:
     """Release a deployment's surplus versions, or all of them when `needed` is None."""
     deployment_id = DeploymentId(record.view.deployment_id)
     if needed is None:
-        gone = executor.versions.forget(deployment_id)
+        gone = reach.versions.forget(deployment_id)
     else:
-        gone = executor.versions.surplus(deployment_id, needed=needed)
+        gone = reach.versions.surplus(deployment_id, needed=needed)
     for version in gone:
         request = statemanager_pb2.ReleaseVersionRequest(
-            deployment_id=deployment_id, version=version, fence=executor.fence(lease_no=0)
+            deployment_id=deployment_id, version=version, fence=reach.fence(lease_no=0)
         )
         for node_id in _nodes(record):
-            await _release(executor, node_id, request)
+            await _release(reach, node_id, request)
 
 
 async def _release(
-    executor: Executor, node_id: NodeId, request: statemanager_pb2.ReleaseVersionRequest
+    reach: Reach, node_id: NodeId, request: statemanager_pb2.ReleaseVersionRequest
 ) -> None:
-    if not executor.nodes.is_up(node_id):
+    if not reach.nodes.is_up(node_id):
         return
     try:
-        state = executor.nodes.link(node_id).state
-        await state.ReleaseVersion(request, timeout=executor.rpc_s)
+        state = reach.nodes.link(node_id).state
+        await state.ReleaseVersion(request, timeout=reach.rpc_s)
     except (grpc.aio.AioRpcError, PlexError) as error:
         log.warning("version not released", node=node_id, error=error)
 
 
 async def _publish(
-    executor: Executor,
+    reach: Reach,
     fence: common_pb2.Fence,
     *,
     held: Held,
@@ -92,37 +89,37 @@ async def _publish(
     )
     manifests = []
     for node_id in _nodes(record):
-        state = executor.nodes.link(node_id).state
-        reply = await state.Publish(request, timeout=_move_s(executor))
+        state = reach.nodes.link(node_id).state
+        reply = await state.Publish(request, timeout=reach.move_s)
         _check(reply)
         manifests.append(reply.manifest)
         result.metrics["copy_us"] += reply.copy_us
     deployment_id = DeploymentId(record.view.deployment_id)
-    executor.versions.add(deployment_id, version, manifests)
+    reach.versions.add(deployment_id, version, manifests)
     result.weight_version = version
     result.metrics["nbytes"] = sum(manifest.nbytes for manifest in manifests)
-    await release_versions(executor, record, needed=_pulled(executor, deployment_id))
+    await release_versions(reach, record, needed=_pulled(reach, deployment_id))
 
 
-def _pulled(executor: Executor, source: DeploymentId) -> set[int]:
+def _pulled(reach: Reach, source: DeploymentId) -> set[int]:
     """Return the versions that waiting and running pulls still need."""
-    held = executor.registry.held.values()
+    held = reach.registry.held.values()
     pulls = [h.operation.pull for h in held if h.kind is OperationKind.PULL]
     return {pull.version for pull in pulls if pull.source_deployment_id == source}
 
 
 async def _digest(
-    executor: Executor, fence: common_pb2.Fence, *, record: DeploymentRecord, result: Result
+    reach: Reach, fence: common_pb2.Fence, *, record: DeploymentRecord, result: Result
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
-    state = executor.nodes.link(_only_node(record, "a digest")).state
-    reply = await state.Digest(request, timeout=_move_s(executor))
+    state = reach.nodes.link(_only_node(record, "a digest")).state
+    reply = await state.Digest(request, timeout=reach.move_s)
     _check(reply)
     result.texts.update(reply.digests)
 
 
 async def _materialize(
-    executor: Executor,
+    reach: Reach,
     fence: common_pb2.Fence,
     *,
     held: Held,
@@ -138,8 +135,8 @@ async def _materialize(
         optimizer=is_save and held.operation.save.optimizer,
         model=record.view.spec.model,
     )
-    state = executor.nodes.link(_only_node(record, str(held.kind))).state
-    reply = await state.Materialize(request, timeout=_move_s(executor))
+    state = reach.nodes.link(_only_node(record, str(held.kind))).state
+    reply = await state.Materialize(request, timeout=reach.move_s)
     _check(reply)
     result.texts["path"] = path
     result.texts["files"] = "\n".join(reply.files)
@@ -170,7 +167,3 @@ def _only_node(record: DeploymentRecord, what: str) -> NodeId:
             "supported yet; deploy it on one node",
         )
     return nodes[0]
-
-
-def _move_s(executor: Executor) -> float:
-    return executor.config.move_timeout_us / 1e6

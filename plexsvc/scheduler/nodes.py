@@ -61,7 +61,7 @@ class NodeLink:
         self._ranks_of = ranks_of
         self._after_index = 0
         self._channel = open_channel(target)
-        self._state_channel: grpc.aio.Channel | None = None
+        self._state_channels: list[grpc.aio.Channel] = []
         self.agent = node_pb2_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call] # generated
         self.description = node_pb2.NodeDescription()
         self.is_up = False
@@ -113,8 +113,8 @@ class NodeLink:
     async def close(self) -> None:
         """Close the channels."""
         await self._channel.close()
-        if self._state_channel is not None:
-            await self._state_channel.close()
+        for channel in self._state_channels:
+            await channel.close()
 
     async def _join(self) -> int:
         sent_us = self._clock.monotonic_us()
@@ -122,7 +122,7 @@ class NodeLink:
         self.description = await self.agent.Describe(
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
         )
-        await self._open_state_manager()
+        self._open_state_manager()
         self.is_up = True
         self._post(
             NodeJoined(
@@ -178,7 +178,7 @@ class NodeLink:
                 )
                 async for event in stream:
                     self._after_index = event.index
-                    await self._tell(event)
+                    self._tell(event)
             except grpc.aio.AioRpcError as error:
                 log.warning("event stream broke", node=self.node_id, error=error.details())
             await self._clock.sleep(self._config.connect_retry_us)
@@ -187,6 +187,9 @@ class NodeLink:
         found = await self.agent.Describe(node_pb2.NodeDescribeRequest(), timeout=self._timeout_s)
         if found.next_event_index <= self._after_index:
             self._after_index = 0  # a new agent: its log starts over
+        if found.state_manager != self.description.state_manager:
+            self.description = found
+            self._open_state_manager()
         living = {(proc.wpg_id, proc.rank) for proc in found.procs}
         for wpg_id, rank, incarnation in self._ranks_of(self.node_id):
             if (wpg_id, rank) not in living:
@@ -202,7 +205,7 @@ class NodeLink:
                     )
                 )
 
-    async def _tell(self, event: node_pb2.NodeEvent) -> None:
+    def _tell(self, event: node_pb2.NodeEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "exited":
             wpg_id, _, rank = event.exited.proc_id.rpartition("/")
@@ -219,14 +222,14 @@ class NodeLink:
             )
         elif kind == "state_manager_restarted":
             self.description.state_manager = event.state_manager_restarted.address
-            await self._open_state_manager()
+            self._open_state_manager()
             log.warning("state manager restarted", node=self.node_id)
 
-    async def _open_state_manager(self) -> None:
-        if self._state_channel is not None:
-            await self._state_channel.close()
-        self._state_channel = open_channel(self.description.state_manager)
-        self._state = statemanager_pb2_grpc.StateManagerStub(self._state_channel)  # type: ignore[no-untyped-call] # generated
+    def _open_state_manager(self) -> None:
+        """Use the state manager of the description; calls under way end on the old channel."""
+        channel = open_channel(self.description.state_manager)
+        self._state_channels.append(channel)
+        self._state = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call] # generated
 
     def _lose(self, reason: str) -> None:
         if self.is_up:

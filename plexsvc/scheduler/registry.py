@@ -33,10 +33,16 @@ class Rank:
     address: str
     channel: grpc.aio.Channel
     stub: worker_pb2_grpc.WorkerStub = field(init=False)
+    is_closed: bool = False
 
     def __post_init__(self) -> None:
         """Make the stub."""
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call] # generated
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled."""
+        self.is_closed = True
+        await self.channel.close()
 
 
 @dataclass(slots=True, kw_only=True)

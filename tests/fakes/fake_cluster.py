@@ -170,6 +170,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.kinds = kinds
         self.bytes_total = 100
         self.renewals = 0
+        self.port = 0
         self.specs: list[node_pb2.ProcSpec] = []
         self.ranks: dict[str, grpc.aio.Server] = {}
         self.log: list[node_pb2.NodeEvent] = []
@@ -178,7 +179,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.server: grpc.aio.Server | None = None
         self.state_server: grpc.aio.Server | None = None
 
-    async def start(self) -> str:
+    async def start(self, port: int = 0) -> str:
         """Serve the agent and its state manager; return the agent's address."""
         self.state_server = new_server()
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
@@ -189,15 +190,22 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.state_address = f"127.0.0.1:{state_port}"
         self.server = new_server()
         node_pb2_grpc.add_NodeServicer_to_server(self, self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         await self.server.start()
-        return f"127.0.0.1:{port}"
+        return f"127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Stop everything at once."""
         for server in [*self.ranks.values(), self.server, self.state_server]:
             if server is not None:
                 await server.stop(None)
+
+    async def restart(self) -> None:
+        """Die with all processes and come back at the same address, knowing nothing."""
+        await self.stop()
+        self.ranks.clear()
+        self.log.clear()
+        await self.start(self.port)
 
     async def die(self, proc_id: str, *, signal: int = 9, log_tail: str = "boom") -> None:
         """End a rank as the kernel would, and log it."""

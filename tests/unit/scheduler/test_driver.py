@@ -384,6 +384,22 @@ async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path
         assert NodeLost in kinds
 
 
+async def test_ranks_that_a_restarted_agent_does_not_know_are_dead(tmp_path: Path) -> None:
+    config = SchedulerConfig(connect_retry_us=10_000, exit_report_us=30_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        begun, _ = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            await rig.agents[0].restart()
+        assert call.result().error.code == ErrorCode.WORKER_DIED
+        rig.behaviour.on_execute = None
+        assert (await rig.deploy("job-1", "second")).state == "ready"
+        assert (await rig.run("job-1", name="second")).state == ANSWERED
+
+
 async def test_a_scheduler_that_was_replaced_stops(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as stopped:  # noqa: PT012 - it may raise anywhere inside
         async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
@@ -391,3 +407,17 @@ async def test_a_scheduler_that_was_replaced_stops(tmp_path: Path) -> None:
             await rig.job("job-1")
             await asyncio.Event().wait()
     assert stopped.group_contains(PlexError, match="must stop", depth=None)
+
+
+async def test_an_executor_that_breaks_fails_one_operation_and_not_the_scheduler(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", "rollout", role="rollout")
+
+    async def break_down(_: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        raise ZeroDivisionError
+
+    rig.behaviour.on_execute = break_down
+    result = await rig.run("job-1", "generate", name="rollout")
+    assert (result.state, result.error.code) == (FAILED, ErrorCode.INTERNAL)
+    rig.behaviour.on_execute = None
+    assert (await rig.run("job-1", "generate", name="rollout")).state == ANSWERED
