@@ -76,7 +76,7 @@ class Intake:
         )
         record = JobRecord(view=view)
         self._registry.jobs[JobId(request.job_id)] = record
-        self._driver.sessions.heard(record)
+        self._driver.sessions.opened(record)
         self._driver.recorder.job_created(record)
         self._driver.post(
             JobSubmitted(at_us=0, job_id=JobId(request.job_id), tenant=TenantId(request.tenant))

@@ -12,6 +12,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event, JobEndRequested
 from plexsvc.scheduler.core.words import JobState
 from plexsvc.scheduler.registry import JobRecord, Registry
+from plexsvc.scheduler.timers import wait_at_most
 
 log = Log(__name__)
 
@@ -37,10 +38,14 @@ class Sessions:
         """Return the time to live a job gets: what it asked for, within the bound."""
         return min(asked_us or self._config.session_ttl_us, self._config.max_session_ttl_us)
 
+    def opened(self, record: JobRecord) -> None:
+        """Watch a new job: it may be the next to expire."""
+        self.heard(record)
+        self._opened.set()
+
     def heard(self, record: JobRecord) -> None:
         """Note that a job's client lives."""
         record.seen_us = self._clock.monotonic_us()
-        self._opened.set()
 
     async def run(self) -> None:
         """Expire silent sessions until cancelled; sleeps until the next could expire."""
@@ -50,7 +55,7 @@ class Sessions:
             if next_us is None:
                 await self._opened.wait()
             else:
-                await self._clock.sleep(next_us)
+                await wait_at_most(self._opened, next_us, clock=self._clock)
 
     def _expire(self) -> int | None:
         """End what has been silent too long; return the time until the next could be."""
@@ -64,8 +69,7 @@ class Sessions:
                 self._end(record, silent_us=now_us - record.seen_us)
             else:
                 remaining.append(left_us)
-        shortest_us = self._config.session_ttl_us
-        return min([*remaining, shortest_us]) if remaining else None
+        return min(remaining, default=None)
 
     def _end(self, record: JobRecord, *, silent_us: int) -> None:
         record.is_expired = True

@@ -34,10 +34,7 @@ class Timers:
             if wait_us is None:
                 await self._changed.wait()
                 continue
-            async with asyncio.TaskGroup() as group:
-                alarm = group.create_task(self._wake_after(wait_us))
-                await self._changed.wait()
-                alarm.cancel()
+            await wait_at_most(self._changed, wait_us, clock=self._clock)
 
     def _fire_due(self) -> int | None:
         """Fire what is due; return the time to the next, or `None` without one."""
@@ -53,6 +50,15 @@ class Timers:
                 self._fire(key)
         return None
 
-    async def _wake_after(self, wait_us: int) -> None:
-        await self._clock.sleep(wait_us)
-        self._changed.set()
+
+async def wait_at_most(changed: asyncio.Event, wait_us: int, *, clock: Clock) -> None:
+    """Return when `changed` is set; set it after `wait_us`."""
+
+    async def ring() -> None:
+        await clock.sleep(wait_us)
+        changed.set()
+
+    async with asyncio.TaskGroup() as group:
+        alarm = group.create_task(ring())
+        await changed.wait()
+        alarm.cancel()

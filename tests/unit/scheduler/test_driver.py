@@ -278,6 +278,8 @@ async def test_a_payload_that_fails_validation_refuses_its_operation(rig: Rig) -
 
 
 async def test_a_silent_client_loses_its_job_after_its_time_to_live(rig: Rig) -> None:
+    await rig.job("patient", ttl_us=3_600_000_000)
+    await asyncio.sleep(0)  # lets the watch begin with the patient one alone
     await rig.job("job-1", ttl_us=50_000)
     record = rig.driver.registry.job("job-1", tenant=TENANT)
     await record.ended.wait()
