@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -120,6 +121,28 @@ class ChaosProxy:
     def faults(self) -> Faults:
         """Return how badly the line behaves."""
         return self._faults
+
+
+@contextlib.contextmanager
+def running_proxy(target: str, *, seed: int, faults: Faults) -> Iterator[ChaosProxy]:
+    """Run a proxy on a thread and loop of its own, for clients that block."""
+    started, stopping = threading.Event(), threading.Event()
+    found: list[ChaosProxy] = []
+
+    async def serve() -> None:
+        async with ChaosProxy(target, seed=seed, faults=faults) as proxy:
+            found.append(proxy)
+            started.set()
+            await asyncio.to_thread(stopping.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait(timeout=10)
+    try:
+        yield found[0]
+    finally:
+        stopping.set()
+        thread.join()
 
 
 class _CutError(Exception):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.fakes.chaos_proxy import ChaosProxy, Faults
+from tests.fakes.chaos_proxy import Faults, running_proxy
 from tests.fakes.fake_router import TOKEN, FakeRouter, fake_logprobs, fake_tokens
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -19,28 +14,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 FAULTS = Faults(cut_mean_bytes=150_000, duplicate_mean_bytes=60_000, delay_share=0.05)
 PROMPTS = [[1, 2, 3], [4, 5]]
 STEPS = 6
-
-
-@contextmanager
-def running_proxy(target: str, *, seed: int) -> Iterator[ChaosProxy]:
-    """Run a fault-injecting proxy on a thread of its own."""
-    started, stopping = threading.Event(), threading.Event()
-    found: list[ChaosProxy] = []
-
-    async def serve() -> None:
-        async with ChaosProxy(target, seed=seed, faults=FAULTS) as proxy:
-            found.append(proxy)
-            started.set()
-            await asyncio.to_thread(stopping.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield found[0]
-    finally:
-        stopping.set()
-        thread.join()
 
 
 def rl_loop(job: plex.Job) -> None:
@@ -74,7 +47,7 @@ def test_a_whole_loop_over_a_bad_line_runs_every_operation_once_in_order(
     router: FakeRouter, seed: int
 ) -> None:
     router.stage_results = True
-    with running_proxy(router.address, seed=seed) as proxy:
+    with running_proxy(router.address, seed=seed, faults=FAULTS) as proxy:
         with plex.connect(proxy.address, token=TOKEN) as cluster, cluster.job("chaos") as job:
             rl_loop(job)
             deployment = f"{job.job_id}/actor"
