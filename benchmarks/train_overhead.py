@@ -57,8 +57,8 @@ def direct(model: str, pipe: Connection) -> None:
     from plexsvc.router import layout
     from plexsvc.worker import batches, losses
     from plexsvc.worker.backends import registry
-    from plexsvc.worker.backends.base import Hyper
     from plexsvc.worker.config import parse
+    from plexsvc.worker.hyper import Hyper
     from plexsvc.worker.sources import open_checkpoint
 
     torch.set_num_threads(1)

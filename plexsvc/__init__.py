@@ -1,1 +1,1 @@
-"""plexsvc: many LLM-RL jobs on the same accelerators, each with the result it would have had alone."""
+"""Many LLM-RL jobs on the same accelerators, each with the result it would have had alone."""

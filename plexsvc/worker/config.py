@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plexsvc import config as plex_config
-from plexsvc.worker.backends.base import Hyper
+from plexsvc.worker.hyper import Hyper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from plexsvc import log
 from plexsvc.clock import SystemClock
+from plexsvc.transport import loops
 from plexsvc.transport.state_client import StateClient
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import WorkerConfig, parse
@@ -35,7 +36,7 @@ def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
     executor = Executor(worker, registry.create(worker), clock=SystemClock())
     memory = _connect(worker, executor)
     pool.submit(executor.build, memory).result()
-    if asyncio.run(_serve(worker, executor, pool, ready=ready)):
+    if loops.run(_serve(worker, executor, pool, ready=ready)):
         sys.exit(EXIT_POISONED)
 
 

@@ -22,8 +22,9 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.state_client import Region, RegionSpec
 from plexsvc.worker import batches, losses, results, sources
-from plexsvc.worker.backends.base import Backend, Hyper, MicroBatch, PassResult, TokenLoss
+from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.results import Answer
 
 Operation = operations_pb2.Operation

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource
 
 if TYPE_CHECKING:
@@ -71,18 +72,6 @@ class PassResult:
 
     outputs: tuple[torch.Tensor, ...] = ()
     sums: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hyper:
-    """AdamW's hyper-parameters of one step. `clip_grad_norm` 0 turns clipping off."""
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

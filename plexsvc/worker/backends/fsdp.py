@@ -24,7 +24,6 @@ from plexsvc.transport.state_client import RegionSpec
 from plexsvc.worker import canonical
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.base import (
-    Hyper,
     LossTerms,
     MicroBatch,
     ModelFacts,
@@ -33,6 +32,7 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.process_group import join
 from plexsvc.worker.sources import TensorSource, fill
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.worker.backends.base import (
-    Hyper,
     MicroBatch,
     ModelFacts,
     PassResult,
@@ -16,6 +15,7 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import torch
 from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker import config as worker_config
-from plexsvc.worker.backends.base import Hyper, MicroBatch, PassResult, TokenLoss
+from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
 from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.operations import operation_seed
 from plexsvc.worker.servicer import WorkerServicer
 from tests.fakes.worker_batches import operation, plan, random_batch

@@ -18,7 +18,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.state_client import RegionSpec
 from plexsvc.worker import process_group
 from plexsvc.worker.backends.base import (
-    Hyper,
     MicroBatch,
     ModelFacts,
     PassResult,
@@ -29,6 +28,7 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
 from plexsvc.worker.canonical import Slice, piece, slices
 from plexsvc.worker.config import WorkerConfig
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource, fill
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.transport.state_client import RegionSpec
-from plexsvc.worker.backends.base import Hyper
 from plexsvc.worker.canonical import Run, Slice, piece, slices
+from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.regions import RegionLayout, view
 
 PARAMS: Final = "params"
