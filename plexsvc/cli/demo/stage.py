@@ -84,7 +84,7 @@ class Stage:
         """Return when the jobs have completed, in the order of their ids.
 
         Raises:
-            PlexError: `cancelled` with the end of its log when one failed; `operation_timeout`.
+            PlexError: `job_ended` with the end of its log when one failed; `operation_timeout`.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -211,7 +211,7 @@ def _plexctl(*args: str) -> tuple[str, ...]:
 def _check_completed(job: service_pb2.Job) -> None:
     if job.state != service_pb2.JOB_STATE_COMPLETED:
         raise PlexError(
-            ErrorCode.CANCELLED, f"job {job.name} {state_name(job)} ({job.job_id}): {job.reason}"
+            ErrorCode.JOB_ENDED, f"job {job.name} {state_name(job)} ({job.job_id}): {job.reason}"
         )
 
 
