@@ -1,0 +1,104 @@
+"""Placement policies as values: the paper's baselines, a control, and `plex`, the default.
+
+`isolated` gives every job nodes of its own, strictly first in first out. `pack` joins the busiest
+group with room before it opens one; `spread` opens a group while nodes are idle, then joins the
+least busy; both are strict FIFO with two jobs a group, the paper's setting. `*_backfill` let jobs
+behind a blocked one go. `plex` takes more jobs a group under a duty cap and every job's slowdown
+bound, queues by response ratio, and orders operations with `plex` rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.core.planning.profile import PPM
+from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Rules
+
+
+class QueueOrder(StrEnum):
+    """In which order waiting jobs are offered resources."""
+
+    FIFO = "fifo"
+    RATIO = "ratio"
+    LONGEST = "longest"
+
+
+class Preference(StrEnum):
+    """Which of several possible places a job takes."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+    PLEX = "plex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How jobs are admitted and placed, and how their operations are ordered."""
+
+    name: str
+    max_jobs: int = 2
+    """Jobs a group may hold."""
+
+    duty_cap_ppm: int = PPM
+    """Bound on the sum of a group's duties."""
+
+    queue: QueueOrder = QueueOrder.FIFO
+    backfill: bool = False
+    preference: Preference = Preference.SPREAD
+    is_bounded: bool = False
+    """Whether a placement predicted to break someone's `max_slowdown` is refused."""
+
+    target_slowdown_ppm: int = 1_500_000
+    """With `is_bounded`, also the bound of jobs that ask for a looser one."""
+
+    patience_ppm: int | None = None
+    """Response ratio from which a blocked job reserves idle nodes; None: never."""
+
+    oversize: int = 1
+    """A job may join a group at most this many times larger than its gang."""
+
+    rules: Rules = HRRS
+
+
+_SHARED: Final = (
+    Policy(name="isolated", max_jobs=1),
+    Policy(name="isolated_backfill", max_jobs=1, backfill=True),
+    Policy(name="pack", preference=Preference.PACK),
+    Policy(name="spread"),
+    Policy(name="spread_backfill", backfill=True),
+    Policy(
+        name="plex",
+        max_jobs=5,
+        duty_cap_ppm=900_000,
+        queue=QueueOrder.RATIO,
+        backfill=True,
+        preference=Preference.PLEX,
+        is_bounded=True,
+        target_slowdown_ppm=1_200_000,
+        patience_ppm=3_000_000,
+        rules=PLEX_RULES,
+    ),
+)
+
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _SHARED})
+
+
+def policy_named(name: str) -> Policy:
+    """Return a policy by name.
+
+    Raises:
+        PlexError: `bad_request`, no such policy; the message lists them.
+    """
+    if name not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"policy {name!r} asked for, but there are only {known}; choose one of them",
+            policy=name,
+        )
+    return POLICIES[name]

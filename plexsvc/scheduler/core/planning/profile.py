@@ -1,0 +1,115 @@
+"""A job's cycle as planning knows it, and what a waiting job asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.ids import JobId, TenantId
+
+PPM: Final = 1_000_000
+"""Shares and ratios are integers in parts per million."""
+
+SECOND_US: Final = 1_000_000
+
+
+NOBODY: Final = TenantId("")
+
+
+class Mode(StrEnum):
+    """How rollout and training of one job depend on each other."""
+
+    SYNC = "sync"
+    """Strictly serial: the next rollout waits for the weights of this one's training."""
+
+    ASYNC1 = "async1"
+    """One step of staleness: training of one batch runs beside the rollout of the next."""
+
+
+class SyncAt(StrEnum):
+    """When an asynchronous job publishes its weights."""
+
+    UPDATE = "update"
+    """Right after the update, beside the running rollout."""
+
+    BOUNDARY = "boundary"
+    """At the end of the iteration, between two rollouts: on the critical path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of device use: `offset_us` from the start of the cycle."""
+
+    phase: str
+    offset_us: int
+    duration_us: int
+
+    @property
+    def end_us(self) -> int:
+        """Return where it ends in the cycle."""
+        return self.offset_us + self.duration_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The measured cycle of a job running alone; `segments` are sorted and disjoint."""
+
+    period_us: int
+    segments: tuple[Segment, ...]
+    mode: Mode = Mode.SYNC
+    sync_at: SyncAt = SyncAt.UPDATE
+    switch_us: int = 0
+    jitter_ppm: int = 0
+
+    @property
+    def busy_us(self) -> int:
+        """Return the device time of one cycle."""
+        return sum(segment.duration_us for segment in self.segments)
+
+    @property
+    def duty_ppm(self) -> int:
+        """Return the share of its cycle the job keeps a group busy."""
+        return self.busy_us * PPM // self.period_us
+
+    @property
+    def longest_us(self) -> int:
+        """Return its longest operation: what it can make another wait at a stretch."""
+        return max((segment.duration_us for segment in self.segments), default=0)
+
+    @property
+    def slack_us(self) -> int:
+        """Return how long a burst may be late before the job's cycle gets longer."""
+        return self.period_us - self.busy_us if self.mode is Mode.ASYNC1 else 0
+
+    def is_critical(self, phase: str) -> bool:
+        """Return whether waiting with `phase` lengthens the cycle from the first second."""
+        if self.mode is Mode.SYNC:
+            return True
+        return self.sync_at is SyncAt.BOUNDARY and phase == SYNC_PHASE
+
+
+SYNC_PHASE: Final = "sync"
+"""The phase that publishes weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a job asks of placement."""
+
+    job_id: JobId
+    num_nodes: int
+    profile: Profile
+    arrived_us: int = 0
+    expected_us: int = 0
+    """How long it would run alone."""
+
+    state_bytes: int = 0
+    """Parked state on each of its nodes."""
+
+    max_slowdown_ppm: int = 1_500_000
+    rollout_nodes: int = 0
+    """Nodes it needs for itself alone besides, for rollout."""
+
+    priority: int = 0
+    tenant: TenantId = NOBODY

@@ -1,0 +1,264 @@
+"""Who runs on one node group: grants, switches and prefetches, decided event by event.
+
+States of the group: *idle*, *running* one operation, *switching* to a job (for an operation, or
+ahead of one: a prefetch), *holding* idle on purpose for a critical arrival. Each method is told the
+time, updates the group and returns at most one decision, which the caller performs and reports
+back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Order, Rules, choose
+
+_SMOOTHING: Final = 4
+"""A new measurement weighs one over this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Start the head operation of a job; report `finished`."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTo:
+    """Bring a job's state to the devices; report `switched`."""
+
+    job_id: JobId
+    is_prefetch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call `woken` at a time, unless something else happens before."""
+
+    at_us: int
+
+
+Decision = Run | SwitchTo | WakeAt
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """A job of the group: its cycle, its head operation, when it is expected next."""
+
+    job_id: JobId
+    profile: Profile
+    waiting: Entry | None = None
+    arrived_us: int | None = None
+    """When its current burst, or its last one, arrived."""
+
+    interval_us: int = 0
+    expected_us: int | None = None
+    critical_service_us: int = 0
+    num_ops: int = 0
+    in_burst: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What happened on the group."""
+
+    switches: int = 0
+    prefetches: int = 0
+    prefetch_hits: int = 0
+    prefetch_wasted: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupRuntime:
+    """One node group at run time."""
+
+    rules: Rules
+    members: dict[JobId, Member] = field(default_factory=dict)
+    resident: JobId | None = None
+    running: JobId | None = None
+    switching: JobId | None = None
+    prefetched: JobId | None = None
+    held_until_us: int | None = None
+    counts: Counts = field(default_factory=Counts)
+
+    def join(self, job_id: JobId, profile: Profile, *, expected_us: int | None = None) -> None:
+        """Let a job take part; its first burst is expected at `expected_us`."""
+        assert job_id not in self.members, job_id
+        first = profile.segments[0].duration_us if profile.segments else 0
+        service = next(
+            (s.duration_us for s in profile.segments if profile.is_critical(s.phase)), first
+        )
+        self.members[job_id] = Member(
+            job_id=job_id,
+            profile=profile,
+            interval_us=profile.period_us,
+            expected_us=expected_us,
+            critical_service_us=service,
+        )
+
+    def leave(self, job_id: JobId, *, now_us: int) -> Decision | None:
+        """Forget a job that has nothing running; whatever it had on the devices is free."""
+        assert self.running != job_id, job_id
+        del self.members[job_id]
+        if self.resident == job_id:
+            self.resident = None
+        if self.prefetched == job_id:
+            self.prefetched = None
+            self.counts.prefetch_wasted += 1
+        return self._decide(now_us)
+
+    def submit(
+        self,
+        job_id: JobId,
+        phase: str,
+        *,
+        service_us: int,
+        burst_us: int,
+        starts_burst: bool,
+        now_us: int,
+    ) -> Decision | None:
+        """Take a job's next operation; `service_us` and `burst_us` are predictions."""
+        member = self.members[job_id]
+        assert member.waiting is None, member
+        if starts_burst:
+            self._note_arrival(member, now_us)
+        profile = member.profile
+        since = member.arrived_us if member.arrived_us is not None else now_us
+        slack = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
+        member.waiting = Entry(
+            job_id=job_id,
+            phase=phase,
+            since_us=now_us,
+            service_us=service_us,
+            setup_us=0 if self.resident == job_id else profile.switch_us,
+            burst_us=burst_us,
+            deadline_us=since + slack,
+            is_critical=profile.is_critical(phase),
+            continues_burst=not starts_burst,
+        )
+        member.in_burst = True
+        return self._decide(now_us)
+
+    def finished(self, *, now_us: int, ends_burst: bool) -> None:
+        """The running operation ended; call `next` after what it released was submitted."""
+        assert self.running is not None, "nothing ran"
+        member = self.members[self.running]
+        member.in_burst = not ends_burst
+        if ends_burst and member.profile.mode is Mode.SYNC and member.arrived_us is not None:
+            busy = now_us - member.arrived_us
+            member.expected_us = now_us + max(0, member.interval_us - member.profile.busy_us)
+            assert busy >= 0, member
+        self.running = None
+
+    def next(self, *, now_us: int) -> Decision | None:
+        """Decide what the free group does."""
+        return self._decide(now_us)
+
+    def switched(self, *, now_us: int) -> Decision | None:
+        """The ordered switch is done."""
+        assert self.switching is not None, "no switch was ordered"
+        self.resident = self.switching if self.switching in self.members else None
+        self.switching = None
+        for member in self.members.values():
+            if member.waiting is not None:
+                is_here = member.job_id == self.resident
+                member.waiting.setup_us = 0 if is_here else member.profile.switch_us
+        return self._decide(now_us)
+
+    def woken(self, *, now_us: int) -> Decision | None:
+        """A wake-up came due."""
+        return self._decide(now_us)
+
+    def _note_arrival(self, member: Member, now_us: int) -> None:
+        if member.arrived_us is not None:
+            measured = min(now_us - member.arrived_us, 4 * member.profile.period_us)
+            if member.profile.mode is Mode.ASYNC1:
+                member.interval_us += (measured - member.interval_us) // _SMOOTHING
+        member.arrived_us = now_us
+        member.expected_us = now_us + member.interval_us
+
+    def _decide(self, now_us: int) -> Decision | None:
+        if self.running is not None or self.switching is not None:
+            return None
+        entries = [m.waiting for m in self.members.values() if m.waiting is not None]
+        if not entries:
+            return self._prefetch(now_us)
+        entry = (
+            entries[0] if len(entries) == 1 else choose(entries, rules=self.rules, now_us=now_us)
+        )
+        wake = self._hold(entry, now_us)
+        if wake is not None:
+            return wake
+        if self.resident != entry.job_id and self.members[entry.job_id].profile.switch_us:
+            return self._switch(entry.job_id, is_prefetch=False)
+        return self._run(entry)
+
+    def _run(self, entry: Entry) -> Decision:
+        if self.prefetched is not None:
+            self.counts.prefetch_hits += self.prefetched == entry.job_id
+            self.counts.prefetch_wasted += self.prefetched != entry.job_id
+            self.prefetched = None
+        self.members[entry.job_id].waiting = None
+        self.resident = self.running = entry.job_id
+        return Run(entry.job_id)
+
+    def _switch(self, job_id: JobId, *, is_prefetch: bool) -> Decision:
+        if self.prefetched is not None:
+            self.counts.prefetch_wasted += 1
+            self.prefetched = None
+        self.counts.switches += 1
+        if is_prefetch:
+            self.counts.prefetches += 1
+            self.prefetched = job_id
+        self.switching = job_id
+        return SwitchTo(job_id, is_prefetch)
+
+    def _prefetch(self, now_us: int) -> Decision | None:
+        """Bring in the job that is expected next, when that is clear enough."""
+        if not self.rules.prefetches or len(self.members) < 2:
+            return None
+        expected = [
+            (m.expected_us, m.job_id) for m in self.members.values() if m.expected_us is not None
+        ]
+        if not expected:
+            return None
+        first = min(expected)
+        member = self.members[first[1]]
+        if member.job_id == self.resident or member.profile.switch_us == 0:
+            return None
+        others = [at for at, job_id in expected if job_id != member.job_id]
+        spread = member.profile.period_us * member.profile.jitter_ppm // PPM
+        lead = min(others) - first[0] if others else spread
+        if others and lead * PPM < spread * self.rules.confidence_ppm:
+            return None
+        if self.prefetched is not None and self.prefetched == self.resident and now_us < first[0]:
+            return None
+        return self._switch(member.job_id, is_prefetch=True)
+
+    def _hold(self, entry: Entry, now_us: int) -> Decision | None:
+        """Stay idle for a critical arrival that `entry`, which has the slack, would delay."""
+        rules = self.rules
+        if rules.order is not Order.PLEX or not rules.uses_slack or not rules.hold_ppm:
+            return None
+        if entry.is_critical or len(self.members) < 2:
+            return None
+        horizon = entry.effective_us * rules.hold_ppm // PPM
+        laxity = entry.laxity_us(now_us)
+        soonest: int | None = None
+        for member in self.members.values():
+            if member.job_id == entry.job_id or member.waiting is not None:
+                continue
+            if member.expected_us is None or not _has_critical(member.profile):
+                continue
+            wait = member.expected_us - now_us
+            spent = wait + member.critical_service_us + 2 * member.profile.switch_us
+            if 0 < wait <= horizon and laxity > spent + entry.setup_us:
+                soonest = wait if soonest is None else min(soonest, wait)
+        return None if soonest is None else WakeAt(now_us + soonest)
+
+
+def _has_critical(profile: Profile) -> bool:
+    return any(profile.is_critical(segment.phase) for segment in profile.segments)

@@ -1,0 +1,141 @@
+"""How operations of jobs that share a group are ordered: rules as values, and the choice itself.
+
+`fcfs`, `sjf` and `hrrs` are for comparison: first come, shortest effective service `S' = S + I*C`,
+and the highest `(W + S') / S'`. `plex` asks, in this order:
+
+1. An operation that waited `2 * starve_factor * S'` goes first, the one that waited longest ahead.
+So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
+   operation with its switch of every other job of the group.
+2. A burst that is on the device is not torn, unless an operation whose wait lengthens its job's
+cycle is pending, the burst has the slack, and what is left of it exceeds the two extra switches.
+3. Between bursts, one that waited `starve_factor * S'` goes first, the one that waited longest
+ahead. 4. Operations on a critical path go by response ratio; without one, the least slack first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.ids import JobId
+
+
+class Order(StrEnum):
+    """The orders there are."""
+
+    FCFS = "fcfs"
+    SJF = "sjf"
+    HRRS = "hrrs"
+    PLEX = "plex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Which order, and which of its parts are on; the parts are what ablations turn off."""
+
+    order: Order
+    keeps_bursts: bool = False
+    prefetches: bool = False
+    uses_slack: bool = False
+    starve_factor: int = 4
+    """Times its effective service an operation may wait before it goes ahead of all others."""
+
+    confidence_ppm: int = 0
+    """How far the next arrival must lead the one after, in its jitter, to be prefetched."""
+
+    hold_ppm: int = 0
+    """Longest deliberate idling before a critical arrival, over the service it would wait for."""
+
+
+HRRS: Final = Rules(order=Order.HRRS)
+PLEX_RULES: Final = Rules(
+    order=Order.PLEX, keeps_bursts=True, prefetches=True, uses_slack=True, hold_ppm=500_000
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """The head operation of one job, waiting for the group."""
+
+    job_id: JobId
+    phase: str
+    since_us: int
+    service_us: int
+    setup_us: int
+    """The switch it needs now; 0 for the job on the device."""
+
+    burst_us: int
+    """Service left in its burst, its own included."""
+
+    deadline_us: int
+    """When the burst must be over for the cycle not to get longer."""
+
+    is_critical: bool
+    continues_burst: bool
+
+    @property
+    def effective_us(self) -> int:
+        """Return `S'`, at least 1."""
+        return max(1, self.service_us + self.setup_us)
+
+    def laxity_us(self, now_us: int) -> int:
+        """Return how long it may still wait without cost to its job."""
+        return self.deadline_us - now_us - self.burst_us - self.setup_us
+
+
+def choose(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
+    """Return which of `entries` (at least one) is next. `O(jobs)`; ties go to the longer wait."""
+    match rules.order:
+        case Order.FCFS:
+            return min(entries, key=lambda e: e.since_us)
+        case Order.SJF:
+            return min(entries, key=lambda e: (e.effective_us, e.since_us))
+        case Order.HRRS:
+            return highest_ratio(entries, now_us=now_us)
+        case Order.PLEX:
+            return _plex(entries, rules=rules, now_us=now_us)
+
+
+def highest_ratio(entries: Sequence[Entry], *, now_us: int) -> Entry:
+    """Return the entry of highest `(W + S') / S'`, compared exactly; ties by longer wait."""
+    best = entries[0]
+    for entry in entries[1:]:
+        left = (now_us - entry.since_us) * best.effective_us
+        right = (now_us - best.since_us) * entry.effective_us
+        if left > right or (left == right and entry.since_us < best.since_us):
+            best = entry
+    return best
+
+
+def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
+    starved = _waited(entries, 2 * rules.starve_factor, now_us)
+    if starved:
+        return min(starved, key=lambda e: e.since_us)
+    critical = [e for e in entries if e.is_critical or e.laxity_us(now_us) <= 0]
+    if rules.keeps_bursts:
+        kept = next((e for e in entries if e.continues_burst and e.setup_us == 0), None)
+        if kept is not None and not _may_tear(kept, critical, rules=rules, now_us=now_us):
+            return kept
+    overdue = _waited(entries, rules.starve_factor, now_us)
+    if overdue:
+        return min(overdue, key=lambda e: e.since_us)
+    if not rules.uses_slack:
+        return highest_ratio(entries, now_us=now_us)
+    if critical:
+        return highest_ratio(critical, now_us=now_us)
+    return min(entries, key=lambda e: (e.laxity_us(now_us), e.since_us))
+
+
+def _waited(entries: Sequence[Entry], factor: int, now_us: int) -> list[Entry]:
+    return [e for e in entries if now_us - e.since_us >= factor * e.effective_us]
+
+
+def _may_tear(kept: Entry, critical: Sequence[Entry], *, rules: Rules, now_us: int) -> bool:
+    waiting = [e for e in critical if e is not kept and e.is_critical]
+    if not rules.uses_slack or kept.is_critical or not waiting:
+        return False
+    first = min(waiting, key=lambda e: e.effective_us)
+    detour_us = first.effective_us + first.setup_us
+    return kept.laxity_us(now_us) >= detour_us and kept.burst_us > 2 * first.setup_us

@@ -1,0 +1,63 @@
+"""The cluster of a simulation: nodes, memory, link speeds, what a switch costs, faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+
+GB: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchModel:
+    """What a context switch costs: offload and load over the link, beside a constant."""
+
+    base_s: float = 0.0
+    """Seconds every switch takes beside the bytes."""
+
+    link_gb_s: float = 25.0
+    """Device to host, gigabytes a second and node, each way."""
+
+    def cost_us(self, *, state_gb: float, nodes: int) -> int:
+        """Return the cost of bringing a job in where another's state lies: out and in."""
+        if state_gb == 0:
+            return 0
+        return round((self.base_s + 2 * state_gb / nodes / self.link_gb_s) * SECOND_US)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong, by seed."""
+
+    node_mtbf_h: float = 0.0
+    """Mean hours between losses of one node; 0: none is lost."""
+
+    repair_s: float = 600.0
+    """Seconds until a lost node joins again."""
+
+    slow_switch_share: float = 0.0
+    """Share of switches that take longer."""
+
+    slow_switch_factor: float = 3.0
+    """How much longer a slow switch takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimCluster:
+    """A cluster file."""
+
+    nodes: int
+    devices_per_node: int = 8
+    host_gb: float = 2_000.0
+    """Host memory of a node for parked state."""
+
+    disk_gb: float = 8_000.0
+    """NVMe of a node for parked state."""
+
+    migrate_gb_s: float = 10.0
+    """Node to node, gigabytes a second: what moving a job is charged with."""
+
+    switch: SwitchModel = SwitchModel()
+    faults: Faults = Faults()

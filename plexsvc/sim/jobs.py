@@ -1,0 +1,287 @@
+"""A job as the simulator plays it: what it samples, when its operations appear, when it is done.
+
+An asynchronous job runs two chains. Rollouts follow each other; rollout r starts when rollout r - 1
+is over and the weights of batch r - 2 are published (one step of staleness). Bursts train the
+batches in order. With `sync_at = boundary` the publishing operation of a batch is submitted when
+the next rollout is over, and the rollout after waits for it. A synchronous job is one chain of gaps
+and operations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+
+from plexsvc.scheduler.core.planning.profile import (
+    SYNC_PHASE,
+    Demand,
+    Mode,
+    Segment,
+    SyncAt,
+)
+
+ROLLOUT: Final = 0
+LAG: Final = 1
+"""Kinds of a job's timers: a rollout or tool gap ends; a pause inside a burst ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimJob:
+    """One line of a trace."""
+
+    demand: Demand
+    cycles: int
+    jitter_cv: float = 0.0
+    state_gb: float = 0.0
+
+    def rollout_us(self, seed: int) -> list[int]:
+        """Return the sampled rollout time of every cycle: lognormal, mean as profiled."""
+        profile = self.demand.profile
+        own = profile.period_us
+        if profile.mode is Mode.SYNC:
+            own -= profile.busy_us
+        elif profile.sync_at is SyncAt.BOUNDARY:
+            own -= sum(s.duration_us for s in profile.segments if s.phase == SYNC_PHASE)
+        if self.jitter_cv == 0:
+            return [own] * self.cycles
+        dice = np.random.default_rng([seed, crc32(self.demand.job_id.encode())])
+        sigma = float(np.sqrt(np.log1p(self.jitter_cv**2)))
+        factors = dice.lognormal(-sigma * sigma / 2, sigma, self.cycles)
+        return [int(x) for x in np.rint(factors * own)]
+
+    def alone_us(self, rollout_us: list[int]) -> int:
+        """Return how long it runs with no one else: the same samples, no wait, no switch."""
+        run = run_of(self, rollout_us)
+        timers = [(at, kind) for kind, at in run.start(0)]
+        now, ends_us = 0, None
+        while not run.is_done:
+            if ends_us is None and run.head is not None:
+                ends_us = now + run.head.duration_us
+            timers.sort()
+            if timers and (ends_us is None or timers[0][0] <= ends_us):
+                now, kind = timers.pop(0)
+                timers.extend((at, k) for k, at in run.timer(kind, now))
+            else:
+                assert ends_us is not None, "a job that is not done waits for something"
+                now, ends_us = ends_us, None
+                timers.extend((at, kind) for kind, at in run.finished(now))
+        return now
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of a burst, as the job will submit it."""
+
+    phase: str
+    duration_us: int
+    burst_us: int
+    starts_burst: bool
+    ends_burst: bool
+    cycle: int
+    lag_us: int = 0
+    """Pause between what came before in the burst and its submission."""
+
+
+Timers = list[tuple[int, int]]
+"""Pairs of (kind, absolute time)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A running job; the head of `queue` is what it has submitted."""
+
+    cycles: int
+    rollout_us: list[int]
+    segments: tuple[Segment, ...]
+    queue: deque[Operation] = field(default_factory=deque)
+    trained: int = 0
+    cycle: int = 0
+    is_lagging: bool = False
+
+    @property
+    def head(self) -> Operation | None:
+        """Return the operation that is submitted, if one is."""
+        return self.queue[0] if self.queue and not self.is_lagging else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every cycle is trained."""
+        return self.trained >= self.cycles
+
+    def start(self, now: int) -> Timers:
+        """Begin the first rollout."""
+        raise NotImplementedError
+
+    def timer(self, kind: int, now: int) -> Timers:
+        """A timer came due."""
+        raise NotImplementedError
+
+    def finished(self, now: int) -> Timers:
+        """The head operation ended."""
+        raise NotImplementedError
+
+    def restart(self, now: int) -> Timers:
+        """Begin again from the last trained cycle; what was under way is lost."""
+        self.queue.clear()
+        self.cycle = self.trained
+        return self.start(now)
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncRun(Run):
+    """One chain: gap, operation, gap, operation, ..."""
+
+    period_us: int
+    at: int = 0
+
+    def start(self, now: int) -> Timers:
+        """Begin with the gap before the first segment."""
+        self.at = 0
+        return self._gap(now, self.segments[0].offset_us)
+
+    def timer(self, kind: int, now: int) -> Timers:
+        """The gap is over: the next operation, or the next cycle."""
+        assert kind == ROLLOUT, kind
+        if self.at == len(self.segments):
+            self.at = 0
+            self.cycle += 1
+            return self._gap(now, self.segments[0].offset_us)
+        self._submit(starts_burst=True)
+        return []
+
+    def finished(self, now: int) -> Timers:
+        """Go on to what follows the operation."""
+        self.queue.popleft()
+        ended = self.segments[self.at]
+        self.at += 1
+        if self.at < len(self.segments):
+            gap = self.segments[self.at].offset_us - ended.end_us
+            if gap == 0:
+                self._submit(starts_burst=False)
+                return []
+            return self._gap(now, gap)
+        self.trained += 1
+        if self.is_done:
+            return []
+        return self._gap(now, self.period_us - ended.end_us)
+
+    def _gap(self, now: int, planned_us: int) -> Timers:
+        idle = max(1, self.period_us - sum(s.duration_us for s in self.segments))
+        cycle = min(self.cycle, self.cycles - 1)
+        return [(ROLLOUT, now + planned_us * self.rollout_us[cycle] // idle)]
+
+    def _submit(self, *, starts_burst: bool) -> None:
+        burst, at = 0, self.at
+        while True:
+            burst += self.segments[at].duration_us
+            at += 1
+            if (
+                at == len(self.segments)
+                or self.segments[at].offset_us > self.segments[at - 1].end_us
+            ):
+                break
+        segment = self.segments[self.at]
+        self.queue.append(
+            Operation(
+                segment.phase,
+                segment.duration_us,
+                burst,
+                starts_burst,
+                at == self.at + 1,
+                self.cycle,
+            )
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class AsyncRun(Run):
+    """Two chains: rollouts, and bursts that train their batches one step behind."""
+
+    syncs_at_boundary: bool
+    rolled: int = 0
+    synced: int = 0
+    is_rolling: bool = False
+
+    def start(self, now: int) -> Timers:
+        """Begin the first rollout."""
+        self.rolled = self.synced = self.trained
+        self.is_rolling = False
+        self.is_lagging = False
+        return self._roll(now)
+
+    def timer(self, kind: int, now: int) -> Timers:
+        """A rollout is over, or a pause inside a burst."""
+        if kind == LAG:
+            self.is_lagging = False
+            return []
+        self.is_rolling = False
+        batch, was_empty = self.rolled, not self.queue
+        self.rolled += 1
+        if self.syncs_at_boundary and batch > self.synced and self.rolled < self.cycles:
+            self._append([s for s in self.segments if s.phase == SYNC_PHASE], batch - 1)
+        train = [s for s in self.segments if not self.syncs_at_boundary or s.phase != SYNC_PHASE]
+        self._append(train, batch)
+        return [*self._lag(now, was_empty=was_empty), *self._roll(now)]
+
+    def finished(self, now: int) -> Timers:
+        """An operation ended; publishing may let the next rollout begin."""
+        operation = self.queue.popleft()
+        if self.syncs_at_boundary and operation.phase == SYNC_PHASE:
+            self.synced = operation.cycle + 1
+        elif operation.ends_burst:
+            self.trained += 1
+            if not self.syncs_at_boundary:
+                self.synced = self.trained
+        return [*self._lag(now, was_empty=True), *self._roll(now)]
+
+    def _lag(self, now: int, *, was_empty: bool) -> Timers:
+        """Hold back the new head of the queue for the pause before it."""
+        if not was_empty or not self.queue or not self.queue[0].lag_us:
+            return []
+        self.is_lagging = True
+        return [(LAG, now + self.queue[0].lag_us)]
+
+    def _roll(self, now: int) -> Timers:
+        if self.is_rolling or self.rolled >= self.cycles or self.synced < self.rolled - 1:
+            return []
+        self.is_rolling = True
+        return [(ROLLOUT, now + self.rollout_us[self.rolled])]
+
+    def _append(self, segments: list[Segment], cycle: int) -> None:
+        left, before_us = sum(s.duration_us for s in segments), 0
+        for at, segment in enumerate(segments):
+            is_publish = self.syncs_at_boundary and segment.phase == SYNC_PHASE
+            self.queue.append(
+                Operation(
+                    segment.phase,
+                    segment.duration_us,
+                    left,
+                    at == 0,
+                    at == len(segments) - 1,
+                    cycle,
+                    0 if is_publish else segment.offset_us - before_us,
+                )
+            )
+            left, before_us = left - segment.duration_us, segment.end_us
+
+
+def run_of(job: SimJob, rollout_us: list[int]) -> Run:
+    """Return the job as it will run, with its samples."""
+    profile = job.demand.profile
+    if profile.mode is Mode.SYNC:
+        return SyncRun(
+            cycles=job.cycles,
+            rollout_us=rollout_us,
+            segments=profile.segments,
+            period_us=profile.period_us,
+        )
+    return AsyncRun(
+        cycles=job.cycles,
+        rollout_us=rollout_us,
+        segments=profile.segments,
+        syncs_at_boundary=profile.sync_at is SyncAt.BOUNDARY,
+    )

@@ -1,0 +1,252 @@
+"""Named workloads: the paper's cluster and cycles, and cases where sharing gains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.planning.profile import (
+    PPM,
+    SECOND_US,
+    SYNC_PHASE,
+    Demand,
+    Mode,
+    Profile,
+    Segment,
+    SyncAt,
+)
+from plexsvc.sim.cluster import GB, SimCluster, SwitchModel
+from plexsvc.sim.jobs import SimJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a preset, or a trace with a cluster file, amounts to."""
+
+    jobs: tuple[SimJob, ...]
+    cluster: SimCluster
+
+
+PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.170))
+"""How the paper's 7B job divides its device time over phases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperCycle:
+    """A row of the paper's table in section 6.3 and its training to rollout devices."""
+
+    cycle_s: float
+    log_prob_s: float
+    update_s: float
+    sync_s: float
+    train_devices: int
+    rollout_devices: int
+    switch_s: float
+
+
+PAPER_CYCLES: Final[Mapping[str, PaperCycle]] = MappingProxyType(
+    {
+        "7b": PaperCycle(
+            cycle_s=289.03,
+            log_prob_s=9.66,
+            update_s=38.08,
+            sync_s=9.76,
+            train_devices=8,
+            rollout_devices=2,
+            switch_s=19,
+        ),
+        "30b": PaperCycle(
+            cycle_s=284.80,
+            log_prob_s=19.62,
+            update_s=56.35,
+            sync_s=7.57,
+            train_devices=64,
+            rollout_devices=8,
+            switch_s=19,
+        ),
+        "235b": PaperCycle(
+            cycle_s=589.71,
+            log_prob_s=20.11,
+            update_s=82.39,
+            sync_s=8.89,
+            train_devices=96,
+            rollout_devices=32,
+            switch_s=0,
+        ),
+    }
+)
+
+
+def paper_profile(cycle: PaperCycle, *, mode: Mode, sync_at: SyncAt, jitter: float) -> Profile:
+    """Return a cycle of the paper's table as a profile."""
+    phases = (
+        ("log_prob", cycle.log_prob_s),
+        ("update", cycle.update_s),
+        (SYNC_PHASE, cycle.sync_s),
+    )
+    return Profile(
+        period_us=round(cycle.cycle_s * SECOND_US),
+        segments=_burst([(name, round(s * SECOND_US)) for name, s in phases]),
+        mode=mode,
+        sync_at=sync_at,
+        switch_us=round(cycle.switch_s * SECOND_US),
+        jitter_ppm=round(jitter * PPM),
+    )
+
+
+def few_jobs(
+    model: str,
+    *,
+    count: int,
+    seed: int,
+    mode: Mode = Mode.ASYNC1,
+    sync_at: SyncAt = SyncAt.UPDATE,
+    cycles: int = 100,
+    jitter: float = 0.15,
+) -> Workload:
+    """Return `count` equal jobs of the paper on one pool; a node here is one device."""
+    del seed
+    cycle = PAPER_CYCLES[model]
+    profile = paper_profile(cycle, mode=mode, sync_at=sync_at, jitter=jitter)
+    jobs = tuple(
+        SimJob(
+            demand=Demand(
+                job_id=JobId(f"{model}-{at}"),
+                num_nodes=cycle.train_devices,
+                rollout_nodes=cycle.rollout_devices,
+                profile=profile,
+                expected_us=profile.period_us * cycles,
+            ),
+            cycles=cycles,
+            jitter_cv=jitter,
+        )
+        for at in range(count)
+    )
+    nodes = count * (cycle.train_devices + cycle.rollout_devices)
+    return Workload(jobs=jobs, cluster=SimCluster(nodes=nodes, devices_per_node=1))
+
+
+def cluster_256(
+    *,
+    seed: int,
+    num_jobs: int = 1200,
+    load: float = 5.0,
+    sync_at: SyncAt = SyncAt.UPDATE,
+    counts_rollout: bool = False,
+    duty: tuple[float, float] = (0.15, 0.40),
+    sigma: float = 0.6,
+) -> Workload:
+    """Return 256 nodes of 8 devices under Poisson arrivals.
+
+    Gangs are powers of two from 1 to 32 nodes, equally likely; durations lognormal with mean 3 h
+    periods uniform in 60-900 s; switches 3-19 s by gang size; one step of staleness.
+    """
+    dice = np.random.default_rng([seed, 256])
+    gangs = 2 ** dice.integers(0, 6, num_jobs)
+    durations_s = dice.lognormal(np.log(3 * 3600) - sigma * sigma / 2, sigma, num_jobs)
+    periods_s = dice.uniform(60, 900, num_jobs)
+    duties = dice.uniform(*duty, num_jobs)
+    cycles = np.maximum(1, np.rint(durations_s / periods_s)).astype(int)
+    cluster = SimCluster(nodes=256, switch=SwitchModel(link_gb_s=25))
+    node_s = float((gangs * cycles * periods_s).sum())
+    window_s = node_s / (load * cluster.nodes)
+    arrivals_s = np.sort(dice.uniform(0, window_s, num_jobs))
+    jobs = tuple(
+        _cluster_job(
+            f"job-{at:04d}",
+            cluster=cluster,
+            arrival_s=float(arrivals_s[at]),
+            gang=int(gangs[at]),
+            cycles=int(cycles[at]),
+            period_s=float(periods_s[at]),
+            duty=float(duties[at]),
+            sync_at=sync_at,
+        )
+        for at in range(num_jobs)
+    )
+    if counts_rollout:
+        jobs = tuple(
+            replace(job, demand=replace(job.demand, rollout_nodes=-(-job.demand.num_nodes // 4)))
+            for job in jobs
+        )
+    return Workload(jobs=jobs, cluster=cluster)
+
+
+def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
+    name: str,
+    *,
+    cluster: SimCluster,
+    arrival_s: float,
+    gang: int,
+    cycles: int,
+    period_s: float,
+    duty: float,
+    sync_at: SyncAt,
+) -> SimJob:
+    switch_s = 3 + 16 * np.log2(gang) / 5
+    state_gb = float(switch_s * cluster.switch.link_gb_s * gang / 2)
+    period_us = round(period_s * SECOND_US)
+    phases = [(phase, round(share * duty * period_us)) for phase, share in PHASE_SHARES]
+    profile = Profile(
+        period_us=period_us,
+        segments=_burst(phases),
+        mode=Mode.ASYNC1,
+        sync_at=sync_at,
+        switch_us=cluster.switch.cost_us(state_gb=state_gb, nodes=gang),
+        jitter_ppm=150_000,
+    )
+    demand = Demand(
+        job_id=JobId(name),
+        num_nodes=gang,
+        profile=profile,
+        arrived_us=round(arrival_s * SECOND_US),
+        expected_us=period_us * cycles,
+        state_bytes=round(state_gb / gang * GB),
+    )
+    return SimJob(demand=demand, cycles=cycles, jitter_cv=0.15, state_gb=state_gb)
+
+
+def _burst(phases: list[tuple[str, int]]) -> tuple[Segment, ...]:
+    segments, at = [], 0
+    for phase, duration_us in phases:
+        segments.append(Segment(phase=phase, offset_us=at, duration_us=duration_us))
+        at += duration_us
+    return tuple(segments)
+
+
+PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
+    {
+        "cluster-256": cluster_256,
+        "cluster-256-boundary": partial(cluster_256, sync_at=SyncAt.BOUNDARY),
+        "cluster-256-rollout": partial(cluster_256, counts_rollout=True),
+        "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
+        **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
+        "k-job-7b": partial(few_jobs, "7b", count=3),
+        "k-job-30b": partial(few_jobs, "30b", count=3),
+        "k-job-235b": partial(few_jobs, "235b", count=4),
+        "order-3": partial(few_jobs, "7b", count=3, mode=Mode.SYNC),
+    }
+)
+
+
+def preset_named(name: str, *, seed: int) -> Workload:
+    """Return a preset's workload.
+
+    Raises:
+        PlexError: `bad_request`, no such preset; the message lists them.
+    """
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"preset {name!r} asked for, but there are only {known}; choose one of them",
+            preset=name,
+        )
+    return PRESETS[name](seed=seed)

@@ -1,0 +1,127 @@
+"""The one object a simulation comes to: drain, GPU-hours, slowdowns, waits, against `isolated`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.jobs import SimJob
+from plexsvc.sim.simulator import Outcome, Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One line of JSON; ratios are against an `isolated` run of the same trace and seed."""
+
+    policy: str
+    seed: int
+    jobs: int
+    drain_s: float
+    drain_ratio: float
+    lower_bound_ratio: float
+    gpu_hours: float
+    gpu_hours_reduction: float
+    inflation: float
+    slowdown_mean: float
+    slowdown_p95: float
+    slowdown_max: float
+    wait_ratio_p50: float
+    wait_ratio_p90: float
+    wait_ratio_p99: float
+    wait_p99_of_isolated: float
+    utilisation: float
+    switches: int
+    prefetch_hits: int
+    prefetch_wasted: int
+    pruned_share: float
+    events: int
+    wall_s: float
+
+
+def slowdown(record: Record) -> float:
+    """Return running time shared over alone, waiting for a place not counted."""
+    assert record.start_us is not None, record
+    assert record.finish_us is not None, record
+    return (record.finish_us - record.start_us) / record.alone_us
+
+
+def wait_ratio(record: Record) -> float:
+    """Return time spent waiting, in the queue and while running, over the job's own duration."""
+    assert record.finish_us is not None, record
+    total = record.finish_us - record.job.demand.arrived_us
+    return max(0.0, (total - record.alone_us) / record.alone_us)
+
+
+def drain_us(outcome: Outcome) -> int:
+    """Return the time from the first arrival to the last finish."""
+    first = min(r.job.demand.arrived_us for r in outcome.records)
+    return max(r.finish_us or 0 for r in outcome.records) - first
+
+
+def gpu_hours(outcome: Outcome, cluster: SimCluster) -> float:
+    """Return device-hours held: groups while open, rollout nodes while their job runs."""
+    rollout = sum(
+        ((r.finish_us or 0) - (r.start_us or 0)) * r.job.demand.rollout_nodes
+        for r in outcome.records
+    )
+    node_us = outcome.group_node_us + rollout
+    return node_us * cluster.devices_per_node / SECOND_US / 3600
+
+
+def lower_bound_us(jobs: Sequence[SimJob], alone_us: Sequence[int], cluster: SimCluster) -> int:
+    """Return what no schedule can beat: all work over all nodes, and the last job to end alone."""
+    first = min(job.demand.arrived_us for job in jobs)
+    work = sum(
+        job.demand.num_nodes * job.demand.profile.busy_us * job.cycles
+        + job.demand.rollout_nodes * alone
+        for job, alone in zip(jobs, alone_us, strict=True)
+    )
+    last = max(j.demand.arrived_us + a for j, a in zip(jobs, alone_us, strict=True)) - first
+    return max(work // cluster.nodes, last)
+
+
+def summarise(
+    outcome: Outcome, *, isolated: Outcome, cluster: SimCluster, seed: int, wall_s: float
+) -> Summary:
+    """Return the summary of one run."""
+    records = outcome.records
+    slowdowns = np.array([slowdown(r) for r in records])
+    waits = np.array([wait_ratio(r) for r in records])
+    base_waits = np.array([wait_ratio(r) for r in isolated.records])
+    base_p99 = float(np.percentile(base_waits, 99))
+    alone = [r.alone_us for r in records]
+    drain, base = drain_us(outcome), drain_us(isolated)
+    busy = sum(r.job.demand.num_nodes * (end - start) for r in records for start, end in r.busy)
+    hours, base_hours = gpu_hours(outcome, cluster), gpu_hours(isolated, cluster)
+    shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
+    bound = lower_bound_us([r.job for r in records], alone, cluster)
+    wait_p99 = float(np.percentile(waits, 99))
+    return Summary(
+        policy=outcome.policy,
+        seed=seed,
+        jobs=len(records),
+        drain_s=drain / SECOND_US,
+        drain_ratio=round(drain / base, 4),
+        lower_bound_ratio=round(bound / base, 4),
+        gpu_hours=round(hours, 3),
+        gpu_hours_reduction=round(1 - hours / base_hours, 4),
+        inflation=round(shared / sum(alone), 4),
+        slowdown_mean=round(float(slowdowns.mean()), 4),
+        slowdown_p95=round(float(np.percentile(slowdowns, 95)), 4),
+        slowdown_max=round(float(slowdowns.max()), 4),
+        wait_ratio_p50=round(float(np.percentile(waits, 50)), 4),
+        wait_ratio_p90=round(float(np.percentile(waits, 90)), 4),
+        wait_ratio_p99=round(wait_p99, 4),
+        wait_p99_of_isolated=round(wait_p99 / base_p99, 4) if base_p99 else 0.0,
+        utilisation=round(busy / (cluster.nodes * drain), 4),
+        switches=outcome.counts.switches,
+        prefetch_hits=outcome.counts.prefetch_hits,
+        prefetch_wasted=outcome.counts.prefetch_wasted,
+        pruned_share=round(outcome.pruned_share, 4),
+        events=outcome.events,
+        wall_s=round(wall_s, 3),
+    )
