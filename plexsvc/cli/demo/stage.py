@@ -175,7 +175,7 @@ def _config(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Cluste
         state_dir=state_dir,
         listen="127.0.0.1:0",
         nodes=(NodeConfig(node_id="local", devices=(train, rollout, rollout)),),
-        scheduler=SchedulerConfig(max_num_seqs=256, max_versions_per_deployment=2),
+        scheduler=SchedulerConfig(max_num_seqs=256),
     )
 
 
