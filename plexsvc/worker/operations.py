@@ -28,7 +28,7 @@ from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.results import Answer
 
 Operation = operations_pb2.Operation
-Manifests = Sequence[statemanager_pb2.VersionManifest]
+Manifests = sources.Manifests
 
 T = TypeVar("T")
 
@@ -63,6 +63,7 @@ class Operations:
         self._backend = backend
         self._memory = memory
         self._broken_by: str | None = None
+        self._elsewhere: Callable[[statemanager_pb2.VersionManifest], memoryview] | None = None
         self._default_hyper = config.optimizer.hyper() if config.optimizer else None
         self.is_initialized = False
 
@@ -200,23 +201,18 @@ class Operations:
                 self._backend.restore_scalars(scalars)
         return self._zero_grad() if self._config.has_optimizer else Answer()
 
-    def _pull(
-        self,
-        body: operations_pb2.Pull,
-        manifests: Manifests,
-    ) -> Answer:
-        here = [m for m in manifests if m.node_id in ("", self._config.node_id)]
-        if not here:
+    def _pull(self, body: operations_pb2.Pull, manifests: Manifests) -> Answer:
+        wanted = sources.needed(manifests, node_id=self._config.node_id)
+        if not wanted:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
-                f"version {body.version} of {body.source_deployment_id} is not on node "
-                f"{self._config.node_id}; publish it there",
+                f"version {body.version} of {body.source_deployment_id} is on no node; publish it "
+                "again",
             )
-        memory = self._state_memory()
-        views = [memory.open_version(manifest) for manifest in here]
-        for manifest, view in zip(here, views, strict=True):
+        views = [self._open_version(manifest) for manifest in wanted]
+        for manifest, view in zip(wanted, views, strict=True):
             sources.verify_blocks(manifest, view)
-        self._backend.load_params(sources.VersionSource(here, views))
+        self._backend.load_params(sources.VersionSource(wanted, views))
         return Answer(weight_version=body.version)
 
     # -- helpers -------------------------------------------------------------------------------
@@ -271,6 +267,15 @@ class Operations:
         shard = self._backend.shard
         reports = shard.owns_results and shard.dp_rank == 0
         return Answer(metrics=found if reports else {})
+
+    def _open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        if manifest.node_id in ("", self._config.node_id):
+            return self._state_memory().open_version(manifest)
+        if self._elsewhere is None:
+            from plexsvc.transport import version_source  # noqa: PLC0415 - gRPC: after the fork
+
+            self._elsewhere = version_source.VersionSource(self._config)
+        return self._elsewhere(manifest)
 
     def _state_memory(self) -> StateMemory:
         if self._memory is None:

@@ -15,6 +15,8 @@ from plexsvc.worker.canonical import Box, Slice
 if TYPE_CHECKING:
     import torch
 
+Manifests = Sequence[statemanager_pb2.VersionManifest]
+
 BLOCK_BYTES: Final = 4 << 20
 """A version's checksums cover blocks of this many bytes."""
 
@@ -141,9 +143,7 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
 class VersionSource:
     """The parameters of a published weight version, over mapped memory of one or more nodes."""
 
-    def __init__(
-        self, manifests: Sequence[statemanager_pb2.VersionManifest], memory: Sequence[memoryview]
-    ) -> None:
+    def __init__(self, manifests: Manifests, memory: Sequence[memoryview]) -> None:
         self._parts: dict[str, list[tuple[statemanager_pb2.CanonicalPiece, memoryview]]] = {}
         for manifest, view in zip(manifests, memory, strict=True):
             for piece in manifest.pieces:
@@ -180,6 +180,14 @@ class VersionSource:
         return out
 
 
+def needed(manifests: Manifests, *, node_id: str) -> Manifests:
+    """Return the manifests to read a version from: this node's, and others' that add pieces."""
+    here = [m for m in manifests if m.node_id in ("", node_id)]
+    far = [m for m in manifests if m not in here]
+    held = {_box_key(piece) for manifest in here for piece in manifest.pieces}
+    return [*here, *(m for m in far if not held.issuperset(map(_box_key, m.pieces)))]
+
+
 def verify_blocks(manifest: statemanager_pb2.VersionManifest, memory: memoryview) -> None:
     """Compare the version's bytes with its xxh3-128 block checksums.
 
@@ -199,6 +207,10 @@ def verify_blocks(manifest: statemanager_pb2.VersionManifest, memory: memoryview
                 version=manifest.version,
                 block=block,
             )
+
+
+def _box_key(piece: statemanager_pb2.CanonicalPiece) -> tuple[object, ...]:
+    return piece.kind, piece.name, tuple(piece.start), tuple(piece.size)
 
 
 def _copy_overlap(

@@ -1,15 +1,14 @@
-"""How an instance gets a version's bytes: mapped on this host, streamed from another."""
+"""How a process gets a version's bytes: mapped on this host, streamed from another."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 
 from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.config import InstanceConfig
 from plexsvc.transport.channels import CHANNEL_OPTIONS
 from plexsvc.transport.state_client import StateClient
 
@@ -17,10 +16,49 @@ READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
 
 
-class VersionSource:
-    """Opens versions for one instance; every call blocks. Used from one thread at a time."""
+class Reader(Protocol):
+    """Who reads: the configuration of a rank or an instance."""
 
-    def __init__(self, config: InstanceConfig) -> None:
+    @property
+    def wpg_id(self) -> str:
+        """Its group."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Its number in the group."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Which generation of the group's processes it is."""
+        ...
+
+    @property
+    def job_id(self) -> str:
+        """Its job: others' versions are not found."""
+        ...
+
+    @property
+    def node_id(self) -> str:
+        """Its node."""
+        ...
+
+    @property
+    def data_socket(self) -> str:
+        """The data plane of its node."""
+        ...
+
+    @property
+    def device_index(self) -> int:
+        """Its device on its node."""
+        ...
+
+
+class VersionSource:
+    """Opens versions for one process; every call blocks. Used from one thread at a time."""
+
+    def __init__(self, config: Reader) -> None:
         self._config = config
         self._clients: dict[str, StateClient] = {}
 

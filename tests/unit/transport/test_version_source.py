@@ -9,9 +9,9 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
-from plexsvc.rollout.version_source import VersionSource
 from plexsvc.rollout.versions import verify
 from plexsvc.transport.channels import new_server
+from plexsvc.transport.version_source import VersionSource
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import SHELF, FakeInstance, publish
 
