@@ -22,7 +22,7 @@ from typing import Final, Self, cast
 
 import grpc.aio
 
-from plexclient.wire.v1 import service_pb2_grpc
+from plexclient.wire.v1 import service_pb2_grpc, worker_pb2_grpc
 from plexsvc.cli.places import Card, default_state_dir, remove_card, write_card
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
@@ -46,6 +46,7 @@ _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
 _STOP_GRACE_S: Final = 2.0
 _MAX_AGENT_RESTARTS: Final = 3
+_WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
 log = Log(__name__)
 
@@ -89,7 +90,8 @@ class ClusterConfig:
     listen: str = "127.0.0.1:50051"
     """Where clients connect; port 0 takes a free one."""
     scheduler_listen: str = ""
-    """Where routers that run apart reach the scheduler; it trusts them: never a public address."""
+    """Where routers that run apart reach the scheduler and the rollout manager; it trusts them:
+    never a public address. For a wildcard such as 0.0.0.0 set `scheduler.rollout_address`, too."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
@@ -153,10 +155,14 @@ class EmbeddedCluster:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         rollout = RolloutManager(self._config.rollout, self._clock)
         _run_beside(stack, tasks.create_task(rollout.run()))
-        driver = SchedulerDriver(self._config.scheduler, store, self._clock, agents, rollout)
+        inner = _open_inner(self._config)
+        told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
+        driver = SchedulerDriver(told, store, self._clock, agents, rollout)
         _run_beside(stack, tasks.create_task(driver.run()))
         await driver.ready()
-        await self._serve(stack, driver=driver, rollout=rollout)
+        scheduler = SchedulerServicer(driver)
+        await inner.serve(stack, scheduler=scheduler, rollout=rollout)
+        await self._serve(stack, scheduler=scheduler, rollout=rollout, inner=inner.address)
 
     async def _start_agents(self, stack: AsyncExitStack) -> list[str]:
         """Start all agents at once; return their addresses in the order of the configuration."""
@@ -187,9 +193,13 @@ class EmbeddedCluster:
         )
 
     async def _serve(
-        self, stack: AsyncExitStack, *, driver: SchedulerDriver, rollout: RolloutManager
+        self,
+        stack: AsyncExitStack,
+        *,
+        scheduler: SchedulerServicer,
+        rollout: RolloutManager,
+        inner: str,
     ) -> None:
-        scheduler = SchedulerServicer(driver)
         config = replace(self._config.router, tokens=self._tokens)
         router = RouterServicer(
             cast("SchedulerApi", scheduler),  # its methods' types are erased by their decorator
@@ -201,17 +211,48 @@ class EmbeddedCluster:
         server = new_server()
         add_to_server(router, server)
         address = _bind(server, self._config.listen, key="listen")
-        if self._config.scheduler_listen:
-            inner = new_server()
-            service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, inner)  # type: ignore[no-untyped-call] # generated
-            _bind(inner, self._config.scheduler_listen, key="scheduler_listen")
-            stack.push_async_callback(inner.stop, _STOP_GRACE_S)
-            await inner.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         await server.start()
-        self.card = Card(address=address, token=next(iter(self._tokens)), pid=os.getpid())
+        token = next(iter(self._tokens))
+        self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inner:
+    """The port for routers that run apart: bound before it is known what will be served on it."""
+
+    server: grpc.aio.Server | None = None
+    address: str = ""
+    rollout_address: str = ""
+
+    async def serve(
+        self, stack: AsyncExitStack, *, scheduler: SchedulerServicer, rollout: RolloutManager
+    ) -> None:
+        """Serve both until the stack unwinds; nothing without a port."""
+        if self.server is None:
+            return
+        service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)  # type: ignore[no-untyped-call] # generated
+        worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)  # type: ignore[no-untyped-call] # generated
+        stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
+        await self.server.start()
+
+
+def _open_inner(config: ClusterConfig) -> _Inner:
+    """Bind the port for routers apart, if the configuration names one."""
+    if not config.scheduler_listen:
+        return _Inner()
+    told = config.scheduler.rollout_address
+    if not told and config.scheduler_listen.startswith(_WILDCARDS):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"scheduler_listen = {config.scheduler_listen!r} names no address that routers could "
+            "be told; set scheduler.rollout_address to HOST:PORT as they reach it",
+        )
+    server = new_server()
+    address = _bind(server, config.scheduler_listen, key="scheduler_listen")
+    return _Inner(server=server, address=address, rollout_address=told or address)
 
 
 async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig]) -> None:

@@ -24,6 +24,8 @@ class Card:
     address: str
     token: str
     pid: int = 0
+    scheduler: str = ""
+    """Where routers apart reach the scheduler; empty when none may."""
 
 
 def default_state_dir() -> Path:

@@ -89,9 +89,10 @@ async def _publish(
     )
     manifests = []
     for node_id in _nodes(record):
-        state = reach.nodes.link(node_id).state
-        reply = await state.Publish(request, timeout=reach.move_s)
+        link = reach.nodes.link(node_id)
+        reply = await link.state.Publish(request, timeout=reach.move_s)
         _check(reply)
+        reply.manifest.state_manager = reply.manifest.state_manager or link.address.state_manager
         manifests.append(reply.manifest)
         result.metrics["copy_us"] += reply.copy_us
     deployment_id = DeploymentId(record.view.deployment_id)

@@ -25,6 +25,7 @@ TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.e
 CONFIG = """
 state_dir = "{state_dir}"
 listen = "127.0.0.1:0"
+scheduler_listen = "127.0.0.1:0"
 
 [[nodes]]
 node_id = "node-a"
@@ -55,6 +56,8 @@ class LiveCluster:
     token: str
     state_dir: Path
     pid: int
+    scheduler: str
+    """Where a router apart reaches it."""
 
     def connect(self) -> plex.Cluster:
         """Return a client connection."""
@@ -119,7 +122,11 @@ def _wait_until_up(
         time.sleep(0.1)  # noqa: TID251 - waits for another process, not for time to pass
     facts = json.loads(found.read_text())
     return LiveCluster(
-        address=facts["address"], token=facts["token"], state_dir=state_dir, pid=process.pid
+        address=facts["address"],
+        token=facts["token"],
+        state_dir=state_dir,
+        pid=process.pid,
+        scheduler=facts["scheduler"],
     )
 
 
