@@ -8,7 +8,6 @@ command it measures itself; `chain` gives other benchmarks a chain of the same h
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -24,6 +23,7 @@ from benchmarks import load
 from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.node.tether import die_with_parent
+from plexsvc.transport import loops
 from plexsvc.transport.channels import CHANNEL_OPTIONS, new_server, open_channel
 
 SERVICE = "bench.Chain"
@@ -83,7 +83,7 @@ def serve_workers(count: int) -> None:
     for _ in range(count):
         if os.fork() == 0:
             die_with_parent(parent)
-            asyncio.run(serve_hop([]))
+            loops.run(serve_hop([]))
             os._exit(0)
     for _ in range(count):
         os.wait()
@@ -168,9 +168,9 @@ def main() -> None:
         case "workers":
             serve_workers(arguments.count)
         case "hop":
-            asyncio.run(serve_hop(arguments.targets))
+            loops.run(serve_hop(arguments.targets))
         case "run":
-            found = asyncio.run(
+            found = loops.run(
                 measure(middles=arguments.middles, jobs=arguments.jobs, seconds=arguments.seconds)
             )
             command = f"python -m benchmarks.bare_chain run --middles {arguments.middles}"

@@ -9,7 +9,6 @@ process (embedded), three for a router apart. Phases alternate, so that drift hi
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import socket
@@ -28,6 +27,7 @@ from plexclient.ids import new_deployment_id, new_job_id, new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc
+from plexsvc.transport import loops
 
 JOBS = 64
 RATE_HZ = 5
@@ -264,7 +264,7 @@ def main() -> None:
             "bare_2": bare_2,
             "bare_3": bare_3,
         }
-        found = asyncio.run(
+        found = loops.run(
             measure(
                 addresses,
                 token=card["token"],

@@ -19,6 +19,7 @@ from plexsvc.cli.places import Card, read_card
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.failures import only_failure
 from plexsvc.node.logs import tail
+from plexsvc.transport import loops
 
 UP_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.1
@@ -42,7 +43,7 @@ def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
     """
     logging.setup()
     try:
-        asyncio.run(_serve(config, on_up=on_up))
+        loops.run(_serve(config, on_up=on_up))
     except BaseExceptionGroup as group:
         raise only_failure(group) from group
 

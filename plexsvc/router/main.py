@@ -25,6 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
+from plexsvc.transport import loops
 from plexsvc.transport.channels import new_server, open_channel
 
 STOP_GRACE_S: Final = 5.0
@@ -83,7 +84,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.setup()
     try:
-        asyncio.run(run(configuration.load(arguments.config, RouterConfig)))
+        loops.run(run(configuration.load(arguments.config, RouterConfig)))
     except PlexError as error:
         sys.stderr.write(f"{error}\n")
         return 2
