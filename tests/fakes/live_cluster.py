@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,30 +22,22 @@ from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2
 MIB = 1 << 20
 TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
 """What starts a Python that dies with this process."""
-CONFIG = """
-state_dir = "{state_dir}"
-listen = "127.0.0.1:0"
-scheduler_listen = "127.0.0.1:0"
+DEVICE_BYTES = 2 * MIB
+"""One device: it holds the state of one tiny model's trainer, not of two."""
+TRAIN = f'{{ kind = "train", bytes_total = {DEVICE_BYTES} }}'
+ROLLOUT = f'{{ kind = "rollout", bytes_total = {1024 * MIB} }}'
+DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
 
-[[nodes]]
-node_id = "node-a"
-host_bytes = {host_bytes}
-staging_bytes = {staging_bytes}
-devices = [
-  {{ kind = "train", bytes_total = {device_bytes} }},
-  {{ kind = "train", bytes_total = {device_bytes} }},
-  {{ kind = "rollout", bytes_total = {rollout_bytes} }},
-  {{ kind = "rollout", bytes_total = {rollout_bytes} }},
-]
 
-[[nodes]]
-node_id = "node-b"
-host_bytes = {host_bytes}
-staging_bytes = {staging_bytes}
-devices = [
-  {{ kind = "train", bytes_total = {device_bytes} }},
-]
-"""
+def configuration(state_dir: Path, nodes: Mapping[str, Sequence[str]]) -> str:
+    """Return the TOML of a cluster with these nodes and devices."""
+    tables = [f'state_dir = "{state_dir}"\nlisten = "127.0.0.1:0"']
+    for node_id, devices in nodes.items():
+        tables.append(
+            f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
+            f"staging_bytes = {256 * MIB}\ndevices = [{', '.join(devices)}]"
+        )
+    return "\n\n".join(tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +78,16 @@ class LiveCluster:
 
 @contextlib.contextmanager
 def start_cluster(
-    directory: Path, *, device_bytes: int = 2 * MIB, boot_s: float = 120, extra: str = ""
+    directory: Path,
+    *,
+    nodes: Mapping[str, Sequence[str]] = DEFAULT_NODES,
+    boot_s: float = 120,
+    extra: str = "",
 ) -> Iterator[LiveCluster]:
-    """Start `plexctl up`; stop it with SIGTERM and check that nothing of it remains."""
+    """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end."""
     state_dir = directory / "state"
     config = directory / "cluster.toml"
-    config.write_text(
-        CONFIG.format(
-            state_dir=state_dir,
-            host_bytes=2048 * MIB,
-            staging_bytes=256 * MIB,
-            device_bytes=device_bytes,
-            rollout_bytes=1024 * MIB,
-        )
-        + extra
-    )
+    config.write_text(extra + configuration(state_dir, nodes))
     log = (directory / "up.log").open("wb")
     command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

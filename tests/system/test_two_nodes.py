@@ -1,0 +1,58 @@
+"""A group that spans nodes: ranks on both, one batch staged on each, weights from both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from tests.fakes.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.fakes.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+
+NODES = {"left": [TRAIN, ROLLOUT], "right": [TRAIN]}
+PROMPT = [3, 4, 12, 5, 16]
+
+
+def train(job: plex.Job, name: str, model: Path, parallel: plex.Parallel) -> plex.Deployment:
+    actor = job.deploy(
+        name,
+        role="actor",
+        model=str(model),
+        backend="megatron",
+        parallel=parallel,
+        optimizer=plex.AdamW(lr=1e-2),
+    )
+    actor.forward_backward(fixed_batch(1), loss="ppo")
+    actor.forward_backward(fixed_batch(4, sequences=800, longest=40), loss="ppo")
+    actor.step()
+    return actor
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with start_cluster(tmp_path_factory.mktemp("two"), nodes=NODES) as live:
+        yield live
+
+
+@pytest.mark.parametrize("layout", ["dp", "tp", "pp"])
+def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
+    two_nodes: LiveCluster, tiny_model: Path, layout: str
+) -> None:
+    with two_nodes.connect() as connection, connection.job("two-nodes") as job:
+        spread = train(job, "spread", tiny_model, plex.Parallel(**{layout: 2}))
+        single = train(job, "single", tiny_model, plex.Parallel())
+        assert {block.node_id for block in spread.info.blocks} == {"left", "right"}
+        batch = fixed_batch(2)
+        far = np.abs(spread.forward(batch).logprobs - single.forward(batch).logprobs)
+        assert far.max() <= 2e-4
+        rollout = job.deploy("rollout", model=spread, backend="vllm", max_model_len=64)
+        rollout.sync(spread)
+        samples = rollout.generate([PROMPT], n=4, max_tokens=8, seed=0)
+        sampled = plex.Batch.from_samples(samples, advantages=np.zeros(4))
+        gap = np.abs(spread.forward(sampled).logprobs - sampled.logprobs)[sampled.mask > 0]
+        assert gap.max() <= 1e-3
