@@ -193,7 +193,8 @@ class Intake:
         operation_id = OperationId(request.operation_id)
         held = self._registry.held.get(operation_id)
         if held is None:
-            if self._driver.results.get(operation_id) is not None:
+            if self._has_ended(operation_id):
+                self._driver.post(PayloadStaged(at_us=0, operation_id=operation_id))
                 return
             raise PlexError(
                 ErrorCode.NOT_FOUND,
@@ -207,6 +208,10 @@ class Intake:
         if request.HasField("plan"):
             held.operation.plan.CopyFrom(request.plan)
         self._driver.post(PayloadStaged(at_us=0, operation_id=operation_id))
+
+    def _has_ended(self, operation_id: OperationId) -> bool:
+        released = self._driver.core.cluster.released
+        return self._driver.results.get(operation_id) is not None or operation_id in released
 
     def _acknowledge(self, record: DeploymentRecord, seq: int) -> None:
         if seq > record.acked_seq:

@@ -137,19 +137,19 @@ class Staging:
         """Keep an upload's bundle from being dropped meanwhile.
 
         Raises:
-            PlexError: `cancelled` when the id stands for something else by now.
+            PlexError: `unavailable` when the id stands for something else by now.
         """
         with self._lock:
             if self._bundles.get(staging_id) is not bundle:
                 text = f"upload of {show(staging_id)} was dropped, or replaced by a newer one"
-                raise PlexError(ErrorCode.CANCELLED, text)
+                raise PlexError(ErrorCode.UNAVAILABLE, f"{text}; send it again")
             yield
 
     def seal_upload(self, staging_id: bytes, bundle: Bundle) -> None:
         """Make an upload readable.
 
         Raises:
-            PlexError: `cancelled`.
+            PlexError: `unavailable`.
         """
         with self.holding(staging_id, bundle):
             self._room.get(staging_id).is_sealed = True
@@ -199,8 +199,8 @@ class Upload:
         """Take the next chunk.
 
         Raises:
-            PlexError: `bad_request` for a gap or too many bytes; `cancelled` when another upload of
-                the same id took over.
+            PlexError: `bad_request` for a gap or too many bytes; `unavailable` when another upload
+                of the same id took over.
         """
         end = chunk.offset + len(chunk.data)
         if chunk.offset != self._received or end > self._header.nbytes:

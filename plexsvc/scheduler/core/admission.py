@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from plexsvc.errors import ErrorCode
+from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, WpgId, show
 from plexsvc.scheduler.core import dispatch, lanes, lifecycle
 from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
@@ -24,6 +24,8 @@ from plexsvc.scheduler.core.words import (
     WpgState,
 )
 
+_ENDED: Final = frozenset({OperationState.ANSWERED, OperationState.REFUSED, OperationState.FAILED})
+
 
 def submit(cluster: Cluster, event: OperationSubmitted) -> None:
     """Queue an operation, or refuse it with nothing recorded. A known id changes nothing."""
@@ -39,16 +41,22 @@ def submit(cluster: Cluster, event: OperationSubmitted) -> None:
                 is_final=False,
             )
         )
-        if not event.is_staged:
+        if not event.is_staged and fault.code not in RETRYABLE:
             cluster.emit(DropPayload(operation_id=event.operation_id))
         return
     _queue(cluster, event)
 
 
 def payload(cluster: Cluster, event: PayloadStaged | PayloadRefused) -> None:
-    """Make an operation eligible whose inputs arrived, or refuse it."""
+    """Make an operation eligible whose inputs arrived, or refuse it.
+
+    Inputs that come again after their operation has ended would stay: nothing else drops them.
+    """
     operation = cluster.operations.get(event.operation_id)
-    if operation is None or operation.state is not OperationState.QUEUED:
+    if operation is None or operation.state in _ENDED:
+        cluster.emit(DropPayload(operation_id=event.operation_id))
+        return
+    if operation.state is not OperationState.QUEUED:
         return
     deployment = cluster.deployments[operation.deployment_id]
     if isinstance(event, PayloadStaged):

@@ -257,8 +257,9 @@ async def test_a_staged_payload_starts_its_operation_and_is_dropped_after(rig: R
         await asyncio.sleep(0)  # lets the submission in
         await rig.scheduler.PayloadStaged(announced)
     assert (call.result().state, plans) == (ANSWERED, [7])
+    await rig.scheduler.PayloadStaged(announced)  # a repeat that comes late is dropped, too
     await rig.end("job-1")
-    assert rig.behaviour.dropped == [operation.operation_id]
+    assert rig.behaviour.dropped == [operation.operation_id] * 2
 
 
 async def test_a_payload_that_fails_validation_refuses_its_operation(rig: Rig) -> None:

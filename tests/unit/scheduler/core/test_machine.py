@@ -241,6 +241,35 @@ def test_an_operation_is_not_eligible_before_its_payload_is_staged(world: FakeWo
     assert DropPayload(operation_id=op_id("big")) in world.log
 
 
+def test_a_payload_that_comes_again_after_its_operation_ended_is_dropped(world: FakeWorld) -> None:
+    world.submit("big", job="b", seq=1, is_staged=False)
+    again = op_id("big")
+    assert DropPayload(operation_id=again) not in world.tell(
+        PayloadStaged(at_us=world.tick(), operation_id=again)
+    )
+    assert world.tell(PayloadStaged(at_us=world.tick(), operation_id=again)) == []
+    world.drain()
+    late = world.tell(PayloadStaged(at_us=world.tick(), operation_id=again))
+    assert late == [DropPayload(operation_id=again)]
+    world.tell(Acknowledged(at_us=world.tick(), deployment_id="b/actor", seq=1))
+    late = world.tell(PayloadStaged(at_us=world.tick(), operation_id=again))
+    assert late == [DropPayload(operation_id=again)]
+
+
+def test_a_payload_outlives_a_refusal_that_may_be_tried_again() -> None:
+    world = FakeWorld(limits=Limits(max_pending_per_wpg=2))
+    world.join(train=1)
+    world.bring_up("a")
+    for seq in (1, 2):
+        world.submit(f"op{seq}", job="a", seq=seq, is_staged=False)
+    full = world.submit("over", job="a", seq=3, is_staged=False)
+    assert codes(full) == [ErrorCode.QUEUE_FULL]
+    assert DropPayload(operation_id=op_id("over")) not in full
+    stale = world.submit("stale", job="a", seq=1, is_staged=False)
+    assert codes(stale) == [ErrorCode.STALE_SEQUENCE]
+    assert DropPayload(operation_id=op_id("stale")) in stale
+
+
 def test_a_refused_payload_consumes_the_number(world: FakeWorld) -> None:
     world.submit("big", job="b", seq=1, is_staged=False)
     world.submit("next", job="b", seq=2)
