@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -49,6 +48,7 @@ from plexsvc.scheduler.record import Recorder
 from plexsvc.scheduler.registry import Registry
 from plexsvc.scheduler.results import ResultBook
 from plexsvc.scheduler.sessions import Sessions
+from plexsvc.scheduler.storing import StoreThread
 from plexsvc.scheduler.timers import Timers
 from plexsvc.scheduler.versions import Versions
 from plexsvc.store.store import Store
@@ -101,7 +101,7 @@ class SchedulerDriver:
             PlexError: `stale_fence` when another scheduler took over, `unavailable` when the
                 journal cannot be written.
         """
-        thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        thread = StoreThread()
         try:
             await self._fail_orphans(thread)
             async with asyncio.TaskGroup() as tasks:
@@ -110,7 +110,7 @@ class SchedulerDriver:
                     tasks.create_task(link.run())
                 tasks.create_task(self.timers.run())
                 tasks.create_task(self.sessions.run())
-                tasks.create_task(self._flush_rows())
+                tasks.create_task(self._flush_rows(thread))
                 tasks.create_task(self._decide(thread))
         finally:
             self._is_running = False
@@ -141,24 +141,22 @@ class SchedulerDriver:
                 limit=self.config.max_inbox,
             )
 
-    async def _fail_orphans(self, thread: ThreadPoolExecutor) -> None:
+    async def _fail_orphans(self, thread: StoreThread) -> None:
         """Record the end of jobs whose scheduler is gone; their processes died with it."""
-        loop, now_us = asyncio.get_running_loop(), self.clock.wall_us()
+        now_us = self.clock.wall_us()
         fail = partial(self._store.fail_orphans, reason="the scheduler restarted", ended_us=now_us)
-        count = await loop.run_in_executor(thread, fail)
+        count = await thread.run(fail)
         if count:
             log.warning("jobs of an earlier scheduler failed", jobs=count)
 
-    async def _decide(self, thread: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
+    async def _decide(self, thread: StoreThread) -> None:
         while True:
             await self._arrived.wait()
             events = self._take()
             first = self._last_idx + 1
             entries = [journal.encode(event, idx=first + i) for i, event in enumerate(events)]
             self._last_idx += len(events)
-            rows = self.recorder.take_rows()
-            await loop.run_in_executor(thread, self._store.append, entries, rows)
+            await thread.run(partial(self._store.append, entries))
             for event in events:
                 for action in self.core.handle(event):
                     self._act(action)
@@ -211,13 +209,13 @@ class SchedulerDriver:
             assert self._tasks is not None, action
             self._tasks.create_task(self.executor.drop_staged(staged, nodes=node_ids))
 
-    async def _flush_rows(self) -> None:
-        """Write rows that no event has taken along."""
+    async def _flush_rows(self, thread: StoreThread) -> None:
+        """Write changed rows now and then: an answer waits for the journal alone."""
         while True:
             await self.recorder.dirty.wait()
             await self.clock.sleep(self.config.rows_flush_us)
-            self._arrived.set()
             self.recorder.dirty.clear()
+            await thread.run(partial(self._store.append, (), self.recorder.take_rows()))
 
     def _timer_fired(self, key: str) -> None:
         self.post(TimerFired(at_us=0, key=key))
@@ -241,8 +239,8 @@ class SchedulerDriver:
             if rank.node_id == node_id and not record.is_stopping
         ]
 
-    async def _close(self, thread: ThreadPoolExecutor) -> None:
-        thread.shutdown(wait=True)
+    async def _close(self, thread: StoreThread) -> None:
+        thread.close()
         self._store.append([], self.recorder.take_rows())
         for link in self.nodes.links:
             await link.close()

@@ -32,6 +32,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.store.appender import SqliteAppender
 from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, Row
 from plexsvc.store.tables import DEPLOYMENTS, EPOCHS, JOBS, JOURNAL, OPERATIONS
 
@@ -51,6 +52,8 @@ class Store:
         self._engine = engine
         self._connection = engine.connect()
         self._upserts = {table: _upsert(engine, table) for table in TABLES.values()}
+        is_sqlite = engine.dialect.name == "sqlite"
+        self._appender = SqliteAppender(engine, epoch=epoch) if is_sqlite else None
         self.epoch = epoch
 
     def append(self, events: Sequence[JournalRow], rows: Sequence[Row] = ()) -> None:
@@ -61,10 +64,12 @@ class Store:
                 database does not answer.
         """
         try:
+            if self._appender is not None and events and not rows and self._appender.append(events):
+                return
             with self._connection.begin():
                 self._fence()
                 self._write(events, rows)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, sqlite3.Error) as error:
             raise PlexError(
                 ErrorCode.UNAVAILABLE, f"the store did not take {len(events)} events: {error}"
             ) from error
@@ -116,6 +121,8 @@ class Store:
 
     def close(self) -> None:
         """Give the connections back."""
+        if self._appender is not None:
+            self._appender.close()
         self._connection.close()
         self._engine.dispose()
 
