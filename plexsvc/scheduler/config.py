@@ -43,6 +43,8 @@ class SchedulerConfig(Limits):
     """Ended jobs that `status` and `job list` still show."""
     max_early_payloads: int = 4096
     """Payloads that may be staged before their operation is submitted."""
+    inline_append_us: int = 500
+    """The journal is written on the event loop while that lately took less; 0: on a thread."""
     rows_flush_us: int = 200_000
     """Longest time the tables of jobs and operations lag behind the journal."""
     micro_batch_tokens: int = 4096

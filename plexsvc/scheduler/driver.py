@@ -48,7 +48,7 @@ from plexsvc.scheduler.record import Recorder
 from plexsvc.scheduler.registry import Registry
 from plexsvc.scheduler.results import ResultBook
 from plexsvc.scheduler.sessions import Sessions
-from plexsvc.scheduler.storing import StoreThread
+from plexsvc.scheduler.storing import Storing
 from plexsvc.scheduler.timers import Timers
 from plexsvc.scheduler.versions import Versions
 from plexsvc.store.store import Store
@@ -101,20 +101,21 @@ class SchedulerDriver:
             PlexError: `stale_fence` when another scheduler took over, `unavailable` when the
                 journal cannot be written.
         """
-        thread = StoreThread()
+        inline_us = self.config.inline_append_us
+        storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
         try:
-            await self._fail_orphans(thread)
+            await self._fail_orphans(storing)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks, self._is_running = tasks, True
                 for link in self.nodes.links:
                     tasks.create_task(link.run())
                 tasks.create_task(self.timers.run())
                 tasks.create_task(self.sessions.run())
-                tasks.create_task(self._flush_rows(thread))
-                tasks.create_task(self._decide(thread))
+                tasks.create_task(self._flush_rows(storing))
+                tasks.create_task(self._decide(storing))
         finally:
             self._is_running = False
-            await self._close(thread)
+            await self._close(storing)
 
     async def ready(self) -> None:
         """Return once every node agent has joined."""
@@ -141,22 +142,22 @@ class SchedulerDriver:
                 limit=self.config.max_inbox,
             )
 
-    async def _fail_orphans(self, thread: StoreThread) -> None:
+    async def _fail_orphans(self, storing: Storing) -> None:
         """Record the end of jobs whose scheduler is gone; their processes died with it."""
         now_us = self.clock.wall_us()
         fail = partial(self._store.fail_orphans, reason="the scheduler restarted", ended_us=now_us)
-        count = await thread.run(fail)
+        count = await storing.run(fail)
         if count:
             log.warning("jobs of an earlier scheduler failed", jobs=count)
 
-    async def _decide(self, thread: StoreThread) -> None:
+    async def _decide(self, storing: Storing) -> None:
         while True:
             await self._arrived.wait()
             events = self._take()
             first = self._last_idx + 1
             entries = [journal.encode(event, idx=first + i) for i, event in enumerate(events)]
             self._last_idx += len(events)
-            await thread.run(partial(self._store.append, entries))
+            await storing.append(entries)
             for event in events:
                 for action in self.core.handle(event):
                     self._act(action)
@@ -209,13 +210,13 @@ class SchedulerDriver:
             assert self._tasks is not None, action
             self._tasks.create_task(self.executor.drop_staged(staged, nodes=node_ids))
 
-    async def _flush_rows(self, thread: StoreThread) -> None:
+    async def _flush_rows(self, storing: Storing) -> None:
         """Write changed rows now and then: an answer waits for the journal alone."""
         while True:
             await self.recorder.dirty.wait()
             await self.clock.sleep(self.config.rows_flush_us)
             self.recorder.dirty.clear()
-            await thread.run(partial(self._store.append, (), self.recorder.take_rows()))
+            await storing.run(partial(self._store.append, (), self.recorder.take_rows()))
 
     def _timer_fired(self, key: str) -> None:
         self.post(TimerFired(at_us=0, key=key))
@@ -239,8 +240,8 @@ class SchedulerDriver:
             if rank.node_id == node_id and not record.is_stopping
         ]
 
-    async def _close(self, thread: StoreThread) -> None:
-        thread.close()
+    async def _close(self, storing: Storing) -> None:
+        storing.close()
         self._store.append([], self.recorder.take_rows())
         for link in self.nodes.links:
             await link.close()

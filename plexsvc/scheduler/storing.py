@@ -1,13 +1,26 @@
-"""The one thread that talks to the store: calls run there in order, the loop awaits each."""
+"""The driver's way to the store: on the loop while that is quicker than a thread, else on one.
+
+Theory of operation. An operation waits for two appends, one after the other. Where a sync takes
+a tenth of a millisecond, waking a thread and waiting for the interpreter's lock to come back costs
+more than the append itself, so it is made where it is asked for. It then may not wait for anybody:
+a store that another connection has locked, that is not in this machine, or that lately was slow is
+written on the thread, and so is everything while the thread has work. Appends stay in order, for
+their caller awaits each.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
+
+from plexsvc.clock import Clock
+from plexsvc.store.rows import JournalRow
+from plexsvc.store.store import Store
 
 Result = TypeVar("Result")
 
@@ -35,16 +48,28 @@ class _Call:
             self.answer.set_exception(error)
 
 
-class StoreThread:
-    """A thread with a queue; an executor's futures, locks and wakers cost as much as a commit.
+class Storing:
+    """A store, the thread for calls that may wait, and how long appends took lately."""
 
-    Who calls awaits the answer before calling again: as many calls wait as there are tasks.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, store: Store, *, clock: Clock, inline_us: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._inline_us = inline_us
+        self._lately_us = 0
+        self._waiting = 0
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
+
+    async def append(self, events: Sequence[JournalRow]) -> None:
+        """Write a batch of events; durable on return.
+
+        Raises:
+            PlexError: as `Store.append`.
+        """
+        if self._is_quick and self._timed(partial(self._store.append_now, events)):
+            return
+        await self.run(partial(self._timed, partial(self._store.append, events)))
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what `work()` returns on the thread, or raise what it raises.
@@ -52,6 +77,8 @@ class StoreThread:
         A call that is cancelled runs all the same.
         """
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting += 1
+        answer.add_done_callback(self._done)
         self._calls.put(_Call(work, answer))
         return await answer
 
@@ -59,6 +86,21 @@ class StoreThread:
         """Return when every call has run. No call may follow."""
         self._calls.put(None)
         self._thread.join()
+
+    @property
+    def _is_quick(self) -> bool:
+        return not self._waiting and self._lately_us < self._inline_us
+
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns; one that took long is remembered for some tens of calls."""
+        started_us = self._clock.monotonic_us()
+        result = work()
+        took_us = self._clock.monotonic_us() - started_us
+        self._lately_us += (took_us - self._lately_us) // 8
+        return result
+
+    def _done(self, _: asyncio.Future[Any]) -> None:
+        self._waiting -= 1
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -27,19 +27,23 @@ class SqliteAppender:
         self._held = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection = self._held.connection.driver_connection
         assert isinstance(connection, sqlite3.Connection), connection
+        connection.execute("pragma busy_timeout=0")
         self._connection = connection
 
     def append(self, events: Sequence[JournalRow]) -> bool:
-        """Write all of `events`, durable on return, or none; return whether this epoch leads.
+        """Write all of `events`, durable on return, or none; return which.
 
-        Raises:
-            sqlite3.Error: nothing was written.
+        None is written when another connection holds the lock, a newer epoch leads, or SQLite
+        refuses: the long way finds out.
         """
         values: list[int | str] = []
         for row in events:
             values += (self._epoch, row.idx, row.at_us, row.kind, row.version, row.body)
         values.append(self._epoch)
-        return self._connection.execute(_statement(len(events)), values).rowcount > 0
+        try:
+            return self._connection.execute(_statement(len(events)), values).rowcount > 0
+        except sqlite3.Error:
+            return False
 
     def close(self) -> None:
         """Give the connection back."""

@@ -64,8 +64,6 @@ class Store:
                 database does not answer.
         """
         try:
-            if self._appender is not None and events and not rows and self._appender.append(events):
-                return
             with self._connection.begin():
                 self._fence()
                 self._write(events, rows)
@@ -73,6 +71,13 @@ class Store:
             raise PlexError(
                 ErrorCode.UNAVAILABLE, f"the store did not take {len(events)} events: {error}"
             ) from error
+
+    def append_now(self, events: Sequence[JournalRow]) -> bool:
+        """Write a batch of events if nobody need be waited for; return whether it is durable.
+
+        When it is not, nothing was written and `append` says why.
+        """
+        return self._appender is not None and self._appender.append(events)
 
     def journal(self, *, epoch: int | None = None) -> Iterator[JournalRow]:
         """Yield the events of an epoch (this one by default) in order."""
