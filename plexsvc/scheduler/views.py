@@ -137,11 +137,12 @@ def explain(
 def timeline(
     driver: SchedulerDriver, request: service_pb2.TimelineRequest
 ) -> service_pb2.TimelineReply:
-    """Return spans above an index; those of other tenants keep their time and lose their names."""
+    """Return spans above an index; those of other tenants keep their time and lose their names.
+
+    `next_index` is what to ask `after_index` with for what follows.
+    """
     spans = driver.core.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
-    reply = service_pb2.TimelineReply(
-        next_index=spans[-1].index + 1 if spans else request.after_index + 1
-    )
+    reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
     for span in spans:
         record = driver.registry.jobs.get(span.job_id)
         is_own = record is not None and request.tenant in {"", record.view.tenant}

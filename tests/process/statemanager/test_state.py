@@ -20,6 +20,9 @@ pytestmark = pytest.mark.process
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
 
+MAX_VERSIONS = 8
+"""`StateManagerConfig.max_versions_per_deployment`, by default."""
+
 
 def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: object) -> dict[str, Any]:
     box = array[rows]
@@ -126,12 +129,12 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -
     build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
     used = daemon.inventory().host_bytes_used
-    nbytes = max(daemon.publish("a", v).manifest.nbytes for v in range(1, 5))
-    refused = daemon.publish("a", 5).error
+    nbytes = max(daemon.publish("a", v).manifest.nbytes for v in range(1, MAX_VERSIONS + 1))
+    refused = daemon.publish("a", MAX_VERSIONS + 1).error
     assert (refused.code, refused.retryable) == ("no_room", True)
     assert "max_versions_per_deployment" in refused.message
     reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
-    for version in range(1, 5):
+    for version in range(1, MAX_VERSIONS + 1):
         release(daemon, version)
     assert daemon.inventory().host_bytes_used == used + nbytes
     with pytest.raises(PlexError) as gone:
@@ -140,7 +143,7 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -
     reader("drop_held")
     reader("allocate", regions=[])
     assert daemon.inventory().host_bytes_used == used
-    assert daemon.publish("a", 6).error.code == ""
+    assert daemon.publish("a", MAX_VERSIONS + 2).error.code == ""
 
 
 def release(daemon: Daemon, version: int) -> None:
