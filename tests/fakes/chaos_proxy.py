@@ -54,8 +54,10 @@ class ChaosProxy:
         """Set to let everything through: faults that already happened stay."""
         self.address = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lines: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -70,6 +72,7 @@ class ChaosProxy:
         trace: TracebackType | None,
     ) -> None:
         self._server.close()
+        print(f"chaos proxy seed={self._seed} {self.counts}")  # noqa: T201 - to judge it
         for task in list(self._tasks):
             task.cancel()
         await self._group.__aexit__(kind, error, trace)
@@ -77,12 +80,15 @@ class ChaosProxy:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.counts.connections += 1
         link = _Link(self, random.Random(f"{self._seed}/{self.counts.connections}"))
-        self._start(self._carry(link, reader, writer))
+        line = self._start(self._carry(link, reader, writer))
+        self._lines.add(line)
+        line.add_done_callback(self._lines.discard)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _carry(
         self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -116,6 +122,17 @@ class ChaosProxy:
         """Replay in the background, for at most a second."""
         self.counts.duplicates += 1
         self._start(self.replay(data))
+
+    def turn(self, faults: Faults) -> None:
+        """Cut all lines; new ones behave as `faults` says. For threads beside the proxy's."""
+
+        def now() -> None:
+            self._faults = faults
+            self.counts.cuts += len(self._lines)
+            for line in self._lines:
+                line.cancel()
+
+        self._loop.call_soon_threadsafe(now)
 
     @property
     def faults(self) -> Faults:
