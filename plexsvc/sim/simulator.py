@@ -25,7 +25,6 @@ from plexsvc.scheduler.core.planning.runtime import (
     GroupRuntime,
     Run,
     SwitchTo,
-    WakeAt,
 )
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.jobs import Run as JobRun
@@ -40,9 +39,8 @@ class Kind(IntEnum):
     JOB_TIMER = 2
     OPERATION_END = 3
     SWITCH_END = 4
-    WAKE = 5
-    NODE_LOST = 6
-    NODE_BACK = 7
+    NODE_LOST = 5
+    NODE_BACK = 6
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +137,6 @@ class Simulator:
             self._on_job_timer,
             self._on_operation_end,
             self._on_switch_end,
-            self._on_wake,
             self._on_node_lost,
             self._on_node_back,
         )
@@ -259,8 +256,6 @@ class Simulator:
                 spans.append((self.now, end))
                 group.switch_end_us = end
                 self._push(end, Kind.SWITCH_END, group_id, group.epoch)
-            case WakeAt(at_us=at_us):
-                self._push(at_us, Kind.WAKE, group_id, group.epoch)
 
     def _switch_us(self, record: Record) -> int:
         cost = record.job.demand.profile.switch_us
@@ -295,11 +290,6 @@ class Simulator:
         group = self.groups.get(int(subject))
         if group is not None and group.epoch == epoch:
             self._perform(int(subject), group, group.runtime.switched(now_us=self.now))
-
-    def _on_wake(self, subject: str | int, epoch: int) -> None:
-        group = self.groups.get(int(subject))
-        if group is not None and group.epoch == epoch:
-            self._perform(int(subject), group, group.runtime.woken(now_us=self.now))
 
     def _finish(self, playing: _Playing, group: _Group) -> None:
         job_id = playing.record.job.demand.job_id

@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.planning.board import Board, Group
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.interference import group_slowdowns_ppm, is_commensurate
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, QueueOrder
-from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
 
 DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
@@ -131,7 +131,15 @@ class Planner:
                 demands.sort(key=lambda d: (-d.priority, -_ratio_ppm(d, now_us), d.arrived_us))
             case QueueOrder.LONGEST:
                 demands.sort(key=lambda d: (-d.priority, -d.expected_us, d.arrived_us))
+            case QueueOrder.PATIENT:
+                demands.sort(key=lambda d: (-d.priority, *self._patient(d, now_us)))
         return demands
+
+    def _patient(self, demand: Demand, now_us: int) -> tuple[int, int, int]:
+        """Sort impatient jobs ahead, the highest ratio first; the others longest first."""
+        ratio = _ratio_ppm(demand, now_us)
+        is_impatient = ratio >= (self.policy.patience_ppm or 0)
+        return (0, -ratio, 0) if is_impatient else (1, -demand.expected_us, demand.arrived_us)
 
     def _is_impatient(self, demand: Demand, now_us: int) -> bool:
         patience = self.policy.patience_ppm
@@ -224,10 +232,15 @@ class Planner:
         demands = [*(r.demand for r in group.residents.values()), demand]
         slowdowns = group_slowdowns_ppm([d.profile for d in demands])
         for one, slowdown in zip(demands, slowdowns, strict=True):
-            bound = min(one.max_slowdown_ppm, self.policy.target_slowdown_ppm)
+            bound = min(one.max_slowdown_ppm, self._target_ppm(one.profile))
             if slowdown > bound:
                 return "a job's predicted slowdown would pass its bound (max_slowdown)"
         return None
+
+    def _target_ppm(self, profile: Profile) -> int:
+        policy = self.policy
+        is_critical = any(profile.is_critical(s.phase) for s in profile.segments)
+        return policy.critical_target_ppm if is_critical else policy.target_slowdown_ppm
 
     def _gang(self, demand: Demand) -> tuple[NodeId, ...] | None:
         if len(self.board.idle) < demand.num_nodes + demand.rollout_nodes:

@@ -26,6 +26,8 @@ class QueueOrder(StrEnum):
     FIFO = "fifo"
     RATIO = "ratio"
     LONGEST = "longest"
+    PATIENT = "patient"
+    """Longest first, but a job whose response ratio passed `patience_ppm` before all others."""
 
 
 class Preference(StrEnum):
@@ -54,7 +56,10 @@ class Policy:
     """Whether a placement predicted to break someone's `max_slowdown` is refused."""
 
     target_slowdown_ppm: int = 1_500_000
-    """With `is_bounded`, also the bound of jobs that ask for a looser one."""
+    """With `is_bounded`, also the bound of jobs with slack that ask for a looser one."""
+
+    critical_target_ppm: int = 1_500_000
+    """The same for jobs that wait on their critical path: some waiting cannot be hidden."""
 
     patience_ppm: int | None = None
     """Response ratio from which a blocked job reserves idle nodes; None: never."""
@@ -75,12 +80,13 @@ _SHARED: Final = (
         name="plex",
         max_jobs=5,
         duty_cap_ppm=900_000,
-        queue=QueueOrder.RATIO,
+        queue=QueueOrder.PATIENT,
         backfill=True,
         preference=Preference.PLEX,
         is_bounded=True,
-        target_slowdown_ppm=1_200_000,
-        patience_ppm=3_000_000,
+        target_slowdown_ppm=1_050_000,
+        critical_target_ppm=1_200_000,
+        patience_ppm=15_000_000,
         rules=PLEX_RULES,
     ),
 )

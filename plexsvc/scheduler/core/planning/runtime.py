@@ -13,7 +13,7 @@ from typing import Final
 
 from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile
-from plexsvc.scheduler.core.planning.runtime_rules import Entry, Order, Rules, choose
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
 
 _SMOOTHING: Final = 4
 """A new measurement weighs one over this."""
@@ -34,14 +34,7 @@ class SwitchTo:
     is_prefetch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `woken` at a time, unless something else happens before."""
-
-    at_us: int
-
-
-Decision = Run | SwitchTo | WakeAt
+Decision = Run | SwitchTo
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,9 +49,6 @@ class Member:
 
     interval_us: int = 0
     expected_us: int | None = None
-    critical_service_us: int = 0
-    num_ops: int = 0
-    in_burst: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,22 +71,16 @@ class GroupRuntime:
     running: JobId | None = None
     switching: JobId | None = None
     prefetched: JobId | None = None
-    held_until_us: int | None = None
     counts: Counts = field(default_factory=Counts)
 
     def join(self, job_id: JobId, profile: Profile, *, expected_us: int | None = None) -> None:
         """Let a job take part; its first burst is expected at `expected_us`."""
         assert job_id not in self.members, job_id
-        first = profile.segments[0].duration_us if profile.segments else 0
-        service = next(
-            (s.duration_us for s in profile.segments if profile.is_critical(s.phase)), first
-        )
         self.members[job_id] = Member(
             job_id=job_id,
             profile=profile,
             interval_us=profile.period_us,
             expected_us=expected_us,
-            critical_service_us=service,
         )
 
     def leave(self, job_id: JobId, *, now_us: int) -> Decision | None:
@@ -139,18 +123,14 @@ class GroupRuntime:
             is_critical=profile.is_critical(phase),
             continues_burst=not starts_burst,
         )
-        member.in_burst = True
         return self._decide(now_us)
 
     def finished(self, *, now_us: int, ends_burst: bool) -> None:
         """The running operation ended; call `next` after what it released was submitted."""
         assert self.running is not None, "nothing ran"
         member = self.members[self.running]
-        member.in_burst = not ends_burst
         if ends_burst and member.profile.mode is Mode.SYNC and member.arrived_us is not None:
-            busy = now_us - member.arrived_us
             member.expected_us = now_us + max(0, member.interval_us - member.profile.busy_us)
-            assert busy >= 0, member
         self.running = None
 
     def next(self, *, now_us: int) -> Decision | None:
@@ -166,10 +146,6 @@ class GroupRuntime:
             if member.waiting is not None:
                 is_here = member.job_id == self.resident
                 member.waiting.setup_us = 0 if is_here else member.profile.switch_us
-        return self._decide(now_us)
-
-    def woken(self, *, now_us: int) -> Decision | None:
-        """A wake-up came due."""
         return self._decide(now_us)
 
     def _note_arrival(self, member: Member, now_us: int) -> None:
@@ -189,9 +165,6 @@ class GroupRuntime:
         entry = (
             entries[0] if len(entries) == 1 else choose(entries, rules=self.rules, now_us=now_us)
         )
-        wake = self._hold(entry, now_us)
-        if wake is not None:
-            return wake
         if self.resident != entry.job_id and self.members[entry.job_id].profile.switch_us:
             return self._switch(entry.job_id, is_prefetch=False)
         return self._run(entry)
@@ -237,28 +210,3 @@ class GroupRuntime:
         if self.prefetched is not None and self.prefetched == self.resident and now_us < first[0]:
             return None
         return self._switch(member.job_id, is_prefetch=True)
-
-    def _hold(self, entry: Entry, now_us: int) -> Decision | None:
-        """Stay idle for a critical arrival that `entry`, which has the slack, would delay."""
-        rules = self.rules
-        if rules.order is not Order.PLEX or not rules.uses_slack or not rules.hold_ppm:
-            return None
-        if entry.is_critical or len(self.members) < 2:
-            return None
-        horizon = entry.effective_us * rules.hold_ppm // PPM
-        laxity = entry.laxity_us(now_us)
-        soonest: int | None = None
-        for member in self.members.values():
-            if member.job_id == entry.job_id or member.waiting is not None:
-                continue
-            if member.expected_us is None or not _has_critical(member.profile):
-                continue
-            wait = member.expected_us - now_us
-            spent = wait + member.critical_service_us + 2 * member.profile.switch_us
-            if 0 < wait <= horizon and laxity > spent + entry.setup_us:
-                soonest = wait if soonest is None else min(soonest, wait)
-        return None if soonest is None else WakeAt(now_us + soonest)
-
-
-def _has_critical(profile: Profile) -> bool:
-    return any(profile.is_critical(segment.phase) for segment in profile.segments)

@@ -45,14 +45,9 @@ class Rules:
     confidence_ppm: int = 0
     """How far the next arrival must lead the one after, in its jitter, to be prefetched."""
 
-    hold_ppm: int = 0
-    """Longest deliberate idling before a critical arrival, over the service it would wait for."""
-
 
 HRRS: Final = Rules(order=Order.HRRS)
-PLEX_RULES: Final = Rules(
-    order=Order.PLEX, keeps_bursts=True, prefetches=True, uses_slack=True, hold_ppm=500_000
-)
+PLEX_RULES: Final = Rules(order=Order.PLEX, keeps_bursts=True, prefetches=True, uses_slack=True)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,43 @@
+"""Run a workload under policies and compare each with `isolated` on the same trace and seed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from plexsvc.scheduler.core.planning.policies import Policy, policy_named
+from plexsvc.sim.presets import Workload
+from plexsvc.sim.simulator import Outcome, Simulator
+from plexsvc.sim.summary import Summary, summarise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """An outcome and the seconds it took to compute."""
+
+    outcome: Outcome
+    wall_s: float
+
+
+def play(workload: Workload, *, policy: Policy, seed: int) -> Timed:
+    """Return what one policy makes of a workload."""
+    began = time.perf_counter()
+    jobs = workload.jobs
+    outcome = Simulator(jobs, cluster=workload.cluster, policy=policy, seed=seed).run()
+    return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
+
+
+def compare(
+    workload: Workload, *, policy: Policy, seed: int, isolated: Timed | None = None
+) -> tuple[Summary, Outcome]:
+    """Return the summary of one policy against `isolated`, and its outcome."""
+    base = isolated or play(workload, policy=policy_named("isolated"), seed=seed)
+    timed = base if policy.name == "isolated" else play(workload, policy=policy, seed=seed)
+    summary = summarise(
+        timed.outcome,
+        isolated=base.outcome,
+        cluster=workload.cluster,
+        seed=seed,
+        wall_s=timed.wall_s,
+    )
+    return summary, timed.outcome
