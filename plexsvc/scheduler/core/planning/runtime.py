@@ -1,9 +1,8 @@
 """Who runs on one node group: grants, switches and prefetches, decided event by event.
 
 States of the group: *idle*, *running* one operation, *switching* to a job (for an operation, or
-ahead of one: a prefetch), *holding* idle on purpose for a critical arrival. Each method is told the
-time, updates the group and returns at most one decision, which the caller performs and reports
-back.
+ahead of one: a prefetch). Each method is told the time, updates the group and returns at most one
+decision, which the caller performs and reports back.
 """
 
 from __future__ import annotations

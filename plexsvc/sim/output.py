@@ -1,0 +1,126 @@
+"""What `--out DIR` holds: a summary, lines to check each job by, plots, a Perfetto trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.sim.cluster import GB, SimCluster
+from plexsvc.sim.presets import Workload
+from plexsvc.sim.simulator import Outcome, Record
+from plexsvc.sim.summary import Summary, drain_us, slowdown, wait_ratio
+
+_MAX_PERFETTO_JOBS: Final = 200
+"""Jobs in the Perfetto trace, first to start first: viewers load tens of megabytes."""
+
+
+def write_outputs(
+    out: Path, *, workload: Workload, summary: Summary, outcome: Outcome, isolated: Outcome
+) -> None:
+    """Write `summary.json`, `jobs.jsonl`, `perfetto.json`, `utilisation.png` and `wait_cdf.png`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").write_text(json.dumps(asdict(summary)) + "\n", encoding="utf-8")
+    with (out / "jobs.jsonl").open("w", encoding="utf-8") as lines:
+        for record in outcome.records:
+            lines.write(json.dumps(job_line(record, seed=summary.seed)) + "\n")
+    trace = {"traceEvents": list(_perfetto(outcome))}
+    (out / "perfetto.json").write_text(json.dumps(trace), encoding="utf-8")
+    _plots(out, workload.cluster, outcome=outcome, isolated=isolated)
+
+
+def job_line(record: Record, *, seed: int) -> dict[str, object]:
+    """Return what became of one job, in seconds, complete enough to be checked from outside."""
+    demand = record.job.demand
+    return {
+        "job_id": demand.job_id,
+        "tenant": demand.tenant,
+        "arrival_s": demand.arrived_us / SECOND_US,
+        "start_s": _s(record.start_us),
+        "finish_s": _s(record.finish_us),
+        "alone_s": record.alone_us / SECOND_US,
+        "nodes": list(record.nodes),
+        "group": record.group_id,
+        "shift_s": record.shift_us / SECOND_US,
+        "slowdown": round(slowdown(record), 6),
+        "wait_ratio": round(wait_ratio(record), 6),
+        "phases": record.phases,
+        "busy": _spans(record.busy),
+        "switch": _spans(record.switch),
+        "prefetch": _spans(record.prefetch),
+        "lost": _spans(record.lost),
+        "rollout_s": [us / SECOND_US for us in record.job.rollout_us(seed)],
+        "segment_s": [
+            {"phase": s.phase, "duration_s": s.duration_us / SECOND_US}
+            for s in demand.profile.segments
+        ],
+        "cycles": record.job.cycles,
+        "switch_cost_s": demand.profile.switch_us / SECOND_US,
+        "bytes": {"parked_per_node": demand.state_bytes, "total": round(record.job.state_gb * GB)},
+    }
+
+
+def _s(at_us: int | None) -> float:
+    return (at_us or 0) / SECOND_US
+
+
+def _spans(spans: list[tuple[int, int]]) -> list[list[float]]:
+    return [[start / SECOND_US, end / SECOND_US] for start, end in spans]
+
+
+def _perfetto(outcome: Outcome) -> Iterator[dict[str, object]]:
+    started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.job_id))
+    for at, record in enumerate(started[:_MAX_PERFETTO_JOBS]):
+        group = {"pid": record.group_id, "tid": at}
+        name = {"name": record.job.demand.job_id}
+        yield {"ph": "M", "name": "thread_name", **group, "args": name}
+        for phase, (start, end) in zip(record.phases, record.busy, strict=True):
+            yield {"ph": "X", "name": phase, "ts": start, "dur": end - start, **group}
+        for kind, spans in (("switch", record.switch), ("prefetch", record.prefetch)):
+            for start, end in spans:
+                yield {"ph": "X", "name": kind, "ts": start, "dur": end - start, **group}
+
+
+def _plots(out: Path, cluster: SimCluster, *, outcome: Outcome, isolated: Outcome) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - a second of imports, only for plots
+
+    figure = Figure(figsize=(8, 3))
+    axes = figure.subplots()
+    for one in (isolated, outcome):
+        hours, share = busy_share(one, cluster, buckets=200)
+        axes.plot(hours, share, label=one.policy)
+    axes.set(xlabel="hours", ylabel="busy share of nodes", ylim=(0, 1))
+    axes.legend()
+    figure.savefig(out / "utilisation.png", bbox_inches="tight", dpi=120)
+    figure = Figure(figsize=(5, 3))
+    axes = figure.subplots()
+    for one in (isolated, outcome):
+        waits = np.sort([wait_ratio(record) for record in one.records])
+        axes.plot(waits, np.arange(1, waits.size + 1) / waits.size, label=one.policy)
+    axes.set(xlabel="wait / duration", ylabel="share of jobs", xscale="symlog")
+    axes.legend()
+    figure.savefig(out / "wait_cdf.png", bbox_inches="tight", dpi=120)
+
+
+def busy_share(
+    outcome: Outcome, cluster: SimCluster, *, buckets: int
+) -> tuple[list[float], list[float]]:
+    """Return hours and the share of all nodes that ran operations then."""
+    first = min(r.job.demand.arrived_us for r in outcome.records)
+    width = max(1, -(-drain_us(outcome) // buckets))
+    busy = np.zeros(buckets + 1)
+    for record in outcome.records:
+        for start, end in record.busy:
+            at = start - first
+            while at < end - first:
+                bucket = at // width
+                until = min(end - first, (bucket + 1) * width)
+                busy[bucket] += (until - at) * record.job.demand.num_nodes
+                at = until
+    hours = (np.arange(buckets) * width / SECOND_US / 3600).tolist()
+    return hours, (busy[:buckets] / (width * cluster.nodes)).tolist()

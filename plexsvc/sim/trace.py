@@ -1,0 +1,260 @@
+"""Job traces (JSONL) and cluster files (JSON): read, checked, refused with file, line and field.
+
+A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, offset_s,
+duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
+(1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `priority` (0) and `tenant` ("")
+have those defaults. A cluster file holds the fields of `SimCluster`, `switch` and `faults` as
+objects; only `nodes` is required.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, TenantId
+from plexsvc.scheduler.core.planning.profile import (
+    PPM,
+    SECOND_US,
+    Demand,
+    Mode,
+    Profile,
+    Segment,
+    SyncAt,
+)
+from plexsvc.sim.cluster import GB, Faults, SimCluster, SwitchModel
+from plexsvc.sim.jobs import SimJob
+
+Json = Mapping[str, object]
+_Choice = TypeVar("_Choice", Mode, SyncAt)
+
+_REQUIRED: Final = ("job_id", "arrival_s", "nodes", "cycles", "period_s", "segments")
+_OPTIONAL: Final[Mapping[str, object]] = {
+    "mode": "sync",
+    "sync_at": "update",
+    "jitter_cv": 0.0,
+    "max_slowdown": 1.5,
+    "state_gb": 0.0,
+    "rollout_nodes": 0,
+    "priority": 0,
+    "tenant": "",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _At:
+    """Where in the input we are, for messages."""
+
+    path: Path
+    line: int
+
+    def refuse(self, field: str, found: str, wanted: str) -> NoReturn:
+        """Refuse a field."""
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{self.path}, line {self.line}, field {field}: found {found}, wanted {wanted}",
+            file=self.path,
+            line=self.line,
+            field=field,
+        )
+
+
+def read_cluster(path: Path) -> SimCluster:
+    """Return the cluster of a JSON file.
+
+    Raises:
+        PlexError: `bad_request` with file, line and field.
+    """
+    at = _At(path=path, line=1)
+    data = _object(_text(path), at)
+    _only(data, [f.name for f in fields(SimCluster)], at, prefix="")
+    if "nodes" not in data:
+        at.refuse("nodes", "nothing", "the number of nodes")
+    parts: dict[str, int | float] = {}
+    for name in (f.name for f in fields(SimCluster) if f.name not in {"switch", "faults"}):
+        if name in data:
+            is_count = name in {"nodes", "devices_per_node"}
+            low = 1.0 if is_count else 0.0
+            value = _number(data, name, at, low=low)
+            parts[name] = int(value) if is_count else value
+    switch = SwitchModel(**_floats(data, "switch", [f.name for f in fields(SwitchModel)], at))
+    faults = Faults(**_floats(data, "faults", [f.name for f in fields(Faults)], at))
+    return SimCluster(**parts, switch=switch, faults=faults)  # type: ignore[arg-type]  # counts are ints
+
+
+def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
+    """Return the jobs of a JSONL trace in the file's order.
+
+    Raises:
+        PlexError: `bad_request` with file, line and field; nothing is returned of a bad trace.
+    """
+    jobs: list[SimJob] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        at = _At(path=path, line=number)
+        job = _job(_object(line, at), cluster, at)
+        job_id = job.demand.job_id
+        if job_id in seen:
+            at.refuse("job_id", f"{job_id!r} again", f"one line a job; line {seen[job_id]} has it")
+        seen[job_id] = number
+        jobs.append(job)
+    if not jobs:
+        _At(path=path, line=1).refuse("job_id", "an empty file", "at least one job")
+    return tuple(jobs)
+
+
+def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
+    _only(data, [*_REQUIRED, *_OPTIONAL], at, prefix="")
+    for name in _REQUIRED:
+        if name not in data:
+            at.refuse(name, "nothing", "a value; the field is required")
+    full = {**_OPTIONAL, **data}
+    nodes = _integer(full, "nodes", at, low=1)
+    rollout_nodes = _integer(full, "rollout_nodes", at, low=0)
+    if nodes + rollout_nodes > cluster.nodes:
+        asked = f"{nodes} + {rollout_nodes} rollout nodes"
+        at.refuse("nodes", asked, f"at most the cluster's {cluster.nodes}")
+    state_gb = _number(full, "state_gb", at, low=0)
+    room_gb = cluster.host_gb + cluster.disk_gb
+    if state_gb / nodes > room_gb:
+        at.refuse("state_gb", f"{state_gb / nodes} a node", f"at most {room_gb} (host + disk)")
+    profile = _profile(full, cluster.switch.cost_us(state_gb=state_gb, nodes=nodes), at)
+    cycles = _integer(full, "cycles", at, low=1)
+    demand = Demand(
+        job_id=JobId(_string(full, "job_id", at)),
+        num_nodes=nodes,
+        profile=profile,
+        arrived_us=_micros(full, "arrival_s", at),
+        expected_us=profile.period_us * cycles,
+        state_bytes=round(state_gb / nodes * GB),
+        max_slowdown_ppm=round(_number(full, "max_slowdown", at, low=1) * PPM),
+        rollout_nodes=rollout_nodes,
+        priority=_integer(full, "priority", at, low=-(1 << 31)),
+        tenant=TenantId(_string(full, "tenant", at)),
+    )
+    jitter = _number(full, "jitter_cv", at, low=0)
+    return SimJob(demand=demand, cycles=cycles, jitter_cv=jitter, state_gb=state_gb)
+
+
+def _profile(data: Json, switch_us: int, at: _At) -> Profile:
+    period_us = _micros(data, "period_s", at)
+    if period_us <= 0:
+        at.refuse("period_s", repr(data["period_s"]), "more than 0")
+    return Profile(
+        period_us=period_us,
+        segments=_segments(data, period_us, at),
+        mode=_choice(data, "mode", Mode, at),
+        sync_at=_choice(data, "sync_at", SyncAt, at),
+        switch_us=switch_us,
+        jitter_ppm=round(_number(data, "jitter_cv", at, low=0) * PPM),
+    )
+
+
+def _segments(data: Json, period_us: int, at: _At) -> tuple[Segment, ...]:
+    items = data["segments"]
+    if not isinstance(items, list) or not items:
+        at.refuse("segments", repr(items), "a list of {phase, offset_s, duration_s}")
+    segments: list[Segment] = []
+    for index, item in enumerate(items):
+        name = f"segments[{index}]"
+        if not isinstance(item, dict):
+            at.refuse(name, repr(item), "an object {phase, offset_s, duration_s}")
+        _only(item, ["phase", "offset_s", "duration_s"], at, prefix=f"{name}.")
+        for key in ("phase", "offset_s", "duration_s"):
+            if key not in item:
+                at.refuse(f"{name}.{key}", "nothing", "a value")
+        segment = Segment(
+            phase=_string(item, "phase", at, prefix=f"{name}."),
+            offset_us=_micros(item, "offset_s", at, prefix=f"{name}."),
+            duration_us=_micros(item, "duration_s", at, prefix=f"{name}."),
+        )
+        if segment.duration_us == 0:
+            at.refuse(f"{name}.duration_s", "0", "more than 0")
+        if segment.end_us > period_us:
+            ends = f"an end at {segment.end_us / SECOND_US:g} s"
+            at.refuse(name, ends, f"an end within the period of {period_us / SECOND_US:g} s")
+        if segments and segment.offset_us < segments[-1].end_us:
+            before = f"segments[{index - 1}] until {segments[-1].end_us / SECOND_US:g} s"
+            begins = f"a start at {segment.offset_us / SECOND_US:g} s"
+            at.refuse(name, begins, f"one after {before}: in order, without overlap")
+        segments.append(segment)
+    return tuple(segments)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{path} could not be read: {error}; give a UTF-8 file",
+            file=path,
+        ) from error
+
+
+def _object(text: str, at: _At) -> Json:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{at.path}, line {at.line}: not JSON ({error}); give one object",
+            file=at.path,
+            line=at.line,
+        ) from error
+    if not isinstance(data, dict):
+        at.refuse("(line)", repr(data)[:40], "one JSON object")
+    return data
+
+
+def _only(data: Json, known: list[str], at: _At, *, prefix: str) -> None:
+    for name in data:
+        if name not in known:
+            at.refuse(f"{prefix}{name}", "an unknown field", f"only {', '.join(known)}")
+
+
+def _number(data: Json, name: str, at: _At, *, low: float, prefix: str = "") -> float:
+    value = data[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= float(str(value)) < float("inf"):
+        at.refuse(f"{prefix}{name}", repr(value), f"a number from {low:g}")
+    return float(str(value))
+
+
+def _integer(data: Json, name: str, at: _At, *, low: int) -> int:
+    value = data[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        at.refuse(name, repr(value), f"an integer from {low}")
+    return value
+
+
+def _micros(data: Json, name: str, at: _At, *, prefix: str = "") -> int:
+    return round(_number(data, name, at, low=0, prefix=prefix) * SECOND_US)
+
+
+def _string(data: Json, name: str, at: _At, *, prefix: str = "") -> str:
+    value = data[name]
+    if not isinstance(value, str) or (not value and name != "tenant"):
+        at.refuse(f"{prefix}{name}", repr(value), "a string")
+    return value
+
+
+def _choice(data: Json, name: str, kind: type[_Choice], at: _At) -> _Choice:
+    try:
+        return kind(str(data[name]))
+    except ValueError:
+        at.refuse(name, repr(data[name]), " or ".join(repr(c.value) for c in kind))
+
+
+def _floats(data: Json, name: str, known: list[str], at: _At) -> dict[str, float]:
+    part = data.get(name, {})
+    if not isinstance(part, dict):
+        at.refuse(name, repr(part), f"an object with {', '.join(known)}")
+    _only(part, known, at, prefix=f"{name}.")
+    return {key: _number(part, key, at, low=0, prefix=f"{name}.") for key in part}
