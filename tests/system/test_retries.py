@@ -117,8 +117,8 @@ def test_a_loop_over_a_bad_line_has_the_results_of_a_good_one(
             directory=tmp_path / "saved",
             turn=proxy.turn,
         )
-    assert proxy.counts.cuts >= 8, "the line was not bad enough to show anything"
-    assert proxy.counts.duplicates >= 5, "the line was not bad enough to show anything"
+    assert proxy.counts.cuts >= 3, "the line was not bad enough to show anything"
+    assert proxy.counts.duplicates >= 3, "the line was not bad enough to show anything"
     assert [m["steps"] for m in found.metrics if "steps" in m] == [1, 2, 3]
     assert found.device_kinds == undisturbed.device_kinds
     assert found.metrics == undisturbed.metrics
