@@ -44,8 +44,11 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "start_s": _s(record.start_us),
         "finish_s": _s(record.finish_us),
         "alone_s": record.alone_us / SECOND_US,
-        "nodes": list(record.nodes),
-        "group": record.group_id,
+        "nodes": list(record.stays[-1].nodes),
+        "stays": [
+            {"since_s": _s(stay.since_us), "group": stay.group_id, "nodes": list(stay.nodes)}
+            for stay in record.stays
+        ],
         "shift_s": record.shift_us / SECOND_US,
         "slowdown": round(slowdown(record), 6),
         "wait_ratio": round(wait_ratio(record), 6),
@@ -76,7 +79,7 @@ def _spans(spans: list[tuple[int, int]]) -> list[list[float]]:
 def _perfetto(outcome: Outcome) -> Iterator[dict[str, object]]:
     started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.job_id))
     for at, record in enumerate(started[:_MAX_PERFETTO_JOBS]):
-        group = {"pid": record.group_id, "tid": at}
+        group = {"pid": record.stays[-1].group_id, "tid": at}
         name = {"name": record.job.demand.job_id}
         yield {"ph": "M", "name": "thread_name", **group, "args": name}
         for phase, (start, end) in zip(record.phases, record.busy, strict=True):

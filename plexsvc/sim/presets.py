@@ -32,6 +32,8 @@ class Workload:
 
     jobs: tuple[SimJob, ...]
     cluster: SimCluster
+    target_slowdown_ppm: int | None = None
+    """Slowdown the pool's owner accepts instead of the policy's own target."""
 
 
 PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.170))
@@ -83,6 +85,9 @@ PAPER_CYCLES: Final[Mapping[str, PaperCycle]] = MappingProxyType(
     }
 )
 
+FEW_CYCLES: Final = 100
+"""Training steps of the paper's comparison."""
+
 
 def paper_profile(cycle: PaperCycle, *, mode: Mode, sync_at: SyncAt, jitter: float) -> Profile:
     """Return a cycle of the paper's table as a profile."""
@@ -108,8 +113,8 @@ def few_jobs(
     seed: int,
     mode: Mode = Mode.ASYNC1,
     sync_at: SyncAt = SyncAt.UPDATE,
-    cycles: int = 100,
     jitter: float = 0.15,
+    target_slowdown_ppm: int | None = None,
 ) -> Workload:
     """Return `count` equal jobs of the paper on one pool; a node here is one device."""
     del seed
@@ -122,15 +127,16 @@ def few_jobs(
                 num_nodes=cycle.train_devices,
                 rollout_nodes=cycle.rollout_devices,
                 profile=profile,
-                expected_us=profile.period_us * cycles,
+                expected_us=profile.period_us * FEW_CYCLES,
             ),
-            cycles=cycles,
+            cycles=FEW_CYCLES,
             jitter_cv=jitter,
         )
         for at in range(count)
     )
     nodes = count * (cycle.train_devices + cycle.rollout_devices)
-    return Workload(jobs=jobs, cluster=SimCluster(nodes=nodes, devices_per_node=1))
+    cluster = SimCluster(nodes=nodes, devices_per_node=1)
+    return Workload(jobs=jobs, cluster=cluster, target_slowdown_ppm=target_slowdown_ppm)
 
 
 def cluster_256(
@@ -207,7 +213,7 @@ def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
         num_nodes=gang,
         profile=profile,
         arrived_us=round(arrival_s * SECOND_US),
-        expected_us=period_us * cycles,
+        expected_us=period_us * FEW_CYCLES,
         state_bytes=round(state_gb / gang * GB),
     )
     return SimJob(demand=demand, cycles=cycles, jitter_cv=0.15, state_gb=state_gb)
@@ -229,7 +235,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
         "k-job-7b": partial(few_jobs, "7b", count=3),
-        "k-job-30b": partial(few_jobs, "30b", count=3),
+        "k-job-30b": partial(few_jobs, "30b", count=3, target_slowdown_ppm=1_150_000),
         "k-job-235b": partial(few_jobs, "235b", count=4),
         "order-3": partial(few_jobs, "7b", count=3, mode=Mode.SYNC),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.sim.presets import Workload
@@ -23,6 +23,8 @@ def play(workload: Workload, *, policy: Policy, seed: int) -> Timed:
     """Return what one policy makes of a workload."""
     began = time.perf_counter()
     jobs = workload.jobs
+    if workload.target_slowdown_ppm is not None:
+        policy = replace(policy, target_slowdown_ppm=workload.target_slowdown_ppm)
     outcome = Simulator(jobs, cluster=workload.cluster, policy=policy, seed=seed).run()
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 

@@ -43,14 +43,22 @@ class Kind(IntEnum):
     NODE_BACK = 6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """Where a job lived from a time on."""
+
+    since_us: int
+    group_id: int
+    nodes: tuple[NodeId, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """What became of one job; times in microseconds."""
 
     job: SimJob
     alone_us: int
-    group_id: int = 0
-    nodes: tuple[NodeId, ...] = ()
+    stays: list[Stay] = field(default_factory=list)
     start_us: int | None = None
     finish_us: int | None = None
     shift_us: int = 0
@@ -186,7 +194,7 @@ class Simulator:
             )
             self.groups[placed.group_id] = group
         shift_us = placed.shift_slots * self.planner.board.slot_us
-        record.group_id, record.nodes = placed.group_id, placed.nodes
+        record.stays.append(Stay(since_us=self.now, group_id=placed.group_id, nodes=placed.nodes))
         if record.start_us is None:
             record.start_us, record.shift_us = self.now, shift_us
         playing = self.playing.get(placed.job_id)

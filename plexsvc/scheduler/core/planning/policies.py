@@ -4,20 +4,21 @@
 group with room before it opens one; `spread` opens a group while nodes are idle, then joins the
 least busy; both are strict FIFO with two jobs a group, the paper's setting. `*_backfill` let jobs
 behind a blocked one go. `plex` takes more jobs a group under a duty cap and every job's slowdown
-bound, queues by response ratio, and orders operations with `plex` rules.
+bound, queues by response ratio, and orders operations with `plex` rules. `plex_*` turn one of its
+parts off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import PPM
-from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Rules
+from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Order, Rules
 
 
 class QueueOrder(StrEnum):
@@ -70,28 +71,38 @@ class Policy:
     rules: Rules = HRRS
 
 
-_SHARED: Final = (
+PLEX: Final = Policy(
+    name="plex",
+    max_jobs=5,
+    duty_cap_ppm=900_000,
+    queue=QueueOrder.PATIENT,
+    backfill=True,
+    preference=Preference.PLEX,
+    is_bounded=True,
+    target_slowdown_ppm=1_050_000,
+    critical_target_ppm=1_200_000,
+    patience_ppm=15_000_000,
+    rules=PLEX_RULES,
+)
+
+_ALL: Final = (
     Policy(name="isolated", max_jobs=1),
     Policy(name="isolated_backfill", max_jobs=1, backfill=True),
     Policy(name="pack", preference=Preference.PACK),
     Policy(name="spread"),
     Policy(name="spread_backfill", backfill=True),
-    Policy(
-        name="plex",
-        max_jobs=5,
-        duty_cap_ppm=900_000,
-        queue=QueueOrder.PATIENT,
-        backfill=True,
-        preference=Preference.PLEX,
-        is_bounded=True,
-        target_slowdown_ppm=1_050_000,
-        critical_target_ppm=1_200_000,
-        patience_ppm=15_000_000,
-        rules=PLEX_RULES,
-    ),
+    PLEX,
+    replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
+    replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
+    replace(PLEX, name="plex_hrrs", rules=HRRS),
+    replace(PLEX, name="plex_torn", rules=replace(PLEX_RULES, keeps_bursts=False)),
+    replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
+    replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
+    replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
+    replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
 
-POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _SHARED})
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})
 
 
 def policy_named(name: str) -> Policy:

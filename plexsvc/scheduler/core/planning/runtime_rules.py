@@ -47,7 +47,13 @@ class Rules:
 
 
 HRRS: Final = Rules(order=Order.HRRS)
-PLEX_RULES: Final = Rules(order=Order.PLEX, keeps_bursts=True, prefetches=True, uses_slack=True)
+PLEX_RULES: Final = Rules(
+    order=Order.PLEX,
+    keeps_bursts=True,
+    prefetches=True,
+    uses_slack=True,
+    confidence_ppm=700_000,
+)
 
 
 @dataclass(slots=True, kw_only=True)

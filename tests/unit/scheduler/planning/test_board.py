@@ -1,0 +1,133 @@
+"""The board: whole footprints go and come back exactly, under any history."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.board import Board, NodeRoom
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.structures.ring import Ring
+
+SIZE = 240
+
+
+def profile(period_s: int, *segments: tuple[int, int]) -> Profile:
+    return Profile(
+        period_us=period_s * SECOND_US,
+        segments=tuple(
+            Segment(phase=f"p{i}", offset_us=o * SECOND_US, duration_us=d * SECOND_US)
+            for i, (o, d) in enumerate(segments)
+        ),
+    )
+
+
+def board(num_nodes: int = 6) -> Board:
+    rooms = [NodeRoom(node_id=NodeId(f"n{i}"), num_devices=8) for i in range(num_nodes)]
+    return Board(rooms, ring=Ring(SIZE))
+
+
+class BoardHistory(RuleBasedStateMachine):
+    """Random placements, departures, drifts, drains; the board's own check is the oracle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.board = board()
+        self.made = 0
+
+    @rule(
+        period=st.integers(5, 400),
+        size=st.integers(1, 3),
+        pick=st.integers(0, 99),
+        anchor=st.integers(0, 10**6),
+    )
+    def commit(self, period: int, size: int, pick: int, anchor: int) -> None:
+        self.made += 1
+        demand = Demand(
+            job_id=JobId(f"j{self.made}"),
+            num_nodes=size,
+            profile=profile(period, (0, max(1, period // 7)), (period // 2, max(1, period // 5))),
+        )
+        groups = [g for g in self.board.groups.values() if g.size == size]
+        gang = self.board.idle_gang(size)
+        if groups and (gang is None or pick % 2):
+            group = groups[pick % len(groups)]
+        elif gang is not None:
+            group = self.board.open_group(gang)
+        else:
+            return
+        self.board.commit(group, demand, anchor_slot=anchor, shift_slots=pick)
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(pick=st.integers(0, 99))
+    def remove(self, pick: int) -> None:
+        jobs = list(self.board.group_of)
+        self.board.remove(jobs[pick % len(jobs)])
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
+    def drift(self, pick: int, anchor: int) -> None:
+        jobs = list(self.board.group_of)
+        self.board.reanchor(jobs[pick % len(jobs)], anchor_slot=anchor)
+
+    @rule(node=st.integers(0, 5))
+    def cordon(self, node: int) -> None:
+        self.board.cordon(NodeId(f"n{node}"))
+
+    @rule(node=st.integers(0, 5))
+    def uncordon(self, node: int) -> None:
+        self.board.uncordon(NodeId(f"n{node}"))
+
+    @invariant()
+    def holds(self) -> None:
+        self.board.check()
+
+    def teardown(self) -> None:
+        for job_id in list(self.board.group_of):
+            self.board.remove(job_id)
+        self.board.check()
+        assert not self.board.groups
+        in_service = len(self.board.rooms) - len(self.board.out)
+        assert self.board.free_nodes.minimum(0, SIZE) == in_service
+
+
+BoardHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestBoardHistory = BoardHistory.TestCase
+
+
+def test_rollout_nodes_leave_the_free_profile_and_come_back_with_their_job() -> None:
+    planned = board(4)
+    group = planned.open_group(planned.idle_gang(2) or ())
+    demand = Demand(job_id=JobId("a"), num_nodes=2, profile=profile(60, (0, 20)))
+    planned.commit(group, demand, anchor_slot=0, shift_slots=0)
+    planned.hold(JobId("a"), [NodeId("n2")])
+    planned.check()
+    assert (planned.free_nodes.minimum(0, 20), planned.free_nodes.minimum(20, 60)) == (1, 3)
+    planned.remove(JobId("a"))
+    planned.check()
+    assert planned.free_nodes.minimum(0, SIZE) == 4
+
+
+def test_a_cordoned_node_takes_no_work_and_returns_idle() -> None:
+    planned = board(2)
+    assert planned.cordon(NodeId("n0")) == []
+    assert planned.idle_gang(2) is None
+    planned.uncordon(NodeId("n0"))
+    assert planned.idle_gang(2) is not None
+
+
+def test_a_gang_never_mixes_node_sizes() -> None:
+    rooms = [NodeRoom(node_id=NodeId(f"n{i}"), num_devices=4 + 4 * (i % 2)) for i in range(4)]
+    assert Board(rooms, ring=Ring(SIZE)).idle_gang(2) == ("n0", "n2")
+    assert Board(rooms, ring=Ring(SIZE)).idle_gang(3) is None
+
+
+def test_a_job_longer_than_the_horizon_occupies_all_of_it() -> None:
+    planned = board(1)
+    group = planned.open_group([NodeId("n0")])
+    demand = Demand(job_id=JobId("a"), num_nodes=1, profile=profile(10 * SIZE, (0, 5 * SIZE)))
+    planned.commit(group, demand, anchor_slot=17, shift_slots=0)
+    planned.check()
+    assert group.free.num_slots == 0

@@ -1,0 +1,74 @@
+"""Micro-shifts: minimal and clean where there is one, least overlap where there is none."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.board import Board, Group, NodeRoom
+from plexsvc.scheduler.core.planning.fit import Fitter
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.structures.ring import Ring, divisors_of
+
+SIZE = 120
+
+
+def profile(period: int, offset: int, duration: int) -> Profile:
+    segment = Segment(
+        phase="update", offset_us=offset * SECOND_US, duration_us=duration * SECOND_US
+    )
+    return Profile(period_us=period * SECOND_US, segments=(segment,))
+
+
+def group_with(jobs: list[tuple[Profile, int]]) -> tuple[Board, Group]:
+    board = Board([NodeRoom(node_id=NodeId("n0"))], ring=Ring(SIZE))
+    group = board.open_group([NodeId("n0")])
+    for at, (cycle, anchor) in enumerate(jobs):
+        demand = Demand(job_id=JobId(f"j{at}"), num_nodes=1, profile=cycle)
+        board.commit(group, demand, anchor_slot=anchor, shift_slots=0)
+    return board, group
+
+
+CYCLES = st.builds(
+    lambda period, offset, duration: profile(period, offset % period, min(duration, period)),
+    st.sampled_from([d for d in divisors_of(SIZE) if d >= 4]),
+    st.integers(0, 30),
+    st.integers(1, 12),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(CYCLES, st.integers(0, SIZE)), max_size=3), CYCLES, st.integers(0, 500))
+def test_the_fit_is_the_best_of_all_shifts(
+    residents: list[tuple[Profile, int]], new: Profile, anchor: int
+) -> None:
+    board, group = group_with(residents)
+    fit = Fitter(board=board).best([group], new, anchor_slot=anchor)
+    assert fit is not None
+    overlaps = []
+    for shift in range(board.period_slots(new)):
+        cells = board.cells(new, anchor_slot=anchor + shift)
+        overlaps.append(group.free.simulate_insert(cells.starts, cells.ends).overlaps)
+    assert fit.shift_slots == overlaps.index(min(overlaps))
+    assert (fit.overlap_ppm == 0) == (min(overlaps) == 0)
+
+
+def test_a_job_slides_behind_the_resident_by_as_little_as_possible() -> None:
+    board, group = group_with([(profile(60, 0, 20), 0)])
+    fit = Fitter(board=board).best([group], profile(60, 0, 10), anchor_slot=5)
+    assert fit is not None
+    assert (fit.shift_slots, fit.overlap_ppm) == (15, 0)
+
+
+def test_pruned_pairs_are_counted_before_interval_sets_are_asked() -> None:
+    board, group = group_with([(profile(60, 0, 20), 0)])
+    fitter = Fitter(board=board)
+    fitter.best([group], profile(60, 0, 10), anchor_slot=0)
+    assert fitter.pruned.pairs == 60
+    assert fitter.pruned.by_free_nodes + fitter.pruned.by_slices == 29
+
+
+def test_no_group_is_no_fit() -> None:
+    board, _ = group_with([])
+    assert Fitter(board=board).best([], profile(60, 0, 10), anchor_slot=0) is None

@@ -1,0 +1,112 @@
+"""Traces and cluster files: what is read, and what is refused with file, line and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
+from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.trace import read_cluster, read_trace
+
+GOOD = {
+    "job_id": "a",
+    "arrival_s": 1.5,
+    "nodes": 2,
+    "cycles": 3,
+    "period_s": 100,
+    "segments": [
+        {"phase": "log_prob", "offset_s": 0, "duration_s": 5},
+        {"phase": "update", "offset_s": 5, "duration_s": 20},
+    ],
+}
+
+
+def write(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return path
+
+
+def test_a_line_has_documented_defaults(tmp_path: Path) -> None:
+    (job,) = read_trace(write(tmp_path, GOOD), cluster=SimCluster(nodes=4))
+    profile = job.demand.profile
+    assert (profile.mode, profile.sync_at, profile.switch_us) == (Mode.SYNC, SyncAt.UPDATE, 0)
+    assert (job.jitter_cv, job.demand.max_slowdown_ppm, job.demand.rollout_nodes) == (
+        0,
+        1_500_000,
+        0,
+    )
+    assert (job.demand.arrived_us, profile.busy_us, job.cycles) == (1_500_000, 25_000_000, 3)
+
+
+def test_a_switch_costs_the_state_out_and_in_over_the_link(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"nodes": 4, "switch": {"base_s": 1, "link_gb_s": 10}}')
+    cluster = read_cluster(path)
+    (job,) = read_trace(write(tmp_path, {**GOOD, "state_gb": 40}), cluster=cluster)
+    assert job.demand.profile.switch_us == 5_000_000
+    assert job.demand.state_bytes == 20 * 10**9
+
+
+def with_segment(**changes: object) -> dict[str, object]:
+    first, second = GOOD["segments"]  # type: ignore[misc]  # the list above
+    return {**GOOD, "segments": [first, {**second, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({**GOOD, "nodes": 5}, "nodes"),
+        ({**GOOD, "nodes": 2, "rollout_nodes": 3}, "nodes"),
+        ({**GOOD, "cycles": 0}, "cycles"),
+        ({**GOOD, "period_s": 0}, "period_s"),
+        ({**GOOD, "arrival_s": -1}, "arrival_s"),
+        ({**GOOD, "mode": "async2"}, "mode"),
+        ({**GOOD, "max_slowdown": 0.5}, "max_slowdown"),
+        ({**GOOD, "state_gb": 10**6}, "state_gb"),
+        ({**GOOD, "segments": []}, "segments"),
+        ({**GOOD, "nodez": 1}, "nodez"),
+        ({k: v for k, v in GOOD.items() if k != "cycles"}, "cycles"),
+        (with_segment(duration_s=-1), "segments[1].duration_s"),
+        (with_segment(duration_s=96), "segments[1]"),
+        (with_segment(offset_s=4), "segments[1]"),
+        (with_segment(phase=7), "segments[1].phase"),
+        ({**GOOD, "job_id": "first"}, "job_id"),
+        ([1], "(line)"),
+    ],
+)
+def test_a_bad_line_is_refused_with_file_line_and_field(
+    tmp_path: Path, line: object, field: str
+) -> None:
+    path = write(tmp_path, {**GOOD, "job_id": "first"}, "", line)
+    with pytest.raises(PlexError) as refused:
+        read_trace(path, cluster=SimCluster(nodes=4))
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert refused.value.facts == {"file": str(path), "line": "3", "field": field}
+    assert f"{path}, line 3, field {field}: found " in refused.value.message
+
+
+def test_what_is_not_json_or_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlexError, match="line 1: not JSON"):
+        read_trace(write(tmp_path, "{nodes"), cluster=SimCluster(nodes=4))
+    with pytest.raises(PlexError, match="could not be read"):
+        read_trace(tmp_path / "none", cluster=SimCluster(nodes=4))
+    with pytest.raises(PlexError, match="an empty file"):
+        read_trace(write(tmp_path, ""), cluster=SimCluster(nodes=4))
+
+
+def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    for text, field in (
+        ('{"devices_per_node": 8}', "nodes"),
+        ('{"nodes": 0}', "nodes"),
+        ('{"nodes": 4, "gpu": 1}', "gpu"),
+        ('{"nodes": 4, "faults": {"mtbf": 1}}', "faults.mtbf"),
+    ):
+        path.write_text(text)
+        with pytest.raises(PlexError, match=f"field {field}: found "):
+            read_cluster(path)
