@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.structures.bit_slices import LANES, BitSlice
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
@@ -41,6 +42,7 @@ class Resident:
     anchor_slot: int
     shift_slots: int
     cells: Footprint
+    load: Load
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class Board:
         self.cordoned: set[NodeId] = set()
         self.out: set[NodeId] = set()
         self.groups: dict[int, Group] = {}
+        self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[JobId, int] = {}
         self.exclusive: dict[JobId, tuple[NodeId, ...]] = {}
         self.free_nodes = SegmentTree(self.ring.size, initial=len(self.rooms))
@@ -116,6 +119,7 @@ class Board:
         )
         self._next_group += 1
         self.groups[group.group_id] = group
+        self.by_size.setdefault(group.size, {})[group.group_id] = group
         return group
 
     def cells(self, profile: Profile, *, anchor_slot: int) -> Footprint:
@@ -147,7 +151,11 @@ class Board:
         assert demand.job_id not in self.group_of, demand.job_id
         cells = self.cells(demand.profile, anchor_slot=anchor_slot + shift_slots)
         group.residents[demand.job_id] = Resident(
-            demand=demand, anchor_slot=anchor_slot, shift_slots=shift_slots, cells=cells
+            demand=demand,
+            anchor_slot=anchor_slot,
+            shift_slots=shift_slots,
+            cells=cells,
+            load=Load.of(demand.profile),
         )
         self.group_of[demand.job_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
@@ -266,6 +274,7 @@ class Board:
 
     def _dissolve(self, group: Group) -> None:
         del self.groups[group.group_id]
+        del self.by_size[group.size][group.group_id]
         for slices, lanes in self._slices:
             if slices is group.slices:
                 lanes.append(group.lane)

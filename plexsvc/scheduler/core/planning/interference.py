@@ -13,35 +13,71 @@ and not less than the sum of everyone's device time with its switches over its p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
 
 _MAX_LOAD_PPM = 990_000
 
 
-def slowdown_ppm(job: Profile, others: Iterable[Profile]) -> int:
-    """Return the predicted cycle time shared over alone, in ppm. `O(jobs * segments)`."""
-    rest_us = load_ppm = excess_ppm = 0
-    total_ppm = (job.busy_us + job.switch_us) * PPM // job.period_us
-    for other in others:
-        squares = sum(s.duration_us * s.duration_us for s in other.segments)
-        rest_us += squares // (2 * other.period_us)
-        load_ppm += other.duty_ppm
-        total_ppm += (other.busy_us + other.switch_us) * PPM // other.period_us
-        over_us = other.longest_us + other.switch_us + job.switch_us - job.slack_us
-        excess_ppm += max(0, over_us) * PPM // other.period_us
-    if job.slack_us == 0:
-        excess_ppm = 0
-    wait_us = rest_us * PPM // (PPM - min(load_ppm, _MAX_LOAD_PPM))
-    switch_us = job.switch_us * min(load_ppm, PPM) // PPM
-    waits_ppm = _critical_entries(job) * (wait_us + switch_us) * PPM // job.period_us
-    return max(PPM + waits_ppm + excess_ppm, total_ppm)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What of a cycle the prediction needs, worked out once a job."""
+
+    period_us: int
+    longest_us: int
+    switch_us: int
+    slack_us: int
+    entries: int
+    """Times a cycle the job enters the queue with no slack."""
+
+    duty_ppm: int
+    rest_us: int
+    """Expected rest of whatever operation an arrival at random finds running."""
+
+    total_ppm: int
+    """Device time with its switch, over the period."""
+
+    @classmethod
+    def of(cls, profile: Profile) -> Load:
+        """Return the load of a cycle. `O(segments)`."""
+        squares = sum(s.duration_us * s.duration_us for s in profile.segments)
+        busy_us = profile.busy_us
+        return cls(
+            period_us=profile.period_us,
+            longest_us=profile.longest_us,
+            switch_us=profile.switch_us,
+            slack_us=profile.slack_us,
+            entries=_critical_entries(profile),
+            duty_ppm=profile.duty_ppm,
+            rest_us=squares // (2 * profile.period_us),
+            total_ppm=(busy_us + profile.switch_us) * PPM // profile.period_us,
+        )
 
 
-def group_slowdowns_ppm(jobs: Sequence[Profile]) -> list[int]:
-    """Return the prediction for each of `jobs` sharing one group. `O(jobs^2 * segments)`."""
-    return [slowdown_ppm(job, [*jobs[:at], *jobs[at + 1 :]]) for at, job in enumerate(jobs)]
+def slowdowns_ppm(jobs: Sequence[Load]) -> list[int]:
+    """Return the predicted cycle time shared over alone, in ppm, of each job. `O(jobs^2)`."""
+    rest_us = sum(job.rest_us for job in jobs)
+    load_ppm = sum(job.duty_ppm for job in jobs)
+    total_ppm = sum(job.total_ppm for job in jobs)
+    predicted = []
+    for job in jobs:
+        foreign_ppm = load_ppm - job.duty_ppm
+        idle_ppm = PPM - min(foreign_ppm, _MAX_LOAD_PPM)
+        cost_ppm = 0
+        if job.entries:
+            wait_us = (rest_us - job.rest_us) * PPM // idle_ppm
+            switch_us = job.switch_us * min(foreign_ppm, PPM) // PPM
+            cost_ppm = job.entries * (wait_us + switch_us) * PPM // job.period_us
+        if job.slack_us:
+            bound_us = job.slack_us - job.switch_us
+            for other in jobs:
+                over_us = other.longest_us + other.switch_us - bound_us
+                if over_us > 0 and other is not job:
+                    cost_ppm += over_us * PPM // other.period_us
+        predicted.append(max(PPM + cost_ppm, total_ppm if len(jobs) > 1 else PPM))
+    return predicted
 
 
 def is_commensurate(period: int, other: int) -> bool:

@@ -7,16 +7,19 @@ nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Final
 
 from plexsvc.ids import JobId, NodeId
 from plexsvc.scheduler.core.planning.board import Board, Group
 from plexsvc.scheduler.core.planning.fit import Fitter
-from plexsvc.scheduler.core.planning.interference import group_slowdowns_ppm, is_commensurate
+from plexsvc.scheduler.core.planning.interference import Load, is_commensurate, slowdowns_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, QueueOrder
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
+
+MAX_CANDIDATES: Final = 64
+"""Groups a new job is checked against."""
 
 DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
@@ -116,7 +119,7 @@ class Planner:
         facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} nodes are idle"]
         counts: dict[str, int] = {}
         for group in groups:
-            reason = self._refusal(group, demand)
+            reason = self._refusal(group, demand, Load.of(demand.profile))
             counts[reason or "may be joined"] = counts.get(reason or "may be joined", 0) + 1
         facts.extend(f"{count} groups of its size: {reason}" for reason, count in counts.items())
         asked = f"{demand.num_nodes} + {demand.rollout_nodes} nodes"
@@ -153,8 +156,9 @@ class Planner:
         if len(self.board.idle) < demand.rollout_nodes:
             self._unseen.add(demand.job_id)
             return None
-        pool: Iterable[Group] = self.board.groups.values() if is_new else changed
-        groups = [g for g in pool if self._refusal(g, demand) is None]
+        load = Load.of(demand.profile)
+        pool = self._groups_for(demand) if is_new else changed
+        groups = [g for g in pool if self._refusal(g, demand, load) is None]
         choice = self._choose(demand, groups, may_open=may_open, now_us=now_us)
         if choice is None:
             return None
@@ -199,21 +203,28 @@ class Planner:
                 self.board.reanchor(job_id, anchor_slot=at_us // self.board.slot_us)
 
     def _by_interference(self, demand: Demand, groups: list[Group]) -> list[Group]:
-        period = self.board.period_slots(demand.profile)
+        period, load = self.board.period_slots(demand.profile), Load.of(demand.profile)
 
         def cost(group: Group) -> tuple[int, int, int, int]:
-            excess = sum(group_slowdowns_ppm([*group.profiles, demand.profile]))
-            odd = sum(
-                not is_commensurate(period, self.board.period_slots(p)) for p in group.profiles
-            )
+            residents = group.residents.values()
+            excess = sum(slowdowns_ppm([*(r.load for r in residents), load]))
+            odd = sum(not is_commensurate(period, r.cells.period) for r in residents)
             return group.size, excess // 10_000, odd, -group.duty_ppm
 
         return sorted(groups, key=lambda g: (*cost(g), g.group_id))
 
+    def _groups_for(self, demand: Demand) -> list[Group]:
+        """Return the groups a new job looks at: of its size, the least busy, a bounded number."""
+        sizes = range(demand.num_nodes, demand.num_nodes * self.policy.oversize + 1)
+        groups = [g for size in sizes for g in self.board.by_size.get(size, {}).values()]
+        if len(groups) <= MAX_CANDIDATES:
+            return groups
+        return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
+
     def _right_size(self, group: Group, demand: Demand) -> bool:
         return demand.num_nodes <= group.size <= demand.num_nodes * self.policy.oversize
 
-    def _refusal(self, group: Group, demand: Demand) -> str | None:
+    def _refusal(self, group: Group, demand: Demand, load: Load) -> str | None:
         """Return why a group does not take a job, None if it would."""
         policy = self.policy
         if not self._right_size(group, demand):
@@ -226,11 +237,11 @@ class Planner:
             return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
         if group.state_bytes + demand.state_bytes > group.parked_bytes:
             return "no room for its parked state"
-        return self._breaks_bound(group, demand) if policy.is_bounded else None
+        return self._breaks_bound(group, demand, load) if policy.is_bounded else None
 
-    def _breaks_bound(self, group: Group, demand: Demand) -> str | None:
+    def _breaks_bound(self, group: Group, demand: Demand, load: Load) -> str | None:
         demands = [*(r.demand for r in group.residents.values()), demand]
-        slowdowns = group_slowdowns_ppm([d.profile for d in demands])
+        slowdowns = slowdowns_ppm([*(r.load for r in group.residents.values()), load])
         for one, slowdown in zip(demands, slowdowns, strict=True):
             bound = min(one.max_slowdown_ppm, self._target_ppm(one.profile))
             if slowdown > bound:
