@@ -152,7 +152,7 @@ def _device_work(cluster: Cluster, wpg: Wpg) -> Operation | None:
 def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
     candidates = [_candidate(cluster, cluster.wpgs[w], op) for w, op in waiting.items()]
     claimed: set[Place] = set()
-    for candidate in order.by_response_ratio(candidates):
+    for candidate in order.in_turn(candidates):
         wpg = cluster.wpgs[candidate.wpg_id]
         is_free = all(
             place not in claimed and cluster.devices[place].holder in {None, wpg.wpg_id}
@@ -167,11 +167,14 @@ def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
 def _candidate(cluster: Cluster, wpg: Wpg, operation: Operation) -> order.Candidate:
     deployment = cluster.deployments[wpg.deployment_id]
     since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
+    wait_us = cluster.now_us - since_us
+    is_resident = wpg.residency is Residency.DEVICE
     return order.Candidate(
         wpg_id=wpg.wpg_id,
-        wait_us=cluster.now_us - since_us,
+        wait_us=wait_us,
         service_us=deployment.service_us.get(operation.kind, cluster.limits.prior_service_us),
-        setup_us=0 if wpg.residency is Residency.DEVICE else _setup_us(cluster, wpg),
+        setup_us=0 if is_resident else _setup_us(cluster, wpg),
+        is_follow_up=is_resident and wait_us == 0 and operation.submitted_us < cluster.now_us,
     )
 
 
