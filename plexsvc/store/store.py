@@ -63,6 +63,8 @@ class Store:
             PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
                 database does not answer.
         """
+        if events and not rows and self.append_now(events):
+            return
         try:
             with self._connection.begin():
                 self._fence()
