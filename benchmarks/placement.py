@@ -75,7 +75,7 @@ def _gang_sizes(nodes: int, residents: int) -> list[int]:
 
 def _demand(number: int, dice: np.random.Generator, gang_sizes: list[int]) -> Demand:
     period_us = round(dice.uniform(60, 900) * SECOND_US)
-    weights = 1 / np.array(gang_sizes, dtype=float)
+    weights = 1 / np.array(gang_sizes, dtype=float) ** 2
     size = int(dice.choice(gang_sizes, p=weights / weights.sum()))
     at, segments = 0, []
     duty = dice.uniform(0.15, 0.40)

@@ -155,7 +155,7 @@ class Board:
             anchor_slot=anchor_slot,
             shift_slots=shift_slots,
             cells=cells,
-            load=Load.of(demand.profile),
+            load=Load.of(demand),
         )
         self.group_of[demand.job_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
@@ -236,7 +236,7 @@ class Board:
         """Assert that structures agree with the footprints, and that nodes are in one place."""
         held = [node for nodes in self.exclusive.values() for node in nodes]
         in_service = len(self.rooms) - len(held) - len(self.out)
-        profile = np.full(self.ring.size, in_service, dtype=np.int64)
+        profile = np.full(self.ring.size, in_service, dtype=np.int32)
         seen: list[NodeId] = [*self.idle]
         for group in self.groups.values():
             group.free.check()
@@ -260,12 +260,12 @@ class Board:
         busy = [(r.cells.starts, r.cells.ends) for r in group.residents.values()]
         group.free = IntervalSet.complement(self.ring.size, busy)
         starts, ends = group.free.arrays()
-        change = np.zeros(self.ring.size + 1, dtype=np.int64)
+        change = np.zeros(self.ring.size + 1, dtype=np.int32)
         change[starts] += group.size
         change[ends] -= group.size
         change[old_starts] -= group.size
         change[old_ends] += group.size
-        self.free_nodes.add_profile(np.cumsum(change[:-1]))
+        self.free_nodes.add_profile(np.cumsum(change[:-1], dtype=np.int32))
 
     def _repaint(self, group: Group) -> None:
         group.slices.clear(group.lane)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Mode, Profile, SyncAt
 
 _MAX_LOAD_PPM = 990_000
 
@@ -29,6 +29,9 @@ class Load:
     longest_us: int
     switch_us: int
     slack_us: int
+    bound_ppm: int
+    """The slowdown the job accepts."""
+
     entries: int
     """Times a cycle the job enters the queue with no slack."""
 
@@ -40,8 +43,9 @@ class Load:
     """Device time with its switch, over the period."""
 
     @classmethod
-    def of(cls, profile: Profile) -> Load:
-        """Return the load of a cycle. `O(segments)`."""
+    def of(cls, demand: Demand) -> Load:
+        """Return the load of a job's cycle. `O(segments)`."""
+        profile = demand.profile
         squares = sum(s.duration_us * s.duration_us for s in profile.segments)
         busy_us = profile.busy_us
         return cls(
@@ -49,6 +53,7 @@ class Load:
             longest_us=profile.longest_us,
             switch_us=profile.switch_us,
             slack_us=profile.slack_us,
+            bound_ppm=demand.max_slowdown_ppm,
             entries=_critical_entries(profile),
             duty_ppm=profile.duty_ppm,
             rest_us=squares // (2 * profile.period_us),

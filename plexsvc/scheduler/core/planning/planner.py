@@ -16,10 +16,13 @@ from plexsvc.scheduler.core.planning.board import Board, Group
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.interference import Load, is_commensurate, slowdowns_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, QueueOrder
-from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
+from plexsvc.scheduler.core.planning.profile import PPM, Demand
 
 MAX_CANDIDATES: Final = 64
 """Groups a new job is checked against."""
+
+COST_GRAIN_PPM: Final = 10_000
+"""Predicted slowdowns closer than this count as equal; commensurate periods decide."""
 
 DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
@@ -57,6 +60,7 @@ class Planner:
         self._changed: dict[int, None] = {}
         self._idle_seen = 0
         self._phases: dict[JobId, int] = {}
+        self._costs: dict[int, int] = {}
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -119,7 +123,7 @@ class Planner:
         facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} nodes are idle"]
         counts: dict[str, int] = {}
         for group in groups:
-            reason = self._refusal(group, demand, Load.of(demand.profile))
+            reason = self._refusal(group, demand, Load.of(demand))
             counts[reason or "may be joined"] = counts.get(reason or "may be joined", 0) + 1
         facts.extend(f"{count} groups of its size: {reason}" for reason, count in counts.items())
         asked = f"{demand.num_nodes} + {demand.rollout_nodes} nodes"
@@ -156,7 +160,7 @@ class Planner:
         if len(self.board.idle) < demand.rollout_nodes:
             self._unseen.add(demand.job_id)
             return None
-        load = Load.of(demand.profile)
+        load = Load.of(demand)
         pool = self._groups_for(demand) if is_new else changed
         groups = [g for g in pool if self._refusal(g, demand, load) is None]
         choice = self._choose(demand, groups, may_open=may_open, now_us=now_us)
@@ -203,13 +207,13 @@ class Planner:
                 self.board.reanchor(job_id, anchor_slot=at_us // self.board.slot_us)
 
     def _by_interference(self, demand: Demand, groups: list[Group]) -> list[Group]:
-        period, load = self.board.period_slots(demand.profile), Load.of(demand.profile)
+        period = self.board.period_slots(demand.profile)
 
         def cost(group: Group) -> tuple[int, int, int, int]:
             residents = group.residents.values()
-            excess = sum(slowdowns_ppm([*(r.load for r in residents), load]))
             odd = sum(not is_commensurate(period, r.cells.period) for r in residents)
-            return group.size, excess // 10_000, odd, -group.duty_ppm
+            excess = self._costs[group.group_id]
+            return group.size, excess // COST_GRAIN_PPM, odd, -group.duty_ppm
 
         return sorted(groups, key=lambda g: (*cost(g), g.group_id))
 
@@ -233,25 +237,23 @@ class Planner:
             return "closed"
         if len(group.residents) >= policy.max_jobs:
             return f"holds {policy.max_jobs} jobs (max_jobs)"
-        if group.duty_ppm + demand.profile.duty_ppm > policy.duty_cap_ppm:
+        if group.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
             return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
         if group.state_bytes + demand.state_bytes > group.parked_bytes:
             return "no room for its parked state"
-        return self._breaks_bound(group, demand, load) if policy.is_bounded else None
+        return self._breaks_bound(group, load) if policy.preference is Preference.PLEX else None
 
-    def _breaks_bound(self, group: Group, demand: Demand, load: Load) -> str | None:
-        demands = [*(r.demand for r in group.residents.values()), demand]
-        slowdowns = slowdowns_ppm([*(r.load for r in group.residents.values()), load])
-        for one, slowdown in zip(demands, slowdowns, strict=True):
-            bound = min(one.max_slowdown_ppm, self._target_ppm(one.profile))
-            if slowdown > bound:
+    def _breaks_bound(self, group: Group, load: Load) -> str | None:
+        """Say whether someone's slowdown would pass its bound; remember what sharing would cost."""
+        loads = [*(r.load for r in group.residents.values()), load]
+        slowdowns = slowdowns_ppm(loads)
+        self._costs[group.group_id] = sum(slowdowns)
+        policy = self.policy
+        for one, slowdown in zip(loads, slowdowns, strict=True):
+            target = policy.critical_target_ppm if one.entries else policy.target_slowdown_ppm
+            if policy.is_bounded and slowdown > min(one.bound_ppm, target):
                 return "a job's predicted slowdown would pass its bound (max_slowdown)"
         return None
-
-    def _target_ppm(self, profile: Profile) -> int:
-        policy = self.policy
-        is_critical = any(profile.is_critical(s.phase) for s in profile.segments)
-        return policy.critical_target_ppm if is_critical else policy.target_slowdown_ppm
 
     def _gang(self, demand: Demand) -> tuple[NodeId, ...] | None:
         if len(self.board.idle) < demand.num_nodes + demand.rollout_nodes:

@@ -59,18 +59,22 @@ class BitSlice:
         folded: Words = np.bitwise_or.reduce(self._words.reshape(-1, period), axis=0)
         out: Words = np.zeros(period, dtype=np.uint64)
         for offset, duration in segments:
-            out |= np.roll(_smeared(folded, duration), -(offset % period))
+            smeared, turn = _smeared(folded, duration), offset % period
+            out[: period - turn] |= smeared[turn:]
+            out[period - turn :] |= smeared[:turn]
         return out
 
     def load(self, lane: int, *, period: int) -> Ints:
         """Return, by slot of the period, in how many cycles of the ring it is busy. `O(n)`."""
-        bits = (self._words >> np.uint64(lane)) & np.uint64(1)
-        counts: Ints = bits.reshape(-1, period).sum(axis=0).astype(np.int64)
+        is_busy = (self._words & np.uint64(1 << lane)) != 0
+        counts: Ints = np.add.reduce(
+            is_busy.view(np.uint8).reshape(-1, period), axis=0, dtype=np.int64
+        )
         return counts
 
     def busy_slots(self, lane: int) -> int:
         """Return in how many slots a group is busy. `O(n)`."""
-        return int(((self._words >> np.uint64(lane)) & np.uint64(1)).sum())
+        return int(np.count_nonzero(self._words & np.uint64(1 << lane)))
 
 
 def overlap_by_shift(load: Ints, segments: Sequence[tuple[int, int]]) -> Ints:
@@ -93,10 +97,14 @@ def overlap_by_shift(load: Ints, segments: Sequence[tuple[int, int]]) -> Ints:
 
 def _smeared(busy: Words, length: int) -> Words:
     """Return at t the bits of any of `length` slots from t on, cyclically, by doubling."""
-    out, reach = busy, 1
-    length = min(length, busy.size)
+    period = busy.size
+    length = min(length, period)
+    if length == 0:
+        return np.zeros_like(busy)
+    out = np.concatenate((busy, busy[: length - 1]))
+    reach = 1
     while reach < length:
         step = min(reach, length - reach)
-        out = out | np.roll(out, -step)
+        out = out[: out.size - step] | out[step:]
         reach += step
-    return out if length else np.zeros_like(busy)
+    return out

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 _FAN: Final = 32
@@ -30,17 +31,17 @@ class SegmentTree:
     def __init__(self, size: int, *, initial: int = 0) -> None:
         assert size > 0, size
         self.size = size
-        self._lows = [np.full(_padded(size), initial, dtype=np.int64)]
-        self._lows[0][size:] = np.iinfo(np.int64).max
+        self._lows = [np.full(_padded(size), initial, dtype=np.int32)]
+        self._lows[0][size:] = np.iinfo(np.int32).max
         self._highs = [self._lows[0].copy()]
-        self._highs[0][size:] = np.iinfo(np.int64).min
+        self._highs[0][size:] = np.iinfo(np.int32).min
         while self._lows[-1].size > _FAN:
             blocks = self._lows[-1].size // _FAN
-            self._lows.append(np.full(_padded(blocks), np.iinfo(np.int64).max, dtype=np.int64))
-            self._highs.append(np.full(_padded(blocks), np.iinfo(np.int64).min, dtype=np.int64))
+            self._lows.append(np.full(_padded(blocks), np.iinfo(np.int32).max, dtype=np.int32))
+            self._highs.append(np.full(_padded(blocks), np.iinfo(np.int32).min, dtype=np.int32))
         self._rebuild(0, size)
 
-    def values(self) -> Ints:
+    def values(self) -> Counts:
         """Return a copy of the values by slot. `O(n)`."""
         return self._lows[0][: self.size].copy()
 
@@ -57,12 +58,12 @@ class SegmentTree:
         """Add `delta` to every range [starts[i], ends[i]). `O(n + ranges)`, vectorised."""
         if starts.size == 0:
             return
-        change = np.zeros(self.size + 1, dtype=np.int64)
+        change = np.zeros(self.size + 1, dtype=np.int32)
         np.add.at(change, starts, delta)
         np.add.at(change, ends, -delta)
-        self.add_profile(np.cumsum(change[:-1]))
+        self.add_profile(np.cumsum(change[:-1], dtype=np.int32))
 
-    def add_profile(self, by_slot: Ints) -> None:
+    def add_profile(self, by_slot: Counts) -> None:
         """Add one number a slot. `O(n)`, vectorised."""
         self._lows[0][: self.size] += by_slot
         self._highs[0][: self.size] += by_slot
@@ -71,7 +72,7 @@ class SegmentTree:
     def minimum(self, start: int, end: int) -> int:
         """Return the least value in [start, end), which must not be empty. `O(log n)`."""
         assert 0 <= start < end <= self.size, (start, end)
-        best = np.iinfo(np.int64).max
+        best = np.iinfo(np.int32).max
         for lows in self._lows:
             first, last = -(-start // _FAN), end // _FAN
             if first >= last or lows is self._lows[-1]:
@@ -123,7 +124,7 @@ class SegmentTree:
         return _search(self._lows, start, lambda values: values < bound)
 
 
-def _search(levels: list[Ints], start: int, is_hit: Callable[[Ints], Bools]) -> int | None:
+def _search(levels: list[Counts], start: int, is_hit: Callable[[Counts], Bools]) -> int | None:
     """Climb until a block to the right holds a hit, then go down to its first slot."""
     position, level = start, 0
     while position < levels[level].size:
@@ -137,7 +138,9 @@ def _search(levels: list[Ints], start: int, is_hit: Callable[[Ints], Bools]) -> 
     return None
 
 
-def _descend(levels: list[Ints], level: int, position: int, is_hit: Callable[[Ints], Bools]) -> int:
+def _descend(
+    levels: list[Counts], level: int, position: int, is_hit: Callable[[Counts], Bools]
+) -> int:
     while level:
         level -= 1
         children = levels[level][position * _FAN : (position + 1) * _FAN]
