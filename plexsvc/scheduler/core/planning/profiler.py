@@ -1,0 +1,226 @@
+"""From a job's finished operations to its cycle: period, segments, jitter, what tokens cost.
+
+Consecutive operations of one phase are one segment. A cycle ends where its first phase comes again.
+Cycles of the known shape are averaged exponentially; a shape, or a period far from the known one,
+that is seen `_PATIENCE` times in a row is a changed cycle: it replaces the profile and planning is
+told.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.ids import TenantId
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment, SyncAt
+
+_WEIGHT: Final = 4
+"""A new cycle weighs one over this."""
+
+_PATIENCE: Final = 2
+"""Odd cycles in a row that make a changed one."""
+
+_FAR_PPM: Final = 400_000
+"""A period this far from the known one is odd."""
+
+
+class News(StrEnum):
+    """What one operation taught."""
+
+    NOTHING = "nothing"
+    PROFILED = "profiled"
+    """The first full cycle is known: the job may be packed."""
+
+    CHANGED = "changed"
+    """The cycle is another one now: the job must be planned again."""
+
+
+class CycleProfiler:
+    """Measures one job; give it every operation that finished on its devices, in order.
+
+    >>> cycles = CycleProfiler()
+    >>> spans = [("fwd", 0, 10), ("step", 10, 15), ("fwd", 100, 110), ("step", 110, 115)]
+    >>> [str(cycles.observe(p, start_us=s, end_us=e)) for p, s, e in [*spans, ("fwd", 200, 210)]]
+    ['nothing', 'nothing', 'profiled', 'nothing', 'nothing']
+    >>> cycles.profile.period_us, [s.offset_us for s in cycles.profile.segments]
+    (100, [0, 10])
+    """
+
+    def __init__(
+        self,
+        *,
+        known: Profile | None = None,
+        mode: Mode = Mode.SYNC,
+        sync_at: SyncAt = SyncAt.UPDATE,
+    ) -> None:
+        """Start cold, or warm from the profile of an earlier run."""
+        self.profile = known
+        self._mode = known.mode if known else mode
+        self._sync_at = known.sync_at if known else sync_at
+        self._open: list[Segment] = []
+        self._began_us = 0
+        self._odd: list[tuple[int, tuple[Segment, ...]]] = []
+
+    def observe(self, phase: str, *, start_us: int, end_us: int) -> News:
+        """Take one finished operation. `O(segments)`."""
+        assert start_us <= end_us, (phase, start_us, end_us)
+        news = News.NOTHING
+        if self._open and phase == self._open[0].phase and len(self._open) > 1:
+            news = self._close(start_us)
+        if not self._open:
+            self._began_us = start_us
+        if self._open and self._open[-1].phase == phase:
+            first = self._open[-1]
+            length_us = end_us - self._began_us - first.offset_us
+            self._open[-1] = replace(first, duration_us=length_us)
+        else:
+            offset_us = start_us - self._began_us
+            self._open.append(
+                Segment(phase=phase, offset_us=offset_us, duration_us=end_us - start_us)
+            )
+        return news
+
+    def _close(self, now_us: int) -> News:
+        period_us = now_us - self._began_us
+        segments, self._open = tuple(self._open), []
+        known = self.profile
+        if known is None:
+            self._take(period_us, segments)
+            return News.PROFILED
+        if _same_shape(known.segments, segments) and not _is_far(known.period_us, period_us):
+            self._odd.clear()
+            self.profile = _averaged(known, period_us, segments)
+            return News.NOTHING
+        if self._odd and not _same_shape(self._odd[-1][1], segments):
+            self._odd.clear()
+        self._odd.append((period_us, segments))
+        if len(self._odd) < _PATIENCE:
+            return News.NOTHING
+        self._odd.clear()
+        self._take(period_us, segments)
+        return News.CHANGED
+
+    def _take(self, period_us: int, segments: tuple[Segment, ...]) -> None:
+        self.profile = Profile(
+            period_us=period_us,
+            segments=segments,
+            mode=self._mode,
+            sync_at=self._sync_at,
+            switch_us=self.profile.switch_us if self.profile else 0,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenCost:
+    """What an operation costs by its tokens: an exponentially weighted straight line.
+
+    >>> cost = TokenCost(prior_us=500)
+    >>> cost.predict(10)
+    500
+    >>> for tokens in (10, 20, 30, 40):
+    ...     cost.observe(tokens, measured_us=100 + 5 * tokens)
+    >>> cost.predict(100)
+    600
+    """
+
+    prior_us: int
+    """Said while nothing was measured."""
+
+    _count: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
+
+    def observe(self, num_tokens: int, *, measured_us: int) -> None:
+        """Take one measurement; older ones fade by an eighth. `O(1)`."""
+        keep = 7 / 8
+        self._count = keep * self._count + 1
+        self._x = keep * self._x + num_tokens
+        self._y = keep * self._y + measured_us
+        self._xx = keep * self._xx + num_tokens * num_tokens
+        self._xy = keep * self._xy + num_tokens * measured_us
+
+    def predict(self, num_tokens: int) -> int:
+        """Return the expected microseconds, at least 1. `O(1)`."""
+        if self._count == 0:
+            return self.prior_us
+        mean_x, mean_y = self._x / self._count, self._y / self._count
+        spread = self._xx / self._count - mean_x * mean_x
+        slope = 0.0
+        if spread > 1e-6 * max(1.0, mean_x * mean_x):
+            slope = max(0.0, (self._xy / self._count - mean_x * mean_y) / spread)
+        elif mean_x > 0:
+            slope = mean_y / mean_x
+        return max(1, round(mean_y + slope * (num_tokens - mean_x)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKey:
+    """What makes two runs the same for planning."""
+
+    tenant: TenantId
+    model: str
+    layout: str
+    name: str
+
+
+class ProfileBook:
+    """Profiles of earlier runs, the least recently used dropped past `limit`."""
+
+    def __init__(self, *, limit: int = 1000, max_age_us: int = 30 * 86_400_000_000) -> None:
+        self.limit = limit
+        self.max_age_us = max_age_us
+        self._kept: OrderedDict[ProfileKey, tuple[int, Profile]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, key: ProfileKey, profile: Profile, *, now_us: int) -> None:
+        """Remember a profile. `O(1)`."""
+        self._kept[key] = (now_us, profile)
+        self._kept.move_to_end(key)
+        if len(self._kept) > self.limit:
+            self._kept.popitem(last=False)
+
+    def warm(self, key: ProfileKey, *, now_us: int) -> Profile | None:
+        """Return the profile of an earlier run; None without one, or if too old. `O(1)`."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        if now_us - found[0] > self.max_age_us:
+            del self._kept[key]
+            return None
+        self._kept.move_to_end(key)
+        return found[1]
+
+
+def _same_shape(one: tuple[Segment, ...], two: tuple[Segment, ...]) -> bool:
+    return [s.phase for s in one] == [s.phase for s in two]
+
+
+def _is_far(known_us: int, period_us: int) -> bool:
+    return abs(period_us - known_us) * PPM > known_us * _FAR_PPM
+
+
+def _averaged(known: Profile, period_us: int, segments: tuple[Segment, ...]) -> Profile:
+    deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
+    mixed = []
+    at_us = 0
+    for old, new in zip(known.segments, segments, strict=True):
+        offset_us = max(at_us, _toward(old.offset_us, new.offset_us))
+        duration_us = _toward(old.duration_us, new.duration_us)
+        mixed.append(Segment(phase=old.phase, offset_us=offset_us, duration_us=duration_us))
+        at_us = offset_us + duration_us
+    return replace(
+        known,
+        period_us=max(at_us, _toward(known.period_us, period_us)),
+        segments=tuple(mixed),
+        jitter_ppm=_toward(known.jitter_ppm, deviation_ppm),
+    )
+
+
+def _toward(old: int, new: int) -> int:
+    return old + (new - old) // _WEIGHT

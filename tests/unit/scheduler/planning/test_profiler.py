@@ -1,0 +1,120 @@
+"""From operations to cycles: learned, averaged, recognised as changed, started warm."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexsvc.ids import TenantId
+from plexsvc.scheduler.core.planning.profile import Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import (
+    CycleProfiler,
+    News,
+    ProfileBook,
+    ProfileKey,
+    TokenCost,
+)
+
+
+def play(
+    profiler: CycleProfiler, cycles: int, *, period: int, phases: list[str], start: int = 0
+) -> tuple[list[News], int]:
+    news = []
+    for cycle in range(cycles):
+        at = start + cycle * period
+        for phase in phases:
+            news.append(profiler.observe(phase, start_us=at, end_us=at + 10))
+            at += 10
+    return news, start + cycles * period
+
+
+def test_one_full_cycle_makes_a_profile() -> None:
+    profiler = CycleProfiler()
+    news, _ = play(profiler, 2, period=100, phases=["fwd", "step", "sync"])
+    assert news == [News.NOTHING] * 3 + [News.PROFILED] + [News.NOTHING] * 2
+    profile = profiler.profile
+    assert profile is not None
+    assert (profile.period_us, profile.busy_us) == (100, 30)
+    assert [s.phase for s in profile.segments] == ["fwd", "step", "sync"]
+
+
+def test_consecutive_operations_of_a_phase_are_one_segment() -> None:
+    profiler = CycleProfiler()
+    play(profiler, 2, period=100, phases=["fwd", "fwd", "fwd", "step"])
+    assert profiler.profile is not None
+    assert [(s.phase, s.duration_us) for s in profiler.profile.segments] == [
+        ("fwd", 30),
+        ("step", 10),
+    ]
+
+
+def test_a_slow_drift_is_followed_without_a_changed_cycle() -> None:
+    profiler, at, seen = CycleProfiler(), 0, []
+    for period in range(100, 200, 2):
+        news, at = play(profiler, 1, period=period, phases=["fwd", "step"], start=at)
+        seen += news
+    assert News.CHANGED not in seen
+    assert profiler.profile is not None
+    assert 180 <= profiler.profile.period_us <= 200
+    assert profiler.profile.jitter_ppm > 0
+
+
+def test_a_new_phase_or_a_far_period_is_a_changed_cycle_once_it_came_twice() -> None:
+    for phases, period in ((["fwd", "critic", "step"], 100), (["fwd", "step"], 300)):
+        profiler = CycleProfiler()
+        _, at = play(profiler, 5, period=100, phases=["fwd", "step"])
+        news, _ = play(profiler, 4, period=period, phases=phases, start=at)
+        assert news.count(News.CHANGED) == 1
+        assert profiler.profile is not None
+        assert profiler.profile.period_us == period
+        assert [s.phase for s in profiler.profile.segments] == phases
+
+
+def test_one_odd_cycle_changes_nothing() -> None:
+    profiler = CycleProfiler()
+    _, at = play(profiler, 3, period=100, phases=["fwd", "step"])
+    _, at = play(profiler, 1, period=100, phases=["fwd", "eval", "step"], start=at)
+    news, _ = play(profiler, 3, period=100, phases=["fwd", "step"], start=at)
+    assert set(news) == {News.NOTHING}
+    assert profiler.profile is not None
+    assert [s.phase for s in profiler.profile.segments] == ["fwd", "step"]
+
+
+def test_a_warm_start_is_never_profiled_again() -> None:
+    cold = CycleProfiler()
+    play(cold, 2, period=100, phases=["fwd", "step"])
+    warm = CycleProfiler(known=cold.profile)
+    news, _ = play(warm, 3, period=100, phases=["fwd", "step"])
+    assert set(news) == {News.NOTHING}
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1000), st.lists(st.integers(1, 10**5), min_size=2))
+def test_a_linear_cost_is_learned_from_two_different_lengths(
+    base: int, slope: int, lengths: list[int]
+) -> None:
+    cost = TokenCost(prior_us=7)
+    for num_tokens in [*lengths, 5, 50_000]:
+        cost.observe(num_tokens, measured_us=base + slope * num_tokens)
+    want = base + slope * 70_000
+    assert abs(cost.predict(70_000) - want) <= 1 + want // 1000
+
+
+def test_a_cost_measured_at_one_length_scales_with_tokens() -> None:
+    cost = TokenCost(prior_us=7)
+    cost.observe(100, measured_us=1000)
+    assert cost.predict(200) == 2000
+
+
+def test_profiles_are_kept_by_key_with_an_age_and_a_limit() -> None:
+    profile = Profile(period_us=100, segments=(Segment(phase="fwd", offset_us=0, duration_us=10),))
+    keys = [
+        ProfileKey(tenant=TenantId("t"), model="m", layout="tp1", name=f"job-{i}") for i in range(3)
+    ]
+    book = ProfileBook(limit=2, max_age_us=50)
+    book.keep(keys[0], profile, now_us=0)
+    book.keep(keys[1], profile, now_us=10)
+    assert book.warm(keys[0], now_us=20) == profile
+    book.keep(keys[2], profile, now_us=20)
+    assert book.warm(keys[1], now_us=20) is None
+    assert book.warm(keys[0], now_us=51) is None
+    assert len(book) == 1
