@@ -57,6 +57,7 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "switch": _spans(record.switch),
         "prefetch": _spans(record.prefetch),
         "lost": _spans(record.lost),
+        "moves": _spans(record.moves),
         "rollout_s": [us / SECOND_US for us in record.job.rollout_us(seed)],
         "segment_s": [
             {"phase": s.phase, "duration_s": s.duration_us / SECOND_US}

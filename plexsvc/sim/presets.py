@@ -185,6 +185,35 @@ def cluster_256(
     return Workload(jobs=jobs, cluster=cluster)
 
 
+def churn(*, seed: int) -> Workload:
+    """Return 64 nodes that small jobs leave thinly held when large gangs come.
+
+    At first 220 one-node jobs, a quarter of them long (8 h against 1 h); after one hour 24 gangs of
+    8 or 16 nodes of 3 h. What the long ones hold alone, a repacking gives back.
+    """
+    dice = np.random.default_rng([seed, 64])
+    cluster = SimCluster(nodes=64)
+    jobs = []
+    for at in range(244):
+        is_small = at < 220
+        hours = (8.0 if at % 4 == 0 else 1.0) if is_small else 3.0
+        period_s = float(dice.uniform(60, 300))
+        jobs.append(
+            _cluster_job(
+                f"job-{at:04d}",
+                cluster=cluster,
+                arrival_s=float(dice.uniform(0, 60)) + (0 if is_small else 3600),
+                gang=1 if is_small else int(dice.choice([8, 16])),
+                cycles=max(1, round(hours * float(dice.uniform(0.8, 1.2)) * 3600 / period_s)),
+                period_s=period_s,
+                duty=float(dice.uniform(0.15, 0.40)),
+                sync_at=SyncAt.UPDATE,
+            )
+        )
+    jobs.sort(key=lambda job: job.demand.arrived_us)
+    return Workload(jobs=tuple(jobs), cluster=cluster)
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -232,6 +261,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "cluster-256": cluster_256,
         "cluster-256-boundary": partial(cluster_256, sync_at=SyncAt.BOUNDARY),
         "cluster-256-rollout": partial(cluster_256, counts_rollout=True),
+        "churn": churn,
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
         "k-job-7b": partial(few_jobs, "7b", count=3),

@@ -19,6 +19,7 @@ from plexsvc.scheduler.core.planning.board import Board, NodeRoom
 from plexsvc.scheduler.core.planning.planner import Placed, Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose
 from plexsvc.scheduler.core.planning.runtime import (
     Counts,
     Decision,
@@ -41,6 +42,7 @@ class Kind(IntEnum):
     SWITCH_END = 4
     NODE_LOST = 5
     NODE_BACK = 6
+    MOVE_END = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,9 @@ class Record:
     lost: list[tuple[int, int]] = field(default_factory=list)
     """Operations that a lost node cut short; their cycles ran again."""
 
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    """Times its state moved between groups; its operations waited."""
+
     phases: list[str] = field(default_factory=list)
 
 
@@ -79,6 +84,7 @@ class _Playing:
     run: JobRun
     group_id: int
     is_submitted: bool = False
+    is_moving: bool = False
     epoch: int = 0
 
 
@@ -127,6 +133,7 @@ class Simulator:
         self.events = 0
         self.group_node_us = 0
         self._unfinished = len(jobs)
+        self._repacked_us = 0
         self._heap: list[tuple[int, int, int, str | int, int]] = []
         self._made = 0
         self._dice = np.random.default_rng([seed, 77])
@@ -147,6 +154,7 @@ class Simulator:
             self._on_switch_end,
             self._on_node_lost,
             self._on_node_back,
+            self._on_move_end,
         )
         heap = self._heap
         while heap and self._unfinished:
@@ -182,6 +190,51 @@ class Simulator:
     def _admit(self) -> None:
         for placed in self.planner.admit(self.now):
             self._place(placed)
+        every_us = self.policy.repack_every_us
+        if every_us and self.planner.waiting and self.now >= self._repacked_us + every_us:
+            self._repacked_us = self.now
+            self._repack()
+
+    def _repack(self) -> None:
+        busy = {
+            job_id
+            for group in self.groups.values()
+            for job_id in (group.runtime.running, group.runtime.switching)
+            if job_id is not None
+        }
+        busy.update(p.record.job.demand.job_id for p in self.playing.values() if p.is_moving)
+        rules = Repacking(link_bytes_s=round(self.cluster.migrate_gb_s * GB))
+        for move in propose(self.planner, busy=busy, rules=rules, now_us=self.now):
+            self._move(move)
+        if self.planner.has_news:
+            for placed in self.planner.admit(self.now):
+                self._place(placed)
+
+    def _move(self, move: Move) -> None:
+        """Take a job that does not run out of its group and let it wait for its state."""
+        playing = self.playing[move.job_id]
+        left = self.groups[playing.group_id]
+        expected_us = left.runtime.members[move.job_id].expected_us
+        left.runtime.members.pop(move.job_id)
+        self.planner.move(move.job_id, move.to_group, now_us=self.now)
+        if not left.runtime.members:
+            self.group_node_us += left.size * (self.now - left.opened_us)
+            del self.groups[playing.group_id]
+        playing.group_id = move.to_group
+        playing.is_submitted = playing.is_moving = True
+        nodes = self.planner.board.groups[move.to_group].nodes
+        playing.record.stays.append(Stay(since_us=self.now, group_id=move.to_group, nodes=nodes))
+        playing.record.moves.append((self.now, self.now + move.charge_us))
+        profile = playing.record.job.demand.profile
+        group = self.groups[move.to_group]
+        group.runtime.join(move.job_id, profile, expected_us=expected_us)
+        self._push(self.now + move.charge_us, Kind.MOVE_END, move.job_id, playing.epoch)
+
+    def _on_move_end(self, subject: str | int, epoch: int) -> None:
+        playing = self.playing.get(JobId(str(subject)))
+        if playing is not None and playing.epoch == epoch:
+            playing.is_submitted = playing.is_moving = False
+            self._submit(playing)
 
     def _place(self, placed: Placed) -> None:
         record = self.records[placed.job_id]
@@ -340,7 +393,7 @@ class Simulator:
         for job_id in group.runtime.members:
             playing = self.playing[job_id]
             playing.epoch += 1
-            playing.is_submitted = False
+            playing.is_submitted = playing.is_moving = False
             self.planner.remove(job_id)
             self.planner.submit(playing.record.job.demand)
 

@@ -235,3 +235,20 @@ def test_sharing_gains_nothing_at_a_duty_near_one() -> None:
     plex, outcome = compare(workload, policy=POLICIES["plex"], seed=1)
     assert len({record.stays[-1].group_id for record in outcome.records}) == 60
     assert plex.slowdown_max < 1.01
+
+
+@pytest.mark.slow
+def test_repacking_drains_a_churned_cluster_sooner_and_charges_every_move() -> None:
+    workload = preset_named("churn", seed=1)
+    with_moves, outcome = compare(workload, policy=POLICIES["plex"], seed=1)
+    check(outcome, cluster=workload.cluster)
+    without, _ = compare(workload, policy=POLICIES["plex_no_repack"], seed=1)
+    assert with_moves.drain_s <= 0.95 * without.drain_s
+    moved = [record for record in outcome.records if record.moves]
+    assert moved
+    link = workload.cluster.migrate_gb_s * 1e9
+    for record in moved:
+        for start, end in record.moves:
+            charge_us = record.job.demand.state_bytes / link * SECOND_US
+            assert abs(end - start - charge_us) <= 1
+            assert not any(start < e and s < end for s, e in record.busy)

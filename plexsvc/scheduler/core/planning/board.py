@@ -178,6 +178,17 @@ class Board:
         self._give_back(held)
         return group
 
+    def move(self, job_id: JobId, to_group: int, *, anchor_slot: int) -> None:
+        """Let a resident live in another group; what it holds for itself alone stays."""
+        left = self.groups[self.group_of[job_id]]
+        assert left.group_id != to_group, job_id
+        demand = left.residents[job_id].demand
+        held = self.exclusive.pop(job_id, None)
+        self.remove(job_id)
+        self.commit(self.groups[to_group], demand, anchor_slot=anchor_slot, shift_slots=0)
+        if held is not None:
+            self.exclusive[job_id] = held
+
     def reanchor(self, job_id: JobId, *, anchor_slot: int) -> None:
         """Move a resident's cells to the phase it was measured at."""
         group = self.groups[self.group_of[job_id]]

@@ -7,6 +7,7 @@ nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
@@ -60,6 +61,7 @@ class Planner:
         self._changed: dict[int, None] = {}
         self._idle_seen = 0
         self._phases: dict[JobId, int] = {}
+        self._started: dict[JobId, int] = {}
         self._costs: dict[int, int] = {}
 
     def submit(self, demand: Demand) -> None:
@@ -77,11 +79,41 @@ class Planner:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
         group = self.board.remove(job_id)
         self._phases.pop(job_id, None)
+        self._started.pop(job_id, None)
         self.touch(group.group_id)
 
     def note_phase(self, job_id: JobId, at_us: int) -> None:
         """Remember when a resident's cycle was last seen to start; fits follow it."""
         self._phases[job_id] = at_us
+
+    def remaining_us(self, job_id: JobId, now_us: int) -> int:
+        """Return how long a placed job is still expected to run, at least one period."""
+        group = self.board.groups[self.board.group_of[job_id]]
+        demand = group.residents[job_id].demand
+        since_us = self._started.get(job_id, now_us)
+        return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
+
+    def best_host(
+        self, demand: Demand, *, other_than: int, taken: Mapping[int, Sequence[Demand]]
+    ) -> int | None:
+        """Return the group a placed job could move to, counting those already moving there."""
+        load = Load.of(demand)
+        hosts = [
+            group
+            for group in self._groups_for(demand)
+            if group.group_id != other_than
+            and group.group_id not in taken
+            and self._refusal(group, demand, load) is None
+        ]
+        return self._by_interference(demand, hosts)[0].group_id if hosts else None
+
+    def move(self, job_id: JobId, to_group: int, *, now_us: int) -> None:
+        """Let a placed job live in another group at the phase it was last measured at."""
+        at_us = self._phases.get(job_id, now_us)
+        left = self.board.group_of[job_id]
+        self.board.move(job_id, to_group, anchor_slot=at_us // self.board.slot_us)
+        self.touch(left)
+        self.touch(to_group)
 
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
@@ -277,6 +309,7 @@ class Planner:
         if rollout:
             self.board.hold(demand.job_id, rollout)
         del self.waiting[demand.job_id]
+        self._started[demand.job_id] = now_us
         return Placed(
             job_id=demand.job_id,
             group_id=group.group_id,

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.scheduler.core.planning.profile import PPM
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Order, Rules
 
 
@@ -68,6 +68,9 @@ class Policy:
     oversize: int = 1
     """A job may join a group at most this many times larger than its gang."""
 
+    repack_every_us: int = 0
+    """Shortest time between repackings; 0: none."""
+
     rules: Rules = HRRS
 
 
@@ -82,6 +85,7 @@ PLEX: Final = Policy(
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
     patience_ppm=15_000_000,
+    repack_every_us=600 * SECOND_US,
     rules=PLEX_RULES,
 )
 
@@ -99,6 +103,7 @@ _ALL: Final = (
     replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
     replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
     replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
+    replace(PLEX, name="plex_no_repack", repack_every_us=0),
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
 

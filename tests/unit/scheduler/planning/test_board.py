@@ -72,6 +72,17 @@ class BoardHistory(RuleBasedStateMachine):
         jobs = list(self.board.group_of)
         self.board.reanchor(jobs[pick % len(jobs)], anchor_slot=anchor)
 
+    @precondition(lambda self: self.board.group_of)
+    @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
+    def move(self, pick: int, anchor: int) -> None:
+        jobs = list(self.board.group_of)
+        job_id = jobs[pick % len(jobs)]
+        left = self.board.groups[self.board.group_of[job_id]]
+        hosts = [g for g in self.board.by_size[left.size] if g != left.group_id]
+        if hosts:
+            self.board.move(job_id, hosts[0], anchor_slot=anchor)
+            assert self.board.group_of[job_id] == hosts[0]
+
     @rule(node=st.integers(0, 5))
     def cordon(self, node: int) -> None:
         self.board.cordon(NodeId(f"n{node}"))

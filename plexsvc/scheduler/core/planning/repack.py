@@ -1,0 +1,103 @@
+"""Repacking: empty a group into others when its nodes are wanted and the moves pay for themselves.
+
+A group is emptied whole or not at all: only then do nodes become free. Each move is charged with
+the job's state over the link between nodes, for all nodes of the gang; the gain is the group's
+nodes for the longest time one of its jobs is still expected to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.planning.board import Group
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A job that goes to another group; its operations wait for `charge_us`."""
+
+    job_id: JobId
+    to_group: int
+    charge_us: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacking:
+    """When moves pay."""
+
+    link_bytes_s: int
+    """Node to node, bytes a second and node."""
+
+    gain_over_cost: int = 3
+    """How many times its charge a repacking must gain."""
+
+    max_moves: int = 8
+    """Moves of one repacking."""
+
+
+def propose(
+    planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking, now_us: int
+) -> list[Move]:
+    """Return moves that empty groups for those who wait; jobs in `busy` stay where they are.
+
+    `O(groups^2)` within one size at worst; the least busy groups are tried first.
+    """
+    wanted = _wanted_nodes(planner)
+    moves: list[Move] = []
+    if wanted == 0:
+        return moves
+    taken: dict[int, list[Demand]] = {}
+    groups = sorted(planner.board.groups.values(), key=lambda g: (g.duty_ppm, g.group_id))
+    for group in groups:
+        if wanted <= 0 or len(moves) + len(group.residents) > rules.max_moves:
+            break
+        if group.group_id in taken or any(job_id in busy for job_id in group.residents):
+            continue
+        found = _empty(planner, group, taken, rules=rules, now_us=now_us)
+        if found:
+            moves.extend(found)
+            taken[group.group_id] = []
+            wanted -= group.size
+    return moves
+
+
+def _wanted_nodes(planner: Planner) -> int:
+    """Return how many more idle nodes some waiting job could use."""
+    idle = len(planner.board.idle)
+    needs = (d.num_nodes + d.rollout_nodes for d in planner.waiting.values())
+    return max((need - idle for need in needs), default=0)
+
+
+def _empty(
+    planner: Planner,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    *,
+    rules: Repacking,
+    now_us: int,
+) -> list[Move]:
+    moves, added, cost = [], [], 0
+    for job_id, resident in group.residents.items():
+        target = planner.best_host(resident.demand, other_than=group.group_id, taken=taken)
+        if target is None:
+            break
+        nbytes = resident.demand.state_bytes * group.size
+        charge_us = resident.demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s)
+        moves.append(Move(job_id=job_id, to_group=target, charge_us=charge_us, nbytes=nbytes))
+        taken.setdefault(target, []).append(resident.demand)
+        added.append(target)
+        cost += charge_us * group.size
+    lasts_us = max((planner.remaining_us(j, now_us) for j in group.residents), default=0)
+    pays = lasts_us * group.size >= rules.gain_over_cost * cost
+    if len(moves) == len(group.residents) and pays:
+        return moves
+    for target in reversed(added):
+        taken[target].pop()
+        if not taken[target]:
+            del taken[target]
+    return []

@@ -1,0 +1,55 @@
+"""`plexctl simulate` as people type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from plexsvc.cli.simulate import simulate
+from plexsvc.errors import PlexError
+
+LINE = {
+    "arrival_s": 0,
+    "nodes": 1,
+    "cycles": 4,
+    "period_s": 100,
+    "segments": [{"phase": "update", "offset_s": 0, "duration_s": 20}],
+    "mode": "async1",
+}
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(simulate)
+    return made
+
+
+def test_a_trace_comes_to_one_line_of_json(app: typer.Typer, tmp_path: Path) -> None:
+    trace, cluster = tmp_path / "trace.jsonl", tmp_path / "cluster.json"
+    trace.write_text("\n".join(json.dumps({"job_id": f"j{i}", **LINE}) for i in range(3)))
+    cluster.write_text('{"nodes": 1}')
+    done = CliRunner().invoke(app, [str(trace), "--cluster", str(cluster), "--json"])
+    assert done.exit_code == 0
+    summary = json.loads(done.stdout)
+    assert (summary["policy"], summary["jobs"]) == ("plex", 3)
+    assert summary["drain_ratio"] < 0.5
+
+
+def test_a_bad_trace_writes_nothing(app: typer.Typer, tmp_path: Path) -> None:
+    trace, cluster, out = tmp_path / "trace.jsonl", tmp_path / "cluster.json", tmp_path / "out"
+    trace.write_text(json.dumps({"job_id": "a", **LINE, "nodes": 2}))
+    cluster.write_text('{"nodes": 1}')
+    done = CliRunner().invoke(app, [str(trace), "--cluster", str(cluster), "--out", str(out)])
+    assert isinstance(done.exception, PlexError)
+    assert "line 1, field nodes" in str(done.exception)
+    assert not out.exists()
+
+
+def test_a_trace_needs_its_cluster(app: typer.Typer, tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, [str(tmp_path / "trace.jsonl")]).exit_code == 2
+    assert CliRunner().invoke(app, ["x", "--preset", "churn"]).exit_code == 2
