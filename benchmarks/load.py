@@ -1,10 +1,12 @@
-"""Load on a call: open loop at a fixed rate, and closed loop at saturation."""
+"""Load on a call: open loop at a fixed rate, closed loop at saturation; how busy the machine is."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 Call = Callable[[int], Awaitable[None]]
 """Makes one call for job `i` and returns when it is answered."""
@@ -63,3 +65,23 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which `share` of `values` lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def busy_s() -> float:
+    """Return the processor seconds this machine has worked since it started, whoever for."""
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+async def settle(*, busy_cores: float = 0.3, timeout_s: int = 60) -> None:
+    """Return when the machine was nearly idle for two seconds, or has not been for `timeout_s`.
+
+    Processes that were just started go on loading what they may need.
+    """
+    for _ in range(timeout_s // 2):
+        before = busy_s()
+        await asyncio.sleep(2)
+        if (busy_s() - before) / 2 < busy_cores:
+            return

@@ -1,9 +1,11 @@
 """Latency of a no-op operation, client → router → scheduler → worker → client, journal on.
 
-64 jobs on 64 virtual groups (a device each, backend `noop`: nothing is computed) each issue 5
-operations a second, open loop, over connections of their own. The same load goes down a bare gRPC
-chain of the same hops and as many workers in the same run: two hops for router and scheduler in one
-process (embedded), three for a router apart. Phases alternate, so that drift hits all alike.
+64 jobs on 64 virtual groups (a device and a rank process each, backend `noop`: nothing is computed)
+each issue 5 operations a second, open loop, over connections of their own; one process makes all
+calls with bare stubs. The same load goes down a bare gRPC chain of the same hops and as many worker
+processes, on the same event loop, in the same run: two hops for router and scheduler in one process
+(embedded), three for a router apart. Rounds alternate, so that drift hits all alike; figures are
+medians over rounds, `busy_cores` is what the whole machine worked, whoever for.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import contextlib
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -171,22 +174,29 @@ class Phase:
 
     name: str
     call: load.Call
-    latencies: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    saturated_per_s: list[float] = field(default_factory=list)
+    busy_cores: list[float] = field(default_factory=list)
 
     async def run(self, *, seconds: float, seed: int, jobs: int) -> None:
         """Measure once more."""
-        self.latencies += await load.open_loop(
+        busy_s, began_s = load.busy_s(), time.monotonic()
+        found = await load.open_loop(
             self.call, jobs=jobs, rate_hz=RATE_HZ, seconds=seconds, seed=seed
         )
-        self.rates.append(await load.saturate(self.call, jobs=jobs, seconds=seconds / 2))
+        self.busy_cores.append((load.busy_s() - busy_s) / (time.monotonic() - began_s))
+        self.p50_ms.append(load.percentile(found, 0.5))
+        self.p99_ms.append(load.percentile(found, 0.99))
+        self.saturated_per_s.append(await load.saturate(self.call, jobs=jobs, seconds=seconds / 2))
 
     def figures(self) -> dict[str, float]:
         """Return what was found."""
         return {
-            "p50_ms": round(load.percentile(self.latencies, 0.5), 2),
-            "p99_ms": round(load.percentile(self.latencies, 0.99), 2),
-            "saturated_per_s": round(sum(self.rates) / len(self.rates)),
+            "p50_ms": round(statistics.median(self.p50_ms), 2),
+            "p99_ms": round(statistics.median(self.p99_ms), 2),
+            "saturated_per_s": round(statistics.median(self.saturated_per_s)),
+            "busy_cores": round(statistics.median(self.busy_cores), 2),
         }
 
 
@@ -212,6 +222,7 @@ async def measure(
         ]
         for phase in phases:
             await load.open_loop(phase.call, jobs=jobs, rate_hz=RATE_HZ, seconds=1, seed=0)
+        await load.settle()
         for turn in range(rounds):
             for phase in phases:
                 await phase.run(seconds=seconds, seed=turn, jobs=jobs)
@@ -247,8 +258,8 @@ def summary(found: dict[str, dict[str, float]]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
     arguments = parser.parse_args()
     jobs = arguments.jobs
     scheduler = f"127.0.0.1:{free_port()}"
