@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.planning.board import Board, NodeRoom
 from plexsvc.scheduler.core.planning.planner import Placed, Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose
+from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
 from plexsvc.scheduler.core.planning.runtime import (
     Counts,
     Decision,
@@ -191,7 +191,8 @@ class Simulator:
         for placed in self.planner.admit(self.now):
             self._place(placed)
         every_us = self.policy.repack_every_us
-        if every_us and self.planner.waiting and self.now >= self._repacked_us + every_us:
+        is_due = every_us > 0 and self.now >= self._repacked_us + every_us
+        if is_due and (self.planner.waiting or self.planner.has_late):
             self._repacked_us = self.now
             self._repack()
 
@@ -204,8 +205,15 @@ class Simulator:
         }
         busy.update(p.record.job.demand.job_id for p in self.playing.values() if p.is_moving)
         rules = Repacking(link_bytes_s=round(self.cluster.migrate_gb_s * GB))
-        for move in propose(self.planner, busy=busy, rules=rules, now_us=self.now):
+        moves = relieve(self.planner, busy=busy, rules=rules)
+        if not moves:
+            moves = propose(self.planner, busy=busy, rules=rules, now_us=self.now)
+        left = {self.playing[move.job_id].group_id for move in moves}
+        for move in moves:
             self._move(move)
+        for group_id in sorted(left & self.groups.keys()):
+            group = self.groups[group_id]
+            self._perform(group_id, group, group.runtime.next(now_us=self.now))
         if self.planner.has_news:
             for placed in self.planner.admit(self.now):
                 self._place(placed)
@@ -215,7 +223,7 @@ class Simulator:
         playing = self.playing[move.job_id]
         left = self.groups[playing.group_id]
         expected_us = left.runtime.members[move.job_id].expected_us
-        left.runtime.members.pop(move.job_id)
+        left.runtime.leave(move.job_id)
         self.planner.move(move.job_id, move.to_group, now_us=self.now)
         if not left.runtime.members:
             self.group_node_us += left.size * (self.now - left.opened_us)
@@ -358,8 +366,9 @@ class Simulator:
         self._unfinished -= 1
         self.planner.remove(job_id)
         del self.playing[job_id]
-        decision = group.runtime.leave(job_id, now_us=self.now)
+        group.runtime.leave(job_id)
         if group.runtime.members:
+            decision = group.runtime.next(now_us=self.now)
             self._perform(playing.group_id, group, decision)
         else:
             self.group_node_us += group.size * (self.now - group.opened_us)

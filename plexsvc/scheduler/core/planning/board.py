@@ -58,8 +58,11 @@ class Group:
     residents: dict[JobId, Resident] = field(default_factory=dict)
     duty_ppm: int = 0
     state_bytes: int = 0
+    late: dict[JobId, int] = field(default_factory=dict)
+    """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
+
     is_closed: bool = False
-    """Takes no further job: draining, or someone's wait ratio passed its bound."""
+    """Takes no further job: one of its nodes is cordoned."""
 
     @property
     def size(self) -> int:
@@ -167,6 +170,7 @@ class Board:
         """Take a job off the board; its group dissolves when it was the last. Returns the group."""
         group = self.groups[self.group_of.pop(job_id)]
         resident = group.residents.pop(job_id)
+        group.late.pop(job_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         group.state_bytes -= resident.demand.state_bytes
         self._repaint(group)

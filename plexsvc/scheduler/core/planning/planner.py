@@ -22,6 +22,9 @@ from plexsvc.scheduler.core.planning.profile import PPM, Demand
 MAX_CANDIDATES: Final = 64
 """Groups a new job is checked against."""
 
+PACE_SMOOTHING: Final = 8
+"""A measured cycle weighs one over this in a job's pace."""
+
 COST_GRAIN_PPM: Final = 10_000
 """Predicted slowdowns closer than this count as equal; commensurate periods decide."""
 
@@ -62,6 +65,8 @@ class Planner:
         self._idle_seen = 0
         self._phases: dict[JobId, int] = {}
         self._started: dict[JobId, int] = {}
+        self._paces: dict[JobId, int] = {}
+        self._late_news = False
         self._costs: dict[int, int] = {}
 
     def submit(self, demand: Demand) -> None:
@@ -80,11 +85,28 @@ class Planner:
         group = self.board.remove(job_id)
         self._phases.pop(job_id, None)
         self._started.pop(job_id, None)
+        self._paces.pop(job_id, None)
         self.touch(group.group_id)
 
     def note_phase(self, job_id: JobId, at_us: int) -> None:
-        """Remember when a resident's cycle was last seen to start; fits follow it."""
+        """Remember when a resident's cycle was last seen to start; fits follow it.
+
+        The measured cycle is averaged; past the job's bound, its group takes no further job.
+        """
+        before_us = self._phases.get(job_id)
         self._phases[job_id] = at_us
+        if before_us is None:
+            return
+        group = self.board.groups[self.board.group_of[job_id]]
+        demand = group.residents[job_id].demand
+        measured_ppm = (at_us - before_us) * PPM // demand.profile.period_us
+        pace = self._paces.get(job_id, PPM)
+        pace = self._paces[job_id] = pace + (measured_ppm - pace) // PACE_SMOOTHING
+        if pace > demand.max_slowdown_ppm:
+            self._late_news = self._late_news or job_id not in group.late
+            group.late[job_id] = pace
+        elif group.late.pop(job_id, None) is not None:
+            self.touch(group.group_id)
 
     def remaining_us(self, job_id: JobId, now_us: int) -> int:
         """Return how long a placed job is still expected to run, at least one period."""
@@ -111,6 +133,7 @@ class Planner:
         """Let a placed job live in another group at the phase it was last measured at."""
         at_us = self._phases.get(job_id, now_us)
         left = self.board.group_of[job_id]
+        self._paces.pop(job_id, None)
         self.board.move(job_id, to_group, anchor_slot=at_us // self.board.slot_us)
         self.touch(left)
         self.touch(to_group)
@@ -120,16 +143,22 @@ class Planner:
         self._changed[group_id] = None
 
     @property
+    def has_late(self) -> bool:
+        """Whether some job's measured cycle passed its bound."""
+        return any(group.late for group in self.board.groups.values())
+
+    @property
     def has_news(self) -> bool:
         """Whether something changed for those who wait since the last `admit`."""
-        if not self.waiting:
-            return False
+        if self._late_news or not self.waiting:
+            return self._late_news
         return bool(self._unseen or self._changed) or len(self.board.idle) > self._idle_seen
 
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
         self._changed.clear()
+        self._late_news = False
         idle_grew = len(self.board.idle) > self._idle_seen
         placed: list[Placed] = []
         reserved = False
@@ -265,8 +294,10 @@ class Planner:
         policy = self.policy
         if not self._right_size(group, demand):
             return "of another size"
-        if group.is_closed:
-            return "closed"
+        if group.is_closed or group.late:
+            late = next(iter(group.late), None)
+            why = f"{late} there waits past its bound (max_slowdown)"
+            return "a node is cordoned" if late is None else why
         if len(group.residents) >= policy.max_jobs:
             return f"holds {policy.max_jobs} jobs (max_jobs)"
         if group.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:

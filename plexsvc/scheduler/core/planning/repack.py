@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.board import Group
+from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 
@@ -64,6 +65,39 @@ def propose(
             taken[group.group_id] = []
             wanted -= group.size
     return moves
+
+
+def relieve(planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking) -> list[Move]:
+    """Return a move for each group in which a job is late: the worst-fitting one goes elsewhere.
+
+    The worst-fitting job is the one without which the others' predicted slowdowns sum to least,
+    of equals the busiest. A group for whose jobs there is no other place stays closed to further ones.
+    """
+    moves: list[Move] = []
+    taken: dict[int, list[Demand]] = {}
+    for group in [g for g in planner.board.groups.values() if g.late and len(g.residents) > 1]:
+        for job_id in _worst_first(group):
+            demand = group.residents[job_id].demand
+            if job_id in busy or group.group_id in taken:
+                continue
+            target = planner.best_host(demand, other_than=group.group_id, taken=taken)
+            if target is not None:
+                charge_us = demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s)
+                nbytes = demand.state_bytes * group.size
+                moves.append(
+                    Move(job_id=job_id, to_group=target, charge_us=charge_us, nbytes=nbytes)
+                )
+                taken[target] = [demand]
+                break
+    return moves
+
+
+def _worst_first(group: Group) -> list[JobId]:
+    def cost(job_id: JobId) -> tuple[int, int, JobId]:
+        others = [r.load for j, r in group.residents.items() if j != job_id]
+        return sum(slowdowns_ppm(others)), -group.residents[job_id].load.duty_ppm, job_id
+
+    return sorted(group.residents, key=cost)
 
 
 def _wanted_nodes(planner: Planner) -> int:

@@ -82,16 +82,15 @@ class GroupRuntime:
             expected_us=expected_us,
         )
 
-    def leave(self, job_id: JobId, *, now_us: int) -> Decision | None:
-        """Forget a job that has nothing running; whatever it had on the devices is free."""
-        assert self.running != job_id, job_id
+    def leave(self, job_id: JobId) -> None:
+        """Forget a job that has nothing running or moving in; call `next` when all have left."""
+        assert job_id not in {self.running, self.switching}, job_id
         del self.members[job_id]
         if self.resident == job_id:
             self.resident = None
         if self.prefetched == job_id:
             self.prefetched = None
             self.counts.prefetch_wasted += 1
-        return self._decide(now_us)
 
     def submit(
         self,

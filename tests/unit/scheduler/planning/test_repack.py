@@ -7,7 +7,7 @@ from plexsvc.scheduler.core.planning.board import Board, NodeRoom
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose
+from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
 from plexsvc.scheduler.core.structures.ring import Ring
 
 RULES = Repacking(link_bytes_s=10)
@@ -67,3 +67,32 @@ def test_no_move_breaks_a_duty_cap() -> None:
     planner = two_lonely_groups(busy=60)
     planner.submit(demand("big", nodes=2))
     assert propose(planner, busy=set(), rules=RULES, now_us=0) == []
+
+
+def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> None:
+    planner = two_lonely_groups()
+    group = planner.board.groups[1]
+    planner.board.commit(group, demand("long", busy=40), anchor_slot=0, shift_slots=0)
+    for cycle in range(40):
+        planner.note_phase(JobId("a"), cycle * 170 * SECOND_US)
+    assert list(group.late) == ["a"]
+    assert planner.has_news
+    planner.submit(demand("c"))
+    assert [p.group_id for p in planner.admit(0)] == [2]
+    planner.submit(demand("d", busy=75))
+    assert planner.admit(0) == []
+    assert "a there waits past its bound" in planner.why(JobId("d"))
+    moves = relieve(planner, busy=set(), rules=RULES)
+    assert [(m.job_id, m.to_group) for m in moves] == [("long", 2)]
+    planner.move(JobId("long"), 2, now_us=0)
+    for cycle in range(40):
+        planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
+    assert not planner.has_late
+
+
+def test_a_late_job_that_fits_nowhere_else_stays_in_its_closed_group() -> None:
+    planner = two_lonely_groups(busy=60)
+    group = planner.board.groups[1]
+    planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
+    group.late[JobId("a")] = 1_600_000
+    assert relieve(planner, busy=set(), rules=RULES) == []

@@ -123,7 +123,8 @@ def test_a_job_that_leaves_frees_the_devices_for_who_waits() -> None:
     group.switched(now_us=10)
     submit(group, B, 20)
     group.finished(now_us=60, ends_burst=True)
-    assert group.leave(A, now_us=60) == SwitchTo(B, is_prefetch=False)
+    group.leave(A)
+    assert group.next(now_us=60) == SwitchTo(B, is_prefetch=False)
     assert group.switched(now_us=70) == Run(B)
 
 
