@@ -71,7 +71,8 @@ def relieve(planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking) -> 
     """Return a move for each group in which a job is late: the worst-fitting one goes elsewhere.
 
     The worst-fitting job is the one without which the others' predicted slowdowns sum to least,
-    of equals the busiest. A group for whose jobs there is no other place stays closed to further ones.
+    of equals the busiest. A group for whose jobs there is no other place stays closed to further
+    ones.
     """
     moves: list[Move] = []
     taken: dict[int, list[Demand]] = {}
