@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 SEEDS = (1, 2, 3, 4)
 BAD = Faults(cut_mean_bytes=1_500, duplicate_mean_bytes=800, delay_share=0.05, delay_max_s=0.005)
 """A line on which few connections carry more than one or two calls."""
-WIDE = Faults(cut_mean_bytes=40_000, duplicate_mean_bytes=10_000)
-"""A line that carries a large batch at the sixth try or so."""
+WIDE = Faults(cut_mean_bytes=60_000, duplicate_mean_bytes=15_000)
+"""A line that carries a large batch at the third try or so."""
 PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
 NUM_STEPS = 3
 Turn = Callable[[Faults], None]

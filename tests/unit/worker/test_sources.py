@@ -130,3 +130,17 @@ def test_saved_scalars_are_read_back(tmp_path: Path) -> None:
     table = {"applied_seq": 9, "scalars": {"adam_step": 3, "nested": {}}}
     (tmp_path / "plex_state.json").write_text(json.dumps(table))
     assert sources.read_scalars(tmp_path) == {"adam_step": 3}
+
+
+def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here() -> None:
+    def manifest(node_id: str, *starts: int) -> statemanager_pb2.VersionManifest:
+        parts = [
+            statemanager_pb2.CanonicalPiece(kind="param", name="w", start=[low, 0], size=[2, 5])
+            for low in starts
+        ]
+        return statemanager_pb2.VersionManifest(node_id=node_id, pieces=parts)
+
+    here, copy, rest = manifest("here", 0), manifest("copy", 0), manifest("rest", 2, 4)
+    assert sources.needed([copy, here, rest], node_id="here") == [here, rest]
+    assert sources.needed([copy], node_id="here") == [copy]
+    assert sources.needed([], node_id="here") == []
