@@ -10,7 +10,11 @@ size the best round counts (the machine is shared with others); some medians sta
 - `switch_ms`: everything inside the two moves: the parked rank unmapped, its pages handed to the
   other, which has them mapped and populated; `switch_ratio` = switch / copies;
 - `wall_ms`: both moves as the caller sees them, gRPC included;
-- `returned_switch_ms`: the same with `keep_pages = false`: pages go back to the machine each time.
+- `returned_*`: the same with `keep_pages = false`: pages go back to the machine at every switch;
+  `returned_ms` are the steps of its best round, in order;
+- `small_pages_*`: that with `huge_pages = false`, as in a sandbox that refuses tmpfs mounts;
+- `plain_ms`: what the kernel asks for each step alone, without a state manager, on files of huge
+  and of small pages: populate, map in a second place, unmap both, return.
 """
 
 from __future__ import annotations
@@ -18,14 +22,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +38,9 @@ import grpc
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.statemanager import hugefiles
 from plexsvc.transport import mapping
+from plexsvc.transport.mapping import Extent, FixedMapping
 from plexsvc.transport.state_client import RegionSpec, StateClient
 
 MIB: Final = 1 << 20
@@ -48,6 +55,7 @@ class Round:
     copy_us: int
     total_us: int
     wall_us: int
+    step_us: dict[str, int] = field(default_factory=dict)
 
 
 class Rig:
@@ -70,6 +78,7 @@ class Rig:
             copy_us=sum(reply.copy_us for reply in replies),
             total_us=sum(reply.total_us for reply in replies),
             wall_us=CLOCK.monotonic_us() - start_us,
+            step_us=steps(*replies),
         )
 
     def move(self, wpg_id: str, to: common_pb2.Residency) -> statemanager_pb2.MoveReply:
@@ -81,14 +90,27 @@ class Rig:
         return reply
 
 
+def steps(off: statemanager_pb2.MoveReply, on: statemanager_pb2.MoveReply) -> dict[str, int]:
+    """Return the steps of a switch in their order."""
+    return {
+        "export": off.step_us["export"],
+        "copy_out": off.step_us["copy"],
+        "unmap_in_rank": off.step_us["unmap"],
+        "return_pages": off.step_us["return"],
+        "populate": on.step_us["populate"],
+        "copy_in": on.step_us["copy"],
+        "map_in_rank": on.step_us["map"],
+    }
+
+
 @contextmanager
-def rig(nbytes: int, *, keep_pages: bool) -> Iterator[Rig]:
+def rig(nbytes: int, *, keep_pages: bool, huge_pages: bool = True) -> Iterator[Rig]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         config = directory / "sm.toml"
         config.write_text(
             f'node_id = "bench"\nruntime_dir = "{directory}"\nhost_bytes = {2 * nbytes}\n'
-            f"keep_pages = {str(keep_pages).lower()}\n"
+            f"keep_pages = {str(keep_pages).lower()}\nhuge_pages = {str(huge_pages).lower()}\n"
             f"[[devices]]\nindex = 0\nbytes_total = {nbytes}\n"
         )
         daemon = spawn(stack, ["-m", "plexsvc.statemanager.main", "--config", str(config)])
@@ -169,10 +191,8 @@ def measure(nbytes: int, rounds: int) -> dict[str, object]:
         found.switch()  # faults host memory in
         found.switch()
         pairs = [(buffers.copy_us(), found.switch()) for _ in range(rounds)]
-    with rig(nbytes, keep_pages=False) as found:
-        found.switch()
-        found.switch()
-        returned = [found.switch() for _ in range(max(2, rounds // 2))]
+    returned = returned_rounds(nbytes, rounds, huge_pages=True)
+    small = returned_rounds(nbytes, rounds, huge_pages=False)
     memcpy = [us for us, _ in pairs]
     copies = [r.copy_us for _, r in pairs]
     totals = [r.total_us for _, r in pairs]
@@ -188,11 +208,66 @@ def measure(nbytes: int, rounds: int) -> dict[str, object]:
         "switch_ms_median": statistics.median(totals) / 1e3,
         "beyond_copies_ms": (best.total_us - best.copy_us) / 1e3,
         "wall_ms": min(r.wall_us for _, r in pairs) / 1e3,
-        "returned_switch_ms": min(r.total_us for r in returned) / 1e3,
-        "returned_switch_ratio": round(
-            min(r.total_us for r in returned) / min(r.copy_us for r in returned), 2
-        ),
+        **summary("returned", returned),
+        **summary("small_pages", small),
+        "plain_ms": plain_costs(nbytes),
     }
+
+
+def returned_rounds(nbytes: int, rounds: int, *, huge_pages: bool) -> list[Round]:
+    """Return switches in which all pages go back to the machine."""
+    with rig(nbytes, keep_pages=False, huge_pages=huge_pages) as found:
+        found.switch()
+        found.switch()
+        return [found.switch() for _ in range(max(2, rounds // 2))]
+
+
+def summary(name: str, rounds: list[Round]) -> dict[str, object]:
+    best = min(rounds, key=lambda r: r.total_us)
+    copies_us = min(r.copy_us for r in rounds)
+    return {
+        f"{name}_switch_ms": best.total_us / 1e3,
+        f"{name}_switch_ratio": round(best.total_us / copies_us, 2),
+        f"{name}_ms": {step: us / 1e3 for step, us in best.step_us.items()},
+    }
+
+
+def plain_costs(nbytes: int) -> dict[str, dict[str, float]]:
+    """Return milliseconds of each memory call, the best of three, by the size of the pages."""
+    fds = {"small": os.memfd_create("bench")}
+    os.ftruncate(fds["small"], nbytes)
+    try:
+        fds["huge"] = hugefiles.open_huge_file(nbytes)
+    except OSError as error:
+        print(f"no huge pages here: {error}", file=sys.stderr)
+    costs = {}
+    for pages, fd in fds.items():
+        tries = [plain_round(fd, nbytes) for _ in range(3)]
+        costs[pages] = {step: min(t[step] for t in tries) / 1e3 for step in tries[0]}
+        os.close(fd)
+    return costs
+
+
+def plain_round(fd: int, nbytes: int) -> dict[str, int]:
+    whole = Extent(offset=0, nbytes=nbytes)
+    first, second = FixedMapping(nbytes), FixedMapping(nbytes)
+    first.attach(fd, [whole], is_populated=False)
+    found = {
+        "populate": timed_us(lambda: mapping.populate(first.address, nbytes)),
+        "map": timed_us(lambda: second.attach(fd, [whole])),
+        "unmap_second": timed_us(second.park),
+        "unmap_first": timed_us(lambda: mapping.unmap_pages(first.address, nbytes)),
+        "return": timed_us(lambda: mapping.punch(fd, whole)),
+    }
+    first.close()
+    second.close()
+    return found
+
+
+def timed_us(step: Callable[[], None]) -> int:
+    start_us = CLOCK.monotonic_us()
+    step()
+    return CLOCK.monotonic_us() - start_us
 
 
 def main() -> None:

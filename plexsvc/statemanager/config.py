@@ -55,8 +55,12 @@ class StateManagerConfig:
     """Longest wait for a rank's answer inside a move; a rank that is slower is cut off."""
 
     keep_pages: bool = True
-    """Pages of a parked WPG stay with the device's arena for the next one; false returns them to
-    the machine at every switch, which costs about ten times as much as the copy."""
+    """Pages of a parked WPG stay with a CPU device's arena for the next one; false returns them to
+    the machine at every switch, which adds half the time of the copies, with `huge_pages = false`
+    eight times it (`benchmarks/context_switch.py`)."""
+
+    huge_pages: bool = True
+    """CPU devices of at least 2 MiB lie in 2 MiB pages where the kernel allows it."""
 
     listen: str = "127.0.0.1:0"
     """Address of the control plane."""

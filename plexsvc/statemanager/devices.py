@@ -8,14 +8,14 @@ from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.tiers import CpuArena, DeviceTier
 
 
-def open_tier(device: DeviceConfig, *, keep_pages: bool) -> DeviceTier:
+def open_tier(device: DeviceConfig, *, keep_pages: bool, huge_pages: bool = True) -> DeviceTier:
     """Return the memory of a configured device.
 
     Raises:
         PlexError: `bad_request` for a kind of memory that this machine does not have.
     """
     if device.memory == "cpu":
-        return CpuArena(device.bytes_total, keep_pages=keep_pages)
+        return CpuArena(device.bytes_total, keep_pages=keep_pages, huge_pages=huge_pages)
     if device.memory == "cuda":
         return CudaDevice(device.index)
     raise PlexError(

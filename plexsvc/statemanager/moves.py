@@ -8,9 +8,9 @@ WPG.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from plexsvc.clock import Clock
@@ -31,12 +31,28 @@ MAX_REMEMBERED_MOVES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOutcome:
-    """What a move did: bytes copied, time of the copies alone, time of everything."""
+    """What a move did: bytes copied, time of the copies alone, of everything, of each step."""
 
     residency: Residency
     nbytes: int = 0
     copy_us: int = 0
     total_us: int = 0
+    step_us: Mapping[str, int] = field(default_factory=dict)
+
+
+class Steps:
+    """Times the steps of one move."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.us: dict[str, int] = {}
+        self._clock = clock
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Note how long the body takes under `name`."""
+        start_us = self._clock.monotonic_us()
+        yield
+        self.us[name] = self._clock.monotonic_us() - start_us
 
 
 class Mover:
@@ -61,12 +77,14 @@ class Mover:
             is_moving = self._begin(wpg_id, to, fence=fence)
             if not is_moving:
                 return self._answered_before(wpg_id, to, move_id=move_id)
-            nbytes, copy_us = self._perform(wpg_id, to)
+            steps = Steps(self._clock)
+            nbytes = self._perform(wpg_id, to, steps)
             outcome = MoveOutcome(
                 residency=to,
                 nbytes=nbytes,
-                copy_us=copy_us,
+                copy_us=steps.us["copy"],
                 total_us=self._clock.monotonic_us() - start_us,
+                step_us=steps.us,
             )
             self._remember(wpg_id, move_id, outcome)
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=nbytes, total_us=outcome.total_us)
@@ -83,46 +101,50 @@ class Mover:
             self._node.ledger.check_fence(fence, wpg_id=wpg_id)
             return self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
 
-    def _perform(self, wpg_id: WpgId, to: Residency) -> tuple[int, int]:
+    def _perform(self, wpg_id: WpgId, to: Residency, steps: Steps) -> int:
         links = self._node.links_of(wpg_id)
         is_done = False
         try:
-            counts = self._offload(links) if to is Residency.HOST else self._load(links)
+            act = self._offload if to is Residency.HOST else self._load
+            nbytes = act(links, steps)
             is_done = True
         finally:
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
-        return counts
+        return nbytes
 
-    def _offload(self, links: Sequence[RankLink]) -> tuple[int, int]:
-        self._on_all(links, lambda link: link.export())
+    def _offload(self, links: Sequence[RankLink], steps: Steps) -> int:
+        with steps.time("export"):
+            self._on_all(links, lambda link: link.export())
         self._note_offload(links[0].wpg_id, links)
-        start_us = self._clock.monotonic_us()
-        nbytes = sum(self._on_all(links, self._copy_out))
-        copy_us = self._clock.monotonic_us() - start_us
+        with steps.time("copy"):
+            nbytes = sum(self._on_all(links, self._copy_out))
         try:
-            self._on_all(links, lambda link: link.release())
+            with steps.time("unmap"):
+                self._on_all(links, lambda link: link.release())
         except Exception:
             self._on_living(links, lambda link: link.ready())
             raise
-        for link in links:
-            self._release_spans(link)
-        return nbytes, copy_us
-
-    def _load(self, links: Sequence[RankLink]) -> tuple[int, int]:
-        try:
+        with steps.time("return"):
             for link in links:
-                self._reserve_spans(link)
-            start_us = self._clock.monotonic_us()
-            nbytes = sum(self._on_all(links, self._copy_in))
-            copy_us = self._clock.monotonic_us() - start_us
-            self._on_all(links, lambda link: link.ready())
+                self._release_spans(link)
+        return nbytes
+
+    def _load(self, links: Sequence[RankLink], steps: Steps) -> int:
+        try:
+            with steps.time("populate"):
+                for link in links:
+                    self._reserve_spans(link)
+            with steps.time("copy"):
+                nbytes = sum(self._on_all(links, self._copy_in))
+            with steps.time("map"):
+                self._on_all(links, lambda link: link.ready())
         except Exception:
             self._on_living(links, lambda link: link.release())
             for link in links:
                 self._release_spans(link)
             raise
-        return nbytes, copy_us
+        return nbytes
 
     def _note_offload(self, wpg_id: WpgId, links: Sequence[RankLink]) -> None:
         dirty = {link.rank: link.last_export.dirty for link in links}

@@ -41,7 +41,9 @@ class Node:
             max_wpgs=config.max_wpgs,
         )
         self.tiers: dict[int, DeviceTier] = {
-            device.index: open_tier(device, keep_pages=config.keep_pages)
+            device.index: open_tier(
+                device, keep_pages=config.keep_pages, huge_pages=config.huge_pages
+            )
             for device in config.devices
         }
         shelf = VersionShelf(

@@ -76,6 +76,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             nbytes=outcome.nbytes,
             copy_us=outcome.copy_us,
             total_us=outcome.total_us,
+            step_us=outcome.step_us,
             residency=_ON_WIRE[outcome.residency],
         )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.errors import PlexError
+from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.config import DeviceConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.tiers import CpuArena, DeviceTier, ExtentPool, HostCopy
@@ -15,6 +20,7 @@ from plexsvc.transport import cuda
 from plexsvc.transport.regions import open_memory
 
 PAGE = 4096
+HUGE = 2 << 20
 KINDS = [
     pytest.param("cpu", id="cpu"),
     pytest.param(
@@ -26,6 +32,19 @@ KINDS = [
         ],
     ),
 ]
+
+
+def has_huge_pages() -> bool:
+    try:
+        os.close(hugefiles.open_huge_file(HUGE))
+    except OSError:
+        return False
+    return True
+
+
+needs_huge_pages = pytest.mark.skipif(
+    not has_huge_pages(), reason="this kernel or sandbox makes no tmpfs with huge pages: NOT RUN"
+)
 
 
 @pytest.fixture
@@ -95,6 +114,61 @@ def test_pages_go_back_to_the_machine_when_a_region_is_final_or_nothing_is_kept(
         tier.close()
 
 
+def test_without_huge_pages_an_arena_works_in_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> int:
+        raise PermissionError(nbytes)
+
+    monkeypatch.setattr(hugefiles, "open_huge_file", refuse)
+    tier = CpuArena(2 * HUGE, keep_pages=False)
+    span = tier.reserve(HUGE + PAGE, is_zeroed=True)
+    assert (tier.page_bytes, tier.resident_bytes) == (PAGE, HUGE + PAGE)
+    tier.release(span, is_final=False)
+    assert tier.resident_bytes == 0
+    tier.close()
+
+
+@needs_huge_pages
+def test_regions_of_odd_sizes_share_huge_pages_and_all_memory_goes_back() -> None:
+    tier = CpuArena(8 * HUGE, keep_pages=False)
+    sizes = [2 * HUGE + 3 * PAGE, HUGE + 5 * PAGE, 7 * PAGE, HUGE - PAGE, 2 * HUGE]
+    held = {}
+    for number, size in enumerate(sizes, start=1):
+        span = tier.reserve(size, is_zeroed=True)
+        assert span.extents[0].offset % HUGE == 0 or size < HUGE
+        assert not tier.view(span, HostCopy(size)).any()
+        tier.from_host(span, host_of(np.full(size, number, np.uint8)))
+        held[number] = span
+    while held:
+        for number, span in held.items():
+            assert (tier.view(span, HostCopy(span.nbytes)) == number).all()
+        tier.release(held.pop(min(held)), is_final=False)
+    assert tier.resident_bytes == 0
+    tier.close()
+
+
+@needs_huge_pages
+def test_a_huge_file_holds_no_more_than_its_size_and_its_descriptor_is_not_inherited() -> None:
+    fd = hugefiles.open_huge_file(2 * HUGE + PAGE)
+    assert os.fstat(fd).st_size == 2 * HUGE + PAGE
+    assert not os.get_inheritable(fd)
+    os.pwrite(fd, b"x", 0)
+    assert os.fstat(fd).st_blocks * 512 == HUGE
+    with pytest.raises(OSError, match="No space"):
+        os.posix_fallocate(fd, 0, 4 * HUGE)
+    os.close(fd)
+
+
+@needs_huge_pages
+def test_a_huge_file_can_be_made_inside_a_user_namespace() -> None:
+    calls = "hugefiles.enter_namespace(); print(os.fstat(hugefiles.make_file(8192)).st_size)"
+    code = f"import os; from plexsvc.statemanager import hugefiles; {calls}"
+    argv = [sys.executable, "-c", code]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    if "unshare" in ended.stderr:
+        pytest.skip("this sandbox allows no user namespaces: NOT RUN")
+    assert ended.stdout == "8192\n", ended.stderr
+
+
 def test_an_arena_cannot_hold_more_than_its_size() -> None:
     tier = CpuArena(2 * PAGE, keep_pages=True)
     tier.reserve(PAGE, is_zeroed=True)
@@ -108,9 +182,29 @@ def test_an_unknown_kind_of_memory_is_refused() -> None:
         open_tier(DeviceConfig(index=0, bytes_total=1, memory="abacus"), keep_pages=True)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=60))
-def test_extents_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -> None:
-    pool, held = ExtentPool(16), []
+def test_whole_units_are_aligned_and_the_rest_fills_gaps() -> None:
+    pool = ExtentPool(20, unit=4)
+    assert [(e.offset, e.nbytes) for e in pool.take(6)] == [(0, 4), (18, 2)]
+    assert [(e.offset, e.nbytes) for e in pool.take(9)] == [(4, 8), (17, 1)]
+    assert [(e.offset, e.nbytes) for e in pool.take(5)] == [(12, 5)]
+
+
+def test_freed_extents_widen_to_whole_units_only_over_free_neighbours() -> None:
+    pool = ExtentPool(12, unit=4)
+    first, second, third = pool.take(4), pool.take(2), pool.take(2)
+    pool.give(first)
+    pool.give(third)
+    assert pool.widened(*third) == third[0]
+    pool.give(second)
+    assert pool.widened(*third).nbytes == 4
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=60),
+    st.sampled_from([1, 2, 4]),
+)
+def test_extents_never_overlap_and_all_come_back(steps: list[tuple[bool, int]], unit: int) -> None:
+    pool, held = ExtentPool(16, unit=unit), []
     for is_take, amount in steps:
         if is_take and amount <= pool.free_bytes:
             held.append(pool.take(amount))

@@ -21,18 +21,27 @@ class MoveRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., move_id: _Optional[bytes] = ..., to: _Optional[_Union[_common_pb2.Residency, str]] = ...) -> None: ...
 
 class MoveReply(_message.Message):
-    __slots__ = ("error", "nbytes", "copy_us", "total_us", "residency")
+    __slots__ = ("error", "nbytes", "copy_us", "total_us", "residency", "step_us")
+    class StepUsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     COPY_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
     nbytes: int
     copy_us: int
     total_us: int
     residency: _common_pb2.Residency
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ...) -> None: ...
+    step_us: _containers.ScalarMap[str, int]
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., step_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("fence", "wpg_id", "deployment_id", "version")
