@@ -252,3 +252,20 @@ def test_repacking_drains_a_churned_cluster_sooner_and_charges_every_move() -> N
             charge_us = record.job.demand.state_bytes / link * SECOND_US
             assert abs(end - start - charge_us) <= 1
             assert not any(start < e and s < end for s, e in record.busy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_moves_and_lost_nodes_together_lose_no_cycle(seed: int) -> None:
+    churn = preset_named("churn", seed=seed)
+    faults = Faults(node_mtbf_h=100, repair_s=900, slow_switch_share=0.1)
+    cluster = replace(churn.cluster, faults=faults)
+    simulator = Simulator(churn.jobs, cluster=cluster, policy=POLICIES["plex"], seed=seed)
+    outcome = simulator.run()
+    check(outcome, cluster=cluster)
+    simulator.planner.board.check()
+    assert any(record.lost for record in outcome.records)
+    assert any(record.moves for record in outcome.records)
+    for record in outcome.records:
+        work = sum(end - start for start, end in record.busy)
+        assert work >= record.job.demand.profile.busy_us * record.job.cycles
