@@ -10,7 +10,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class Group:
     state_bytes: int = 0
     late: dict[JobId, int] = field(default_factory=dict)
     """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
+
+    probing: JobId | None = None
+    """The cold job that has the group for itself until its cycle is known."""
 
     is_closed: bool = False
     """Takes no further job: one of its nodes is cordoned."""
@@ -181,6 +184,15 @@ class Board:
         self.free_nodes.add(0, self.ring.size, len(held))
         self._give_back(held)
         return group
+
+    def relearn(self, job_id: JobId, profile: Profile, *, anchor_slot: int) -> None:
+        """Give a resident another cycle: it was profiled, or its cycle changed."""
+        group = self.groups[self.group_of[job_id]]
+        resident = group.residents[job_id]
+        group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
+        resident.demand = replace(resident.demand, profile=profile, is_cold=False)
+        resident.load = Load.of(resident.demand)
+        self.reanchor(job_id, anchor_slot=anchor_slot)
 
     def move(self, job_id: JobId, to_group: int, *, anchor_slot: int) -> None:
         """Let a resident live in another group; what it holds for itself alone stays."""

@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.planning.board import Board, Group
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.interference import Load, is_commensurate, slowdowns_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, QueueOrder
-from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
 
 MAX_CANDIDATES: Final = 64
 """Groups a new job is checked against."""
@@ -138,6 +138,19 @@ class Planner:
         self.touch(left)
         self.touch(to_group)
 
+    def learned(self, job_id: JobId, profile: Profile, *, at_us: int) -> None:
+        """Plan a resident by its measured cycle, last seen to start at `at_us`.
+
+        A cold job's group opens to others; a group that is now over its bounds takes no further job
+        and is left to repacking.
+        """
+        self.board.relearn(job_id, profile, anchor_slot=at_us // self.board.slot_us)
+        group = self.board.groups[self.board.group_of[job_id]]
+        if group.probing == job_id:
+            group.probing = None
+        self._paces.pop(job_id, None)
+        self.touch(group.group_id)
+
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
@@ -222,6 +235,8 @@ class Planner:
             self._unseen.add(demand.job_id)
             return None
         load = Load.of(demand)
+        if demand.is_cold:
+            is_new, changed = False, []
         pool = self._groups_for(demand) if is_new else changed
         groups = [g for g in pool if self._refusal(g, demand, load) is None]
         choice = self._choose(demand, groups, may_open=may_open, now_us=now_us)
@@ -294,10 +309,8 @@ class Planner:
         policy = self.policy
         if not self._right_size(group, demand):
             return "of another size"
-        if group.is_closed or group.late:
-            late = next(iter(group.late), None)
-            why = f"{late} there waits past its bound (max_slowdown)"
-            return "a node is cordoned" if late is None else why
+        if group.is_closed or group.late or group.probing is not None:
+            return _why_closed(group)
         if len(group.residents) >= policy.max_jobs:
             return f"holds {policy.max_jobs} jobs (max_jobs)"
         if group.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
@@ -330,6 +343,7 @@ class Planner:
             gang = self._gang(demand)
             assert gang is not None, demand
             group = self.board.open_group(gang)
+            group.probing = demand.job_id if demand.is_cold else None
         self.board.commit(
             group,
             demand,
@@ -350,6 +364,14 @@ class Planner:
             overlap_ppm=choice.overlap_ppm,
             opened=opened,
         )
+
+
+def _why_closed(group: Group) -> str:
+    if group.is_closed:
+        return "a node is cordoned"
+    if group.probing is not None:
+        return f"{group.probing} is being profiled there"
+    return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
 
 
 def _ratio_ppm(demand: Demand, now_us: int) -> int:

@@ -111,5 +111,8 @@ class Demand:
     rollout_nodes: int = 0
     """Nodes it needs for itself alone besides, for rollout."""
 
+    is_cold: bool = False
+    """Its profile is a guess: it runs on a dedicated group until one full cycle is known."""
+
     priority: int = 0
     tenant: TenantId = NOBODY

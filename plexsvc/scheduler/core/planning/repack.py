@@ -57,7 +57,8 @@ def propose(
     for group in groups:
         if wanted <= 0 or len(moves) + len(group.residents) > rules.max_moves:
             break
-        if group.group_id in taken or any(job_id in busy for job_id in group.residents):
+        is_busy = group.probing is not None or any(j in busy for j in group.residents)
+        if group.group_id in taken or is_busy:
             continue
         found = _empty(planner, group, taken, rules=rules, now_us=now_us)
         if found:

@@ -141,6 +141,28 @@ def test_a_fit_follows_the_phase_residents_were_measured_at() -> None:
     one.board.check()
 
 
+def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
+    one = planner("plex", nodes=2)
+    guess, warm = replace(demand("cold", busy=90), is_cold=True), demand("warm", busy=30)
+    assert admit(one, guess) == {"cold": ("n0",)}
+    assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
+    assert "cold is being profiled there" in one.why(JobId("other"))
+    one.learned(JobId("cold"), demand("x", busy=10).profile, at_us=40 * SECOND_US)
+    one.board.check()
+    assert one.has_news
+    placed = one.admit(50 * SECOND_US)
+    assert [(p.job_id, p.nodes, p.overlap_ppm) for p in placed] == [("other", ("n0",), 0)]
+
+
+def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -> None:
+    one = planner("plex", nodes=1)
+    admit(one, demand("a", busy=30), demand("b", busy=30))
+    one.learned(JobId("a"), demand("x", busy=80).profile, at_us=0)
+    one.board.check()
+    admit(one, demand("c", busy=5))
+    assert "duty would pass 90%" in one.why(JobId("c"))
+
+
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PlexError, match="isolated, isolated_backfill, pack"):
         policy_named("fastest")
