@@ -13,7 +13,7 @@ import numpy as np
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.presets import Workload
-from plexsvc.sim.simulator import Outcome, Record
+from plexsvc.sim.records import Outcome, Record
 from plexsvc.sim.summary import Summary, drain_us, slowdown, wait_ratio
 
 _MAX_PERFETTO_JOBS: Final = 200

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.sim.presets import Workload
-from plexsvc.sim.simulator import Outcome, Simulator
+from plexsvc.sim.records import Outcome
+from plexsvc.sim.simulator import Simulator
 from plexsvc.sim.summary import Summary, summarise
 
 

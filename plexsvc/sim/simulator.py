@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -30,6 +30,7 @@ from plexsvc.scheduler.core.planning.runtime import (
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.jobs import Run as JobRun
 from plexsvc.sim.jobs import SimJob, run_of
+from plexsvc.sim.records import Outcome, Record, Stay
 
 
 class Kind(IntEnum):
@@ -43,37 +44,6 @@ class Kind(IntEnum):
     NODE_LOST = 5
     NODE_BACK = 6
     MOVE_END = 7
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
-    """Where a job lived from a time on."""
-
-    since_us: int
-    group_id: int
-    nodes: tuple[NodeId, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """What became of one job; times in microseconds."""
-
-    job: SimJob
-    alone_us: int
-    stays: list[Stay] = field(default_factory=list)
-    start_us: int | None = None
-    finish_us: int | None = None
-    shift_us: int = 0
-    busy: list[tuple[int, int]] = field(default_factory=list)
-    switch: list[tuple[int, int]] = field(default_factory=list)
-    prefetch: list[tuple[int, int]] = field(default_factory=list)
-    lost: list[tuple[int, int]] = field(default_factory=list)
-    """Operations that a lost node cut short; their cycles ran again."""
-
-    moves: list[tuple[int, int]] = field(default_factory=list)
-    """Times its state moved between groups; its operations waited."""
-
-    phases: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,20 +68,6 @@ class _Group:
     epoch: int = 0
     started_us: int = 0
     switch_end_us: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run came to."""
-
-    policy: str
-    records: tuple[Record, ...]
-    counts: Counts
-    events: int
-    group_node_us: int
-    """Node-microseconds for which groups were open."""
-
-    pruned_share: float
 
 
 class Simulator:

@@ -10,7 +10,7 @@ import numpy as np
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.simulator import Outcome, Record
+from plexsvc.sim.records import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

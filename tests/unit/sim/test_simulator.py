@@ -24,8 +24,9 @@ from plexsvc.scheduler.core.planning.profile import (
 from plexsvc.sim.cluster import Faults, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.presets import Workload, cluster_256, preset_named
+from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
-from plexsvc.sim.simulator import Outcome, Simulator
+from plexsvc.sim.simulator import Simulator
 from plexsvc.sim.summary import slowdown
 
 

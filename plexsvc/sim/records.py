@@ -1,0 +1,54 @@
+"""What became of each job of a run, and of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.planning.runtime import Counts
+from plexsvc.sim.jobs import SimJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """Where a job lived from a time on."""
+
+    since_us: int
+    group_id: int
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What became of one job; times in microseconds."""
+
+    job: SimJob
+    alone_us: int
+    stays: list[Stay] = field(default_factory=list)
+    start_us: int | None = None
+    finish_us: int | None = None
+    shift_us: int = 0
+    busy: list[tuple[int, int]] = field(default_factory=list)
+    switch: list[tuple[int, int]] = field(default_factory=list)
+    prefetch: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """Operations that a lost node cut short; their cycles ran again."""
+
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    """Times its state moved between groups; its operations waited."""
+
+    phases: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    policy: str
+    records: tuple[Record, ...]
+    counts: Counts
+    events: int
+    group_node_us: int
+    """Node-microseconds for which groups were open."""
+
+    pruned_share: float
