@@ -31,7 +31,9 @@ DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
 
 def configuration(state_dir: Path, nodes: Mapping[str, Sequence[str]]) -> str:
     """Return the TOML of a cluster with these nodes and devices."""
-    tables = [f'state_dir = "{state_dir}"\nlisten = "127.0.0.1:0"']
+    tables = [
+        f'state_dir = "{state_dir}"\nlisten = "127.0.0.1:0"\nscheduler_listen = "127.0.0.1:0"'
+    ]
     for node_id, devices in nodes.items():
         tables.append(
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
