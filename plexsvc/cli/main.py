@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
+from plexsvc.cli.simulate import simulate
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -205,6 +207,9 @@ def demo(
     from plexsvc.cli.demo import run
 
     raise typer.Exit(run(preset, out, json))
+
+
+app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex --json")(simulate)
 
 
 @app.command(epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d")

@@ -1,4 +1,7 @@
-"""Where ranks go: aligned power-of-two blocks, a free one first, else the least shared."""
+"""Where ranks go: aligned power-of-two blocks, a free one first, else the least shared.
+
+Ties go to the first node by name, so that the order in which nodes join decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def training_blocks(slots: Slots, *, world_size: int) -> list[tuple[Slot, ...]]:
     size = 1 << (world_size - 1).bit_length()
     blocks = [
         tuple(devices[first : first + world_size])
-        for devices in slots.values()
+        for devices in _by_name(slots)
         for first in range(0, len(devices), size)
         if first + world_size <= len(devices)
     ]
@@ -47,8 +50,12 @@ def least_shared(blocks: Sequence[tuple[Slot, ...]], *, max_wpgs: int) -> tuple[
 
 def instance_slots(slots: Slots, *, num_instances: int) -> tuple[Slot, ...] | None:
     """Return one free device an instance, in node order; `None` if too few are free."""
-    free = [slot for devices in slots.values() for slot in devices if slot.num_wpgs == 0]
+    free = [slot for devices in _by_name(slots) for slot in devices if slot.num_wpgs == 0]
     return tuple(free[:num_instances]) if len(free) >= num_instances else None
+
+
+def _by_name(slots: Slots) -> list[Sequence[Slot]]:
+    return [slots[node_id] for node_id in sorted(slots)]
 
 
 def _shared(block: tuple[Slot, ...]) -> tuple[int, int]:
@@ -58,7 +65,7 @@ def _shared(block: tuple[Slot, ...]) -> tuple[int, int]:
 
 def _whole_nodes(slots: Slots, *, world_size: int) -> list[tuple[Slot, ...]]:
     by_size: dict[int, list[tuple[Slot, ...]]] = {}
-    for devices in slots.values():
+    for devices in _by_name(slots):
         if devices:
             by_size.setdefault(len(devices), []).append(tuple(devices))
     blocks = []

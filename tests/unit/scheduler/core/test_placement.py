@@ -65,3 +65,9 @@ def test_instances_take_free_devices_only() -> None:
         ("n1", 0),
     ]
     assert instance_slots(slots(n0=[1, 0]), num_instances=2) is None
+
+
+def test_the_order_in_which_nodes_joined_decides_nothing() -> None:
+    assert chosen(1, n1=[0], n0=[0]) == chosen(1, n0=[0], n1=[0]) == [("n0", 0)]
+    assert chosen(2, n1=[0], n0=[0]) == [("n0", 0), ("n1", 0)]
+    assert devices(instance_slots(slots(n1=[0], n0=[0]), num_instances=1)) == [("n0", 0)]
