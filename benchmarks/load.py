@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -85,3 +87,17 @@ async def settle(*, busy_cores: float = 0.3, timeout_s: int = 60) -> None:
         await asyncio.sleep(2)
         if (busy_s() - before) / 2 < busy_cores:
             return
+
+
+def sync_times(count: int) -> list[float]:
+    """Return in ms what it takes to write 8 KiB and sync them, as a commit does, `count` times."""
+    found = []
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+        for n in range(count):
+            began_s = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(8192), n % 128 * 8192)
+            os.fdatasync(file.fileno())
+            found.append((time.perf_counter() - began_s) * 1e3)
+    return found

@@ -5,7 +5,8 @@ each issue 5 operations a second, open loop, over connections of their own; one 
 calls with bare stubs. The same load goes down a bare gRPC chain of the same hops and as many worker
 processes, on the same event loop, in the same run: two hops for router and scheduler in one process
 (embedded), three for a router apart. Rounds alternate, so that drift hits all alike; figures are
-medians over rounds, `busy_cores` is what the whole machine worked, whoever for.
+medians over rounds. `busy_cores` is what the whole machine worked, whoever for; `sync` is what a
+sync of 8 KiB takes between rounds: an operation waits for two.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SESSION_TTL_US = 3_600_000_000
 CALL_S = 60.0
 ACK_EVERY = 50
 BOOT_S = 120
+SYNCS = 200
 TARGETS = {"embedded": {"p50_ms": 2.5, "p99_ms": 8.0}, "apart": {"p50_ms": 4.0, "p99_ms": 12.0}}
 
 
@@ -203,7 +205,7 @@ class Phase:
 async def measure(
     addresses: dict[str, str], *, token: str, jobs: int, rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
-    """Return the figures of every phase; `addresses` has embedded, apart, bare_2 and bare_3."""
+    """Return the figures of every phase and the disk; `addresses` has embedded, apart, bare_2, bare_3."""
     made = [NoopJob(job_id, new_deployment_id(job_id, "actor")) for job_id in _ids(jobs)]
     async with contextlib.AsyncExitStack() as stack:
         channels = {
@@ -223,10 +225,16 @@ async def measure(
         for phase in phases:
             await load.open_loop(phase.call, jobs=jobs, rate_hz=RATE_HZ, seconds=1, seed=0)
         await load.settle()
+        syncs: list[float] = []
         for turn in range(rounds):
+            syncs += load.sync_times(SYNCS)
             for phase in phases:
                 await phase.run(seconds=seconds, seed=turn, jobs=jobs)
-    return {phase.name: phase.figures() for phase in phases}
+    sync = {
+        "p50_ms": round(load.percentile(syncs, 0.5), 2),
+        "p99_ms": round(load.percentile(syncs, 0.99), 2),
+    }
+    return {phase.name: phase.figures() for phase in phases} | {"sync": sync}
 
 
 def _ids(count: int) -> list[str]:
