@@ -205,7 +205,7 @@ class Phase:
 async def measure(
     addresses: dict[str, str], *, token: str, jobs: int, rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
-    """Return the figures of every phase and the disk; `addresses` has embedded, apart, bare_2, bare_3."""
+    """Return the figures of every phase, by its name in `addresses`, and of the disk."""
     made = [NoopJob(job_id, new_deployment_id(job_id, "actor")) for job_id in _ids(jobs)]
     async with contextlib.AsyncExitStack() as stack:
         channels = {
