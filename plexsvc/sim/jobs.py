@@ -9,6 +9,7 @@ and operations.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -91,7 +92,7 @@ Timers = list[tuple[int, int]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class Run(ABC):
     """A running job; the head of `queue` is what it has submitted."""
 
     cycles: int
@@ -112,17 +113,17 @@ class Run:
         """Whether every cycle is trained."""
         return self.trained >= self.cycles
 
+    @abstractmethod
     def start(self, now: int) -> Timers:
         """Begin the first rollout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def timer(self, kind: int, now: int) -> Timers:
         """A timer came due."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finished(self, now: int) -> Timers:
         """The head operation ended."""
-        raise NotImplementedError
 
     def restart(self, now: int) -> Timers:
         """Begin again from the last trained cycle; what was under way is lost."""
