@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
+from plexsvc.cli.replay import replay
 from plexsvc.cli.simulate import simulate
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def demo(
 
 
 app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex --json")(simulate)
+app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --json")(replay)
 
 
 @app.command(epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d")

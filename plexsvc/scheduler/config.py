@@ -45,6 +45,8 @@ class SchedulerConfig(Limits):
     """Payloads that may be staged before their operation is submitted."""
     inline_append_us: int = 500
     """The journal is written on the event loop while that lately took less; 0: on a thread."""
+    journal_actions: bool = False
+    """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
     rows_flush_us: int = 200_000
     """Longest time the tables of jobs and operations lag behind the journal."""
     micro_batch_tokens: int = 4096

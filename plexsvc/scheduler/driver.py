@@ -20,7 +20,6 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
-from plexsvc.scheduler import journal
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import (
     Action,
@@ -39,12 +38,13 @@ from plexsvc.scheduler.core.actions import (
     StopWpg,
 )
 from plexsvc.scheduler.core.events import Event, TimerFired
-from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.executor import Executor
+from plexsvc.scheduler.journal import Journal
 from plexsvc.scheduler.nodes import NodeLink, Nodes
 from plexsvc.scheduler.ports import ExternalAction, RolloutPort
 from plexsvc.scheduler.reach import Reach
 from plexsvc.scheduler.record import Recorder
+from plexsvc.scheduler.recording import configured
 from plexsvc.scheduler.registry import Registry
 from plexsvc.scheduler.results import ResultBook
 from plexsvc.scheduler.sessions import Sessions
@@ -70,7 +70,9 @@ class SchedulerDriver:
         self.config = config
         self.clock = clock
         self.epoch = store.epoch
-        self.core = Scheduler(limits=config, epoch=store.epoch)
+        made = configured(config, epoch=store.epoch)
+        self.core = made.new_core()
+        self.journal = Journal(made, keeps_actions=config.journal_actions)
         self.registry = Registry(config)
         self.results = ResultBook(max_bytes=config.max_result_bytes)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=self.post)
@@ -90,7 +92,6 @@ class SchedulerDriver:
         self._inbox: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._last_us = 0
-        self._last_idx = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._is_running = False
 
@@ -154,12 +155,11 @@ class SchedulerDriver:
         while True:
             await self._arrived.wait()
             events = self._take()
-            first = self._last_idx + 1
-            entries = [journal.encode(event, idx=first + i) for i, event in enumerate(events)]
-            self._last_idx += len(events)
-            await storing.append(entries)
+            await storing.append(self.journal.rows(events))
             for event in events:
-                for action in self.core.handle(event):
+                actions = self.core.handle(event)
+                self.journal.decided(actions)
+                for action in actions:
                     self._act(action)
 
     def _take(self) -> list[Event]:
@@ -242,7 +242,7 @@ class SchedulerDriver:
 
     async def _close(self, storing: Storing) -> None:
         storing.close()
-        self._store.append([], self.recorder.take_rows())
+        self._store.append(self.journal.notes(at_us=self._last_us), self.recorder.take_rows())
         for link in self.nodes.links:
             await link.close()
         for record in self.registry.by_wpg.values():

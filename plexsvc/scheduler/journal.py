@@ -1,42 +1,92 @@
-"""The journal's codec: events to JSON rows and back; all the core ever saw can be replayed."""
+"""The journal's rows: events on their way in, and what was decided about those before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
+from plexsvc.scheduler import recording
+from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.recording import Configured, Decided, Line, Recording
 from plexsvc.store.rows import JournalRow
 
 VERSION: Final = 1
 """Version of the events' fields; raised when an old row could not be read by new code."""
 
-KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(Event)}
 
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODERS: Final[dict[str, msgspec.json.Decoder[Event]]] = {
-    name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()
-}
+@dataclass(slots=True)
+class _Open:
+    """An event of the last batch, and what followed once the core had it."""
 
-
-def encode(event: Event, *, idx: int) -> JournalRow:
-    """Return the row of one event."""
-    return JournalRow(
-        idx=idx,
-        at_us=event.at_us,
-        kind=type(event).__name__,
-        version=VERSION,
-        body=_ENCODER.encode(event).decode(),
-    )
+    idx: int
+    body: bytes
+    actions: Sequence[Action] = ()
 
 
-def decode(row: JournalRow) -> Event:
-    """Return the event of one row."""
-    return _DECODERS[row.kind].decode(row.body)
+class Journal:
+    """Numbers rows from 1: `rows(events)`, write them, then `decided(actions)` for each event."""
+
+    def __init__(self, made: Configured, *, keeps_actions: bool) -> None:
+        self._made: Configured | None = made
+        self._keeps_actions = keeps_actions
+        self._last_idx = 0
+        self._at_us = 0
+        self._open: list[_Open] = []
+        self._handled = 0
+
+    def rows(self, events: Sequence[Event]) -> list[JournalRow]:
+        """Return the rows of a batch, with the note on the one before; write all or none."""
+        rows = self.notes(at_us=events[0].at_us)
+        for event in events:
+            body = recording.encode(event)
+            rows.append(self._row(type(event).__name__, body, at_us=event.at_us))
+            self._open.append(_Open(self._last_idx, body))
+        return rows
+
+    def decided(self, actions: Sequence[Action]) -> None:
+        """Note what followed from the next event of the batch."""
+        self._open[self._handled].actions = actions
+        self._handled += 1
+
+    def notes(self, *, at_us: int) -> list[JournalRow]:
+        """Return the rows that the next batch owes: the core's making, the last batch's outcome."""
+        rows = []
+        if self._made is not None:
+            rows.append(self._row("Configured", recording.encode(self._made), at_us=at_us))
+            self._made = None
+        if self._handled:
+            handled, self._open = self._open[: self._handled], self._open[self._handled :]
+            self._handled = 0
+            note = recording.encode(self._note(handled))
+            rows.append(self._row("Decided", note, at_us=at_us))
+        return rows
+
+    def _note(self, handled: list[_Open]) -> Decided:
+        encoded = [recording.encode_actions(event.actions) for event in handled]
+        digests = [recording.digest(e.body, a) for e, a in zip(handled, encoded, strict=True)]
+        kept = tuple(map(msgspec.Raw, encoded)) if self._keeps_actions else ()
+        return Decided(first=handled[0].idx, digests=tuple(digests), actions=kept)
+
+    def _row(self, kind: str, body: bytes, *, at_us: int) -> JournalRow:
+        self._last_idx += 1
+        return JournalRow(
+            idx=self._last_idx, at_us=at_us, kind=kind, version=VERSION, body=body.decode()
+        )
+
+
+def read(rows: Iterable[JournalRow]) -> Recording:
+    """Return what the rows of one epoch say.
+
+    Raises:
+        PlexError: as `recording.read`.
+    """
+    return recording.read([Line(idx=row.idx, kind=row.kind, body=row.body) for row in rows])
 
 
 def replay(rows: Iterable[JournalRow]) -> Iterator[Event]:
     """Yield the events of a journal in order."""
-    return map(decode, rows)
+    return iter(read(rows))

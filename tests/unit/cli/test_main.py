@@ -19,6 +19,7 @@ COMMANDS = [
     ["status"],
     ["logs"],
     ["demo"],
+    ["replay"],
     ["explain"],
     ["job"],
     ["job", "list"],

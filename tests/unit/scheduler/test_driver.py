@@ -13,7 +13,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler import journal
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost
-from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.store.store import open_store
 from tests.fakes.fake_cluster import failed, no_room, staged_payload
 from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
@@ -346,8 +345,9 @@ async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -
     await rig.deploy("job-1")
     await rig.run("job-1", "step")
     await rig.end("job-1")
-    replayed = Scheduler(limits=rig.driver.config, epoch=1)
-    for event in journal.replay(rig.store.journal()):
+    recorded = journal.read(rig.store.journal())
+    replayed = recorded.configured.new_core()
+    for event in recorded:
         replayed.handle(event)
     assert replayed.cluster.ended == rig.driver.core.cluster.ended
     assert replayed.cluster.last_lease_no == rig.driver.core.cluster.last_lease_no
