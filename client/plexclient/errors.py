@@ -13,6 +13,7 @@ class ErrorCode(StrEnum):
     UNKNOWN_LOSS = "unknown_loss"
     UNKNOWN_MODEL = "unknown_model"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     JOB_ENDED = "job_ended"
     STALE_SEQUENCE = "stale_sequence"

@@ -97,7 +97,8 @@ class ClusterConfig:
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
     """The nodes, all on this machine."""
     tokens: dict[str, str] = field(default_factory=dict)
-    """Bearer token → tenant; when there is none, one is made for the tenant `default`."""
+    """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
+    on the cluster's card, and its tenant may administer unless `router.operators` names others."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     """The scheduler's limits."""
     router: RouterConfig = field(default_factory=RouterConfig)
@@ -200,7 +201,9 @@ class EmbeddedCluster:
         rollout: RolloutManager,
         inner: str,
     ) -> None:
-        config = replace(self._config.router, tokens=self._tokens)
+        token = next(iter(self._tokens))
+        operators = self._config.router.operators or (self._tokens[token],)
+        config = replace(self._config.router, tokens=self._tokens, operators=operators)
         router = RouterServicer(
             cast("SchedulerApi", scheduler),  # its methods' types are erased by their decorator
             config=config,
@@ -213,7 +216,6 @@ class EmbeddedCluster:
         address = _bind(server, self._config.listen, key="listen")
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         await server.start()
-        token = next(iter(self._tokens))
         self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)

@@ -80,6 +80,42 @@ class SchedulerApi(Protocol):
         """Return what devices did."""
         ...
 
+    async def ListNodes(self, request: pb.ListNodesRequest, context: None, /) -> pb.ListNodesReply:
+        """Return nodes and who lives there."""
+        ...
+
+    async def ChangeNode(self, request: pb.ChangeNodeRequest, context: None, /) -> pb.NodeView:
+        """Cordon, drain or uncordon a node."""
+        ...
+
+    async def AddNode(self, request: pb.AddNodeRequest, context: None, /) -> pb.NodeView:
+        """Take a node agent in."""
+        ...
+
+    async def GetPack(self, request: pb.PackRequest, context: None, /) -> pb.PackReply:
+        """Return who owns which slots."""
+        ...
+
+    async def WhatIf(self, request: pb.WhatIfRequest, context: None, /) -> pb.WhatIfReply:
+        """Say where a job would go."""
+        ...
+
+    async def Repack(self, request: pb.RepackRequest, context: None, /) -> pb.MovesReply:
+        """Order the moves that pay."""
+        ...
+
+    async def MoveJob(self, request: pb.MoveJobRequest, context: None, /) -> pb.MovesReply:
+        """Order a job elsewhere."""
+        ...
+
+    async def PinJob(self, request: pb.PinJobRequest, context: None, /) -> pb.PinJobReply:
+        """Keep a job where it is, or not."""
+        ...
+
+    async def GetReport(self, request: pb.ReportRequest, context: None, /) -> pb.ReportReply:
+        """Say who waited for whom."""
+        ...
+
 
 class FrameSource(Protocol):
     """The rollout manager, when it lives in this process."""
@@ -152,6 +188,42 @@ class RemoteScheduler:
     async def Timeline(self, request: pb.TimelineRequest, _: None = None, /) -> pb.TimelineReply:
         """Return spans."""
         return await _call(self._stub.Timeline, request, timeout_s=self._control_s)
+
+    async def ListNodes(self, request: pb.ListNodesRequest, _: None = None, /) -> pb.ListNodesReply:
+        """Return nodes and who lives there."""
+        return await _call(self._stub.ListNodes, request, timeout_s=self._control_s)
+
+    async def ChangeNode(self, request: pb.ChangeNodeRequest, _: None = None, /) -> pb.NodeView:
+        """Cordon, drain or uncordon a node."""
+        return await _call(self._stub.ChangeNode, request, timeout_s=self._control_s)
+
+    async def AddNode(self, request: pb.AddNodeRequest, _: None = None, /) -> pb.NodeView:
+        """Take a node agent in."""
+        return await _call(self._stub.AddNode, request, timeout_s=self._control_s)
+
+    async def GetPack(self, request: pb.PackRequest, _: None = None, /) -> pb.PackReply:
+        """Return who owns which slots."""
+        return await _call(self._stub.GetPack, request, timeout_s=self._control_s)
+
+    async def WhatIf(self, request: pb.WhatIfRequest, _: None = None, /) -> pb.WhatIfReply:
+        """Say where a job would go."""
+        return await _call(self._stub.WhatIf, request, timeout_s=self._control_s)
+
+    async def Repack(self, request: pb.RepackRequest, _: None = None, /) -> pb.MovesReply:
+        """Order the moves that pay."""
+        return await _call(self._stub.Repack, request, timeout_s=self._control_s)
+
+    async def MoveJob(self, request: pb.MoveJobRequest, _: None = None, /) -> pb.MovesReply:
+        """Order a job elsewhere."""
+        return await _call(self._stub.MoveJob, request, timeout_s=self._control_s)
+
+    async def PinJob(self, request: pb.PinJobRequest, _: None = None, /) -> pb.PinJobReply:
+        """Keep a job where it is, or not."""
+        return await _call(self._stub.PinJob, request, timeout_s=self._control_s)
+
+    async def GetReport(self, request: pb.ReportRequest, _: None = None, /) -> pb.ReportReply:
+        """Say who waited for whom."""
+        return await _call(self._stub.GetReport, request, timeout_s=self._control_s)
 
 
 async def _call(

@@ -19,6 +19,10 @@ class RouterConfig:
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant. A call without a token listed here is refused `unauthenticated`."""
 
+    operators: tuple[str, ...] = ()
+    """Tenants that may administer the cluster (nodes, packing) and see every tenant's names; others
+    are refused `forbidden`. Empty: nobody; under `plexctl up`: the tenant of its card's token."""
+
     max_payload_bytes: int = 4 << 30
     """Bytes of one batch; a larger one is refused with `payload_too_large`."""
 

@@ -25,6 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router import models
+from plexsvc.router.admin import Admin
 from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.auth import Tenants
 from plexsvc.router.channels import ChannelPool
@@ -62,6 +63,7 @@ class RouterServicer:
         frames: FrameSource | None = None,
     ) -> None:
         self.tenants = Tenants(config.tokens)
+        self.admin = Admin(scheduler, operators=config.operators)
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
@@ -159,10 +161,10 @@ class RouterServicer:
     async def explain_operation(
         self, request: pb.ExplainRequest, *, tenant: TenantId
     ) -> pb.ExplainReply:
-        """Say why an operation waits."""
-        check_operation_id(request.operation_id)
-        request.tenant = tenant
-        return await self._scheduler.ExplainOperation(request, None)
+        """Say why an operation waits, or what each deployment of a job waits for."""
+        if request.operation_id or not request.job_id:
+            check_operation_id(request.operation_id)
+        return await self._scheduler.ExplainOperation(self.admin.filled(request, tenant), None)
 
     async def timeline(self, request: pb.TimelineRequest, *, tenant: TenantId) -> pb.TimelineReply:
         """Return what devices did."""
@@ -241,6 +243,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         "GetStatus": (router.get_status, pb.GetStatusRequest),
         "ExplainOperation": (router.explain_operation, pb.ExplainRequest),
         "Timeline": (router.timeline, pb.TimelineRequest),
+        **router.admin.methods(),
     }
     streaming: Mapping[str, tuple[Streaming, type[Message]]] = {
         "FetchResult": (router.downloads.result, pb.FetchResultRequest),

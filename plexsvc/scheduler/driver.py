@@ -90,6 +90,9 @@ class SchedulerDriver:
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self._store = store
         self._inbox: deque[Event] = deque()
+        self._asked: dict[int, asyncio.Future[list[Action]]] = {}
+        self._askers: dict[int, asyncio.Future[list[Action]]] = {}
+        self._dialing: dict[str, asyncio.Task[None]] = {}
         self._arrived = asyncio.Event()
         self._last_us = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -109,7 +112,7 @@ class SchedulerDriver:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks, self._is_running = tasks, True
                 for link in self.nodes.links:
-                    tasks.create_task(link.run())
+                    self._dial(link)
                 tasks.create_task(self.timers.run())
                 tasks.create_task(self.sessions.run())
                 tasks.create_task(self._flush_rows(storing))
@@ -127,6 +130,41 @@ class SchedulerDriver:
         """Tell the core a fact; its time is set when it is decided."""
         self._inbox.append(event)
         self._arrived.set()
+
+    async def ask(self, event: Event) -> list[Action]:
+        """Tell the core a fact; return what it ordered for it, once that is under way.
+
+        Raises:
+            PlexError: `unavailable` when the driver does not run or stops before it decided.
+        """
+        self.check_open()
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[id(event)] = answer
+        self.post(event)
+        actions: list[Action] = await answer
+        return actions
+
+    async def dial(self, target: str, *, timeout_us: int) -> NodeLink:
+        """Take one more node agent in; return its link once it has joined.
+
+        Raises:
+            PlexError: `unavailable` when it did not join in time; it is not dialed any more then.
+        """
+        self.check_open()
+        link = self._link(target)
+        self.nodes.links.append(link)
+        self._dial(link)
+        try:
+            async with asyncio.timeout(timeout_us / 1e6):
+                await link.joined.wait()
+        except TimeoutError:
+            await self._hang_up(link)
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"node agent {target} did not join within {timeout_us / 1e6:g} s; look at its log, "
+                "then add it again",
+            ) from None
+        return link
 
     def check_open(self) -> None:
         """Refuse new work when the driver cannot take it.
@@ -161,16 +199,26 @@ class SchedulerDriver:
                 self.journal.decided(actions)
                 for action in actions:
                     self._act(action)
+                if self._askers:
+                    self._answer(event, actions)
 
     def _take(self) -> list[Event]:
         """Return the events that wait, stamped, at most a batch."""
         events: list[Event] = []
         while self._inbox and len(events) < self.config.max_batch:
             self._last_us = max(self._last_us + 1, self.clock.wall_us())
-            events.append(replace(self._inbox.popleft(), at_us=self._last_us))
+            told = self._inbox.popleft()
+            events.append(replace(told, at_us=self._last_us))
+            if self._asked and id(told) in self._asked:
+                self._askers[self._last_us] = self._asked.pop(id(told))
         if not self._inbox:
             self._arrived.clear()
         return events
+
+    def _answer(self, event: Event, actions: list[Action]) -> None:
+        answer = self._askers.pop(event.at_us, None)
+        if answer is not None and not answer.done():
+            answer.set_result(actions)
 
     def _act(self, action: Action) -> None:
         match action:
@@ -231,6 +279,15 @@ class SchedulerDriver:
             ranks_of=self._ranks_of,
         )
 
+    def _dial(self, link: NodeLink) -> None:
+        assert self._tasks is not None, link.target
+        self._dialing[link.target] = self._tasks.create_task(link.run())
+
+    async def _hang_up(self, link: NodeLink) -> None:
+        self.nodes.links.remove(link)
+        self._dialing.pop(link.target).cancel()
+        await link.close()
+
     def _ranks_of(self, node_id: NodeId) -> list[tuple[WpgId, int, int]]:
         """Return (WPG, rank, incarnation) of the processes that should run on a node."""
         return [
@@ -241,6 +298,11 @@ class SchedulerDriver:
         ]
 
     async def _close(self, storing: Storing) -> None:
+        for answer in [*self._asked.values(), *self._askers.values()]:
+            if not answer.done():
+                answer.set_exception(
+                    PlexError(ErrorCode.UNAVAILABLE, "the scheduler stopped; ask the next one")
+                )
         storing.close()
         self._store.append(self.journal.notes(at_us=self._last_us), self.recorder.take_rows())
         for link in self.nodes.links:

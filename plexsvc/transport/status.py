@@ -22,6 +22,7 @@ MAX_TEXT_BYTES: Final = 2048
 _S = grpc.StatusCode
 STATUS_OF: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.UNAUTHENTICATED: _S.UNAUTHENTICATED,
+    ErrorCode.FORBIDDEN: _S.PERMISSION_DENIED,
     ErrorCode.NOT_FOUND: _S.NOT_FOUND,
     ErrorCode.UNKNOWN_MODEL: _S.NOT_FOUND,
     ErrorCode.RESULT_GONE: _S.NOT_FOUND,

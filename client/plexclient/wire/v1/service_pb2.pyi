@@ -25,6 +25,13 @@ class InstanceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTANCE_KIND_DEDICATED: _ClassVar[InstanceKind]
     INSTANCE_KIND_SPOT: _ClassVar[InstanceKind]
     INSTANCE_KIND_SERVING: _ClassVar[InstanceKind]
+
+class NodeChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_CHANGE_UNSPECIFIED: _ClassVar[NodeChange]
+    NODE_CHANGE_CORDON: _ClassVar[NodeChange]
+    NODE_CHANGE_DRAIN: _ClassVar[NodeChange]
+    NODE_CHANGE_UNCORDON: _ClassVar[NodeChange]
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_QUEUED: JobState
 JOB_STATE_RUNNING: JobState
@@ -36,6 +43,10 @@ INSTANCE_KIND_RESERVED: InstanceKind
 INSTANCE_KIND_DEDICATED: InstanceKind
 INSTANCE_KIND_SPOT: InstanceKind
 INSTANCE_KIND_SERVING: InstanceKind
+NODE_CHANGE_UNSPECIFIED: NodeChange
+NODE_CHANGE_CORDON: NodeChange
+NODE_CHANGE_DRAIN: NodeChange
+NODE_CHANGE_UNCORDON: NodeChange
 
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels")
@@ -479,14 +490,16 @@ class DeviceStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., bytes_used: _Optional[int] = ..., bytes_total: _Optional[int] = ..., resident_wpgs: _Optional[_Iterable[str]] = ..., running_wpg: _Optional[str] = ..., busy_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., switches: _Optional[int] = ..., since_us: _Optional[int] = ..., lease_no: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("operation_id", "job_id", "tenant")
+    __slots__ = ("operation_id", "job_id", "tenant", "is_operator")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     job_id: str
     tenant: str
-    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    is_operator: bool
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
     __slots__ = ("text", "facts", "state")
@@ -537,3 +550,454 @@ class Span(_message.Message):
     end_us: int
     nbytes: int
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[int] = ..., kind: _Optional[str] = ..., job_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., operation_id: _Optional[bytes] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class ListNodesReply(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    state: str
+    reason: str
+    address: NodeAddress
+    host_bytes_used: int
+    host_bytes_total: int
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    residents: _containers.RepeatedCompositeFieldContainer[NodeResident]
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ...) -> None: ...
+
+class NodeResident(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "stays")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    MOVING_TO_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    job_name: str
+    tenant: str
+    role: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    residency: _common_pb2.Residency
+    moving_to: _containers.RepeatedScalarFieldContainer[str]
+    stays: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ...) -> None: ...
+
+class ChangeNodeRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "node_id", "change")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    node_id: str
+    change: NodeChange
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., node_id: _Optional[str] = ..., change: _Optional[_Union[NodeChange, str]] = ...) -> None: ...
+
+class AddNodeRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "agent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    agent: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class CycleSegment(_message.Message):
+    __slots__ = ("phase", "offset_us", "duration_us")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_US_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    offset_us: int
+    duration_us: int
+    def __init__(self, phase: _Optional[str] = ..., offset_us: _Optional[int] = ..., duration_us: _Optional[int] = ...) -> None: ...
+
+class BusySpan(_message.Message):
+    __slots__ = ("start_us", "end_us")
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    start_us: int
+    end_us: int
+    def __init__(self, start_us: _Optional[int] = ..., end_us: _Optional[int] = ...) -> None: ...
+
+class PackRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "window_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    window_us: int
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., window_us: _Optional[int] = ...) -> None: ...
+
+class PackReply(_message.Message):
+    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy")
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    SLOT_US_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_US_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_US_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    now_us: int
+    slot_us: int
+    horizon_us: int
+    window_us: int
+    groups: _containers.RepeatedCompositeFieldContainer[PackGroup]
+    waiting: _containers.RepeatedCompositeFieldContainer[PackWaiting]
+    idle: _containers.RepeatedScalarFieldContainer[str]
+    policy: str
+    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ...) -> None: ...
+
+class PackGroup(_message.Message):
+    __slots__ = ("kind", "group_id", "devices", "duty_ppm", "duty_cap_ppm", "state_bytes", "parked_bytes", "closed", "residents")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DUTY_PPM_FIELD_NUMBER: _ClassVar[int]
+    DUTY_CAP_PPM_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    RESIDENTS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    group_id: int
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    duty_ppm: int
+    duty_cap_ppm: int
+    state_bytes: int
+    parked_bytes: int
+    closed: str
+    residents: _containers.RepeatedCompositeFieldContainer[PackResident]
+    def __init__(self, kind: _Optional[str] = ..., group_id: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., duty_ppm: _Optional[int] = ..., duty_cap_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., closed: _Optional[str] = ..., residents: _Optional[_Iterable[_Union[PackResident, _Mapping]]] = ...) -> None: ...
+
+class PackResident(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "is_paused", "moving_to", "residency", "is_running", "busy")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_US_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_US_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_US_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DUTY_PPM_FIELD_NUMBER: _ClassVar[int]
+    BOUND_PPM_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_PPM_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_PPM_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_RATIO_PPM_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_COLD_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    IS_LATE_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    MOVING_TO_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    job_name: str
+    tenant: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    anchor_us: int
+    shift_us: int
+    period_us: int
+    segments: _containers.RepeatedCompositeFieldContainer[CycleSegment]
+    duty_ppm: int
+    bound_ppm: int
+    predicted_ppm: int
+    measured_ppm: int
+    wait_us: int
+    wait_ratio_ppm: int
+    state_bytes: int
+    is_cold: bool
+    is_pinned: bool
+    is_late: bool
+    is_paused: bool
+    moving_to: _containers.RepeatedScalarFieldContainer[str]
+    residency: _common_pb2.Residency
+    is_running: bool
+    busy: _containers.RepeatedCompositeFieldContainer[BusySpan]
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
+
+class PackWaiting(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    job_name: str
+    tenant: str
+    since_us: int
+    reason: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class JobShape(_message.Message):
+    __slots__ = ("job_id", "num_devices", "period_us", "segments", "mode", "sync_at", "jitter_ppm", "max_slowdown_ppm", "state_bytes", "rollout_devices", "priority", "expected_us")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_US_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SYNC_AT_FIELD_NUMBER: _ClassVar[int]
+    JITTER_PPM_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOWDOWN_PPM_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_US_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    num_devices: int
+    period_us: int
+    segments: _containers.RepeatedCompositeFieldContainer[CycleSegment]
+    mode: str
+    sync_at: str
+    jitter_ppm: int
+    max_slowdown_ppm: int
+    state_bytes: int
+    rollout_devices: int
+    priority: int
+    expected_us: int
+    def __init__(self, job_id: _Optional[str] = ..., num_devices: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., mode: _Optional[str] = ..., sync_at: _Optional[str] = ..., jitter_ppm: _Optional[int] = ..., max_slowdown_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., rollout_devices: _Optional[int] = ..., priority: _Optional[int] = ..., expected_us: _Optional[int] = ...) -> None: ...
+
+class WhatIfRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "job", "kind")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    job: JobShape
+    kind: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., job: _Optional[_Union[JobShape, _Mapping]] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class WhatIfReply(_message.Message):
+    __slots__ = ("fits", "devices", "opens_group", "group_id", "shift_us", "overlap_ppm", "predicted_ppm", "neighbours", "reasons")
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    OPENS_GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_US_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_PPM_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_PPM_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    fits: bool
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    opens_group: bool
+    group_id: int
+    shift_us: int
+    overlap_ppm: int
+    predicted_ppm: int
+    neighbours: _containers.RepeatedCompositeFieldContainer[WhatIfNeighbour]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_id: _Optional[int] = ..., shift_us: _Optional[int] = ..., overlap_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WhatIfNeighbour(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "before_ppm", "after_ppm", "bound_ppm")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_PPM_FIELD_NUMBER: _ClassVar[int]
+    AFTER_PPM_FIELD_NUMBER: _ClassVar[int]
+    BOUND_PPM_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    job_name: str
+    tenant: str
+    before_ppm: int
+    after_ppm: int
+    bound_ppm: int
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., before_ppm: _Optional[int] = ..., after_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ...) -> None: ...
+
+class RepackRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class MoveJobRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "job_id", "node_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    job_id: str
+    node_id: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., job_id: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class MovesReply(_message.Message):
+    __slots__ = ("moves", "reasons")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[JobMove]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, moves: _Optional[_Iterable[_Union[JobMove, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JobMove(_message.Message):
+    __slots__ = ("deployment_id", "job_id", "job_name", "to", "state_bytes", "reason")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    job_id: str
+    job_name: str
+    to: _containers.RepeatedScalarFieldContainer[str]
+    state_bytes: int
+    reason: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., to: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., **kwargs) -> None: ...
+
+class PinJobRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "job_id", "is_pinned")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    job_id: str
+    is_pinned: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., job_id: _Optional[str] = ..., is_pinned: _Optional[bool] = ...) -> None: ...
+
+class PinJobReply(_message.Message):
+    __slots__ = ("job_id", "is_pinned")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    is_pinned: bool
+    def __init__(self, job_id: _Optional[str] = ..., is_pinned: _Optional[bool] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("now_us", "since_us", "tenants", "matrix", "jobs")
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    MATRIX_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    now_us: int
+    since_us: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
+    matrix: _containers.RepeatedCompositeFieldContainer[Interference]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobUse]
+    def __init__(self, now_us: _Optional[int] = ..., since_us: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., matrix: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobUse, _Mapping]]] = ...) -> None: ...
+
+class TenantUse(_message.Message):
+    __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    jobs: int
+    device_us: int
+    wait_us: int
+    switches: int
+    switch_us: int
+    def __init__(self, tenant: _Optional[str] = ..., jobs: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ...) -> None: ...
+
+class Interference(_message.Message):
+    __slots__ = ("waiting", "blocking", "wait_us")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    waiting: str
+    blocking: str
+    wait_us: int
+    def __init__(self, waiting: _Optional[str] = ..., blocking: _Optional[str] = ..., wait_us: _Optional[int] = ...) -> None: ...
+
+class JobUse(_message.Message):
+    __slots__ = ("job_id", "name", "tenant", "state", "lasted_us", "device_us", "wait_us", "wait_ratio_ppm", "switches", "switch_us", "predicted_ppm", "measured_ppm", "bound_ppm", "waits")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LASTED_US_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_RATIO_PPM_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_US_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_PPM_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_PPM_FIELD_NUMBER: _ClassVar[int]
+    BOUND_PPM_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    name: str
+    tenant: str
+    state: JobState
+    lasted_us: int
+    device_us: int
+    wait_us: int
+    wait_ratio_ppm: int
+    switches: int
+    switch_us: int
+    predicted_ppm: int
+    measured_ppm: int
+    bound_ppm: int
+    waits: _containers.RepeatedCompositeFieldContainer[JobWait]
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., lasted_us: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[JobWait, _Mapping]]] = ...) -> None: ...
+
+class JobWait(_message.Message):
+    __slots__ = ("job_id", "job_name", "wait_us")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    job_name: str
+    wait_us: int
+    def __init__(self, job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., wait_us: _Optional[int] = ...) -> None: ...

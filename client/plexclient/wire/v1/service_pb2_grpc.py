@@ -102,6 +102,51 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.TimelineRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TimelineReply.FromString,
                 _registered_method=True)
+        self.ListNodes = channel.unary_unary(
+                '/plexsvc.v1.Router/ListNodes',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListNodesReply.FromString,
+                _registered_method=True)
+        self.ChangeNode = channel.unary_unary(
+                '/plexsvc.v1.Router/ChangeNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+                _registered_method=True)
+        self.AddNode = channel.unary_unary(
+                '/plexsvc.v1.Router/AddNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+                _registered_method=True)
+        self.GetPack = channel.unary_unary(
+                '/plexsvc.v1.Router/GetPack',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.PackRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.PackReply.FromString,
+                _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/plexsvc.v1.Router/WhatIf',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.WhatIfReply.FromString,
+                _registered_method=True)
+        self.Repack = channel.unary_unary(
+                '/plexsvc.v1.Router/Repack',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.RepackRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+                _registered_method=True)
+        self.MoveJob = channel.unary_unary(
+                '/plexsvc.v1.Router/MoveJob',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+                _registered_method=True)
+        self.PinJob = channel.unary_unary(
+                '/plexsvc.v1.Router/PinJob',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.PinJobRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.PinJobReply.FromString,
+                _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/plexsvc.v1.Router/GetReport',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -189,6 +234,65 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNodes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeNode(self, request, context):
+        """operators
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddNode(self, request, context):
+        """operators
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhatIf(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Repack(self, request, context):
+        """operators
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveJob(self, request, context):
+        """operators
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinJob(self, request, context):
+        """operators
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReport(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -256,6 +360,51 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Timeline,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.TimelineRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TimelineReply.SerializeToString,
+            ),
+            'ListNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNodes,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListNodesReply.SerializeToString,
+            ),
+            'ChangeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.NodeView.SerializeToString,
+            ),
+            'AddNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.NodeView.SerializeToString,
+            ),
+            'GetPack': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPack,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.PackRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.PackReply.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.WhatIfReply.SerializeToString,
+            ),
+            'Repack': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repack,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.RepackRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.SerializeToString,
+            ),
+            'MoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveJob,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.SerializeToString,
+            ),
+            'PinJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinJob,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.PinJobRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.PinJobReply.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -620,6 +769,249 @@ class Router:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def ListNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ListNodes',
+            plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListNodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ChangeNode',
+            plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/AddNode',
+            plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/GetPack',
+            plexsvc_dot_v1_dot_service__pb2.PackRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.PackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/WhatIf',
+            plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.WhatIfReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/Repack',
+            plexsvc_dot_v1_dot_service__pb2.RepackRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/MoveJob',
+            plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/PinJob',
+            plexsvc_dot_v1_dot_service__pb2.PinJobRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.PinJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/GetReport',
+            plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class SchedulerStub:
     """Called by routers only. `tenant` fields are filled by the router.
@@ -685,6 +1077,51 @@ class SchedulerStub:
                 '/plexsvc.v1.Scheduler/Timeline',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.TimelineRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.TimelineReply.FromString,
+                _registered_method=True)
+        self.ListNodes = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ListNodes',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListNodesReply.FromString,
+                _registered_method=True)
+        self.ChangeNode = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ChangeNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+                _registered_method=True)
+        self.AddNode = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/AddNode',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+                _registered_method=True)
+        self.GetPack = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetPack',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.PackRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.PackReply.FromString,
+                _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/WhatIf',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.WhatIfReply.FromString,
+                _registered_method=True)
+        self.Repack = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/Repack',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.RepackRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+                _registered_method=True)
+        self.MoveJob = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/MoveJob',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+                _registered_method=True)
+        self.PinJob = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/PinJob',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.PinJobRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.PinJobReply.FromString,
+                _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetReport',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
 
 
@@ -758,6 +1195,60 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNodes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhatIf(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Repack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReport(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -815,6 +1306,51 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Timeline,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.TimelineRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.TimelineReply.SerializeToString,
+            ),
+            'ListNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNodes,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListNodesReply.SerializeToString,
+            ),
+            'ChangeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.NodeView.SerializeToString,
+            ),
+            'AddNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddNode,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.NodeView.SerializeToString,
+            ),
+            'GetPack': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPack,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.PackRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.PackReply.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.WhatIfReply.SerializeToString,
+            ),
+            'Repack': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repack,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.RepackRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.SerializeToString,
+            ),
+            'MoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveJob,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.MovesReply.SerializeToString,
+            ),
+            'PinJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinJob,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.PinJobRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.PinJobReply.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1115,6 +1651,249 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/Timeline',
             plexsvc_dot_v1_dot_service__pb2.TimelineRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.TimelineReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ListNodes',
+            plexsvc_dot_v1_dot_service__pb2.ListNodesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListNodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ChangeNode',
+            plexsvc_dot_v1_dot_service__pb2.ChangeNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/AddNode',
+            plexsvc_dot_v1_dot_service__pb2.AddNodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.NodeView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetPack',
+            plexsvc_dot_v1_dot_service__pb2.PackRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.PackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/WhatIf',
+            plexsvc_dot_v1_dot_service__pb2.WhatIfRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.WhatIfReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/Repack',
+            plexsvc_dot_v1_dot_service__pb2.RepackRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/MoveJob',
+            plexsvc_dot_v1_dot_service__pb2.MoveJobRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.MovesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/PinJob',
+            plexsvc_dot_v1_dot_service__pb2.PinJobRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.PinJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetReport',
+            plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
             options,
             channel_credentials,
             insecure,
