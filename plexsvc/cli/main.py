@@ -3,74 +3,51 @@
 # ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-import typer.core
 
+from plexsvc.cli.job_commands import job_app
+from plexsvc.cli.node_commands import node_app
+from plexsvc.cli.options import (
+    FAILED,
+    Address,
+    Commands,
+    Json,
+    StateDir,
+    Token,
+    calls_to,
+    card_of,
+    live,
+    print_json,
+    print_message,
+    show,
+    state_dir_of,
+)
+from plexsvc.cli.pack import pack
 from plexsvc.cli.replay import replay
+from plexsvc.cli.report import report
 from plexsvc.cli.simulate import simulate
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from plexsvc.cli.places import Card
 
-MISUSED: Final = 2
-FAILED: Final = 1
 _REFRESH_S: Final = 0.5
-
-
-class _Commands(typer.core.TyperGroup):
-    """Turns a `PlexError` into its message on stderr and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as typer's own
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            raise _exit_for(error) from error
-
-
-def _exit_for(error: Exception) -> Exception:
-    errors = sys.modules.get("plexsvc.errors")  # not imported: no such error was ever made
-    if errors is None or not isinstance(error, errors.PlexError):
-        return error
-    typer.echo(str(error), err=True)
-    return typer.Exit(MISUSED if error.code == errors.ErrorCode.BAD_REQUEST else FAILED)
-
+_OPERATION_DIGITS: Final = 32
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     help="Run many LLM-RL jobs on the same accelerators.",
     epilog="Example: plexctl up --detach && plexctl submit --name math loop.py",
 )
-job_app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    help="List and cancel jobs.",
-    epilog="Example: plexctl job list",
-)
 app.add_typer(job_app, name="job")
-
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="PLEX_STATE_DIR",
-        help="The cluster's directory; by default ~/.local/state/plexsvc.",
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(envvar="PLEX_ADDRESS", help="The cluster's router, instead of --state-dir."),
-]
-Token = Annotated[str | None, typer.Option(envvar="PLEX_TOKEN", help="Your token.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+app.add_typer(node_app, name="node")
 
 
 @app.command(epilog="Example: plexctl up --config cluster.toml --detach")
@@ -126,9 +103,9 @@ def submit(
     """Run a controller as a job: detached, its output kept as the job's log."""
     from plexsvc.cli import jobs, places
 
-    place = _state_dir(state_dir)
+    place = state_dir_of(state_dir)
     job_id = jobs.submit(
-        _card(state_dir, address=address, token=token),
+        card_of(state_dir, address=address, token=token),
         state_dir=place,
         name=name or Path(script).stem,
         argv=(script, *(args or ())),
@@ -137,7 +114,7 @@ def submit(
     )
     directory = places.job_dir(place, job_id)
     if json:
-        _print_json({"job_id": job_id, "log": str(directory / jobs.LOG)})
+        print_json({"job_id": job_id, "log": str(directory / jobs.LOG)})
     else:
         typer.echo(job_id)
     if attach:
@@ -157,24 +134,22 @@ def status(
 ) -> None:
     """Show jobs with step, phase and reward, and who is on the devices."""
     from plexclient.wire.v1 import service_pb2
-    from plexsvc.cli.calls import router
 
-    with router(_card(state_dir, address=address, token=token)) as calls:
+    with calls_to(state_dir, address=address, token=token) as calls:
 
         def ask() -> service_pb2.ClusterStatus:
             request = service_pb2.GetStatusRequest()
             return calls.call("GetStatus", request, service_pb2.ClusterStatus)
 
         if json:
-            _print_message(ask())
-        elif watch:
-            _watch(ask)
+            print_message(ask())
+            return
+        from plexsvc.cli.view import status_view
+
+        if watch:
+            live((status_view(ask()) for _ in count()), every_s=_REFRESH_S)
         else:
-            from rich.console import Console
-
-            from plexsvc.cli.view import status_view
-
-            Console().print(status_view(ask()))
+            show(status_view(ask()))
 
 
 @app.command(epilog="Example: plexctl logs job-1f0c9a3b7d52 --follow")
@@ -189,11 +164,11 @@ def logs(
     """Print the output of a job that was submitted on this machine."""
     from plexsvc.cli import jobs, places
 
-    directory = places.job_dir(_state_dir(state_dir), job)
+    directory = places.job_dir(state_dir_of(state_dir), job)
     chunks = jobs.read_log(directory, follow=follow)
     if json:
         text = b"".join(chunks).decode(errors="replace")
-        _print_json({"job_id": job, "lines": text.splitlines()})
+        print_json({"job_id": job, "lines": text.splitlines()})
     else:
         _write_bytes(chunks)
 
@@ -214,91 +189,37 @@ app.command(epilog="Example: plexctl simulate --preset cluster-256 --policy plex
 app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --json")(replay)
 
 
-@app.command(epilog="Example: plexctl explain op_1f0c9a3b7d52e6a84f11c0de55aa9b3d")
+@app.command(epilog="Example: plexctl explain job-1f0c9a3b7d52")
 def explain(
     operation: Annotated[
-        str, typer.Argument(help="The operation's id in hex, with or without op_.")
+        str,
+        typer.Argument(
+            metavar="OP|JOB", help="An operation's id in hex, with or without op_; or a job's id."
+        ),
     ],
-    job: Annotated[str, typer.Option(help="The job it belongs to.")] = "",
+    job: Annotated[str, typer.Option(help="The job the operation belongs to.")] = "",
     state_dir: StateDir = None,
     address: Address = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Say why an operation waits, or what became of it."""
+    """Say why an operation waits, what became of it, or what a job's deployments wait for."""
     from plexclient.wire.v1 import service_pb2
-    from plexsvc.cli.calls import router
 
-    request = service_pb2.ExplainRequest(operation_id=_operation_id(operation), job_id=job)
-    with router(_card(state_dir, address=address, token=token)) as calls:
+    operation_id = _operation_id(operation)
+    request = service_pb2.ExplainRequest(
+        operation_id=operation_id, job_id=job if operation_id else operation
+    )
+    with calls_to(state_dir, address=address, token=token) as calls:
         reply = calls.call("ExplainOperation", request, service_pb2.ExplainReply)
     if json:
-        _print_message(reply)
+        print_message(reply)
     else:
         typer.echo("\n".join([reply.text, *(f"  {fact}" for fact in reply.facts)]))
 
 
-@job_app.command("list", epilog="Example: plexctl job list --all")
-def job_list(
-    all_jobs: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """List your jobs."""
-    from plexclient.wire.v1 import service_pb2
-    from plexsvc.cli.calls import router
-
-    request = service_pb2.ListJobsRequest(include_ended=all_jobs)
-    with router(_card(state_dir, address=address, token=token)) as calls:
-        reply = calls.call("ListJobs", request, service_pb2.ListJobsReply)
-    if json:
-        _print_message(reply)
-        return
-    from rich.console import Console
-
-    from plexsvc.cli.view import jobs_view
-
-    Console().print(jobs_view(list(reply.jobs)))
-
-
-@job_app.command("cancel", epilog="Example: plexctl job cancel job-1f0c9a3b7d52")
-def job_cancel(
-    job: Annotated[str, typer.Argument(help="The job's id.")],
-    reason: Annotated[str, typer.Option(help="Kept with the job.")] = "cancelled by plexctl",
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """Cancel a job: its running operation ends, its devices are freed, its controller stops."""
-    from plexclient.wire.v1 import service_pb2
-    from plexsvc.cli.calls import router
-
-    request = service_pb2.EndJobRequest(
-        job_id=job, outcome=service_pb2.JOB_STATE_CANCELLED, reason=reason
-    )
-    with router(_card(state_dir, address=address, token=token)) as calls:
-        reply = calls.call("EndJob", request, service_pb2.Job, timeout_s=60)
-    if json:
-        _print_message(reply)
-    else:
-        from plexsvc.cli.view import state_name
-
-        typer.echo(f"{reply.job_id} {state_name(reply)}")
-
-
-def _state_dir(given: Path | None) -> Path:
-    from plexsvc.cli.places import default_state_dir
-
-    return given or default_state_dir()
-
-
-def _card(state_dir: Path | None, *, address: str | None, token: str | None) -> Card:
-    from plexsvc.cli.places import find_cluster
-
-    return find_cluster(_state_dir(state_dir), address=address, token=token)
+app.command(epilog="Example: plexctl pack --window 120 --png pack.png")(pack)
+app.command(epilog="Example: plexctl report --json")(report)
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -309,6 +230,10 @@ def _pair(item: str) -> tuple[str, str]:
 
 
 def _operation_id(text: str) -> bytes:
+    """Return an operation's id, empty for the id of a job."""
+    is_operation = text.startswith("op_") or len(text) == _OPERATION_DIGITS
+    if not is_operation:
+        return b""
     try:
         return bytes.fromhex(text.removeprefix("op_"))
     except ValueError as error:
@@ -317,23 +242,9 @@ def _operation_id(text: str) -> bytes:
 
 def _print_card(card: Card, *, state_dir: Path, json: bool) -> None:
     if json:
-        _print_json({"address": card.address, "state_dir": str(state_dir), "pid": card.pid})
+        print_json({"address": card.address, "state_dir": str(state_dir), "pid": card.pid})
     else:
         typer.echo(f"plexsvc serves at {card.address}, state in {state_dir}, pid {card.pid}")
-
-
-def _print_json(value: object) -> None:
-    typer.echo(jsonlib.dumps(value))
-
-
-def _print_message(message: Message) -> None:
-    from google.protobuf.json_format import MessageToDict
-
-    _print_json(
-        MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-    )
 
 
 def _write_bytes(chunks: Iterable[bytes]) -> None:
@@ -351,22 +262,6 @@ def _exit_like(directory: Path) -> None:
     elif end.outcome != "completed":
         typer.echo(f"{end.outcome}: {end.reason}", err=True)
     raise typer.Exit(0 if end is not None and end.outcome == "completed" else FAILED)
-
-
-def _watch(ask: Any) -> None:  # noqa: ANN401 - a callable of a type that is imported later
-    import time
-
-    from rich.live import Live
-
-    from plexsvc.cli.view import status_view
-
-    with Live(status_view(ask()), refresh_per_second=1 / _REFRESH_S) as live:
-        try:
-            while True:
-                time.sleep(_REFRESH_S)
-                live.update(status_view(ask()))
-        except KeyboardInterrupt:
-            return
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def status_view(status: service_pb2.ClusterStatus) -> RenderableType:
 
 def jobs_view(jobs: list[service_pb2.Job]) -> RenderableType:
     """Return the table of `plexctl job list`."""
-    table = _table("job", "name", "state", "operations", "device s", "reason")
+    table = table_of("job", "name", "state", "operations", "device s", "reason")
     for job in jobs:
         table.add_row(
             job.job_id,
@@ -49,7 +49,7 @@ def jobs_view(jobs: list[service_pb2.Job]) -> RenderableType:
 
 
 def _jobs_table(status: service_pb2.ClusterStatus) -> Table:
-    table = _table("job", "name", "state", "phase", "step", "reward", "operations", "device s")
+    table = table_of("job", "name", "state", "phase", "step", "reward", "operations", "device s")
     for job in status.jobs:
         metrics = status.progress[job.job_id].metrics if job.job_id in status.progress else {}
         table.add_row(
@@ -66,7 +66,9 @@ def _jobs_table(status: service_pb2.ClusterStatus) -> Table:
 
 
 def _devices_table(status: service_pb2.ClusterStatus) -> Table:
-    table = _table("device", "kind", "MiB used", "resident", "runs", "switches", "switch s", "busy")
+    table = table_of(
+        "device", "kind", "MiB used", "resident", "runs", "switches", "switch s", "busy"
+    )
     owners = {
         deployment.wpg_id: deployment.deployment_id
         for deployment in status.deployments
@@ -104,7 +106,8 @@ def _state(job: service_pb2.Job) -> Text:
     return Text(name, style=_STATE_STYLES.get(name, ""))
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
+    """Return an empty table without a frame."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column)

@@ -109,6 +109,16 @@ def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
     return tuple(jobs)
 
 
+def read_job(path: Path, *, cluster: SimCluster) -> SimJob:
+    """Return the job of a JSON file: the keys of a trace's line, over as many lines as it likes.
+
+    Raises:
+        PlexError: `bad_request` with file and field.
+    """
+    at = _At(path=path, line=1)
+    return _job(_object(_text(path), at), cluster, at)
+
+
 def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     _only(data, [*_REQUIRED, *_OPTIONAL], at, prefix="")
     for name in _REQUIRED:

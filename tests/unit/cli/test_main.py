@@ -24,7 +24,19 @@ COMMANDS = [
     ["job"],
     ["job", "list"],
     ["job", "cancel"],
+    ["job", "move"],
+    ["job", "pin"],
+    ["job", "unpin"],
+    ["node"],
+    ["node", "list"],
+    ["node", "cordon"],
+    ["node", "drain"],
+    ["node", "uncordon"],
+    ["node", "add"],
+    ["pack"],
+    ["report"],
 ]
+NOUNS = [["job"], ["node"]]
 run = CliRunner().invoke
 
 
@@ -35,7 +47,7 @@ def test_help_ends_with_an_example(command: list[str]) -> None:
     assert "Example: plexctl" in result.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != ["job"]], ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in NOUNS], ids=" ".join)
 def test_every_command_offers_json(command: list[str]) -> None:
     assert "--json" in run(app, [*command, "--help"]).stdout
 
@@ -54,7 +66,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["job", "list"], ["job", "cancel", "j"], ["explain", "00ff"]]
+    "command",
+    [
+        ["status"],
+        ["job", "list"],
+        ["job", "cancel", "j"],
+        ["job", "move", "j"],
+        ["explain", "00ff"],
+        ["node", "list"],
+        ["node", "drain", "n"],
+        ["pack"],
+        ["report"],
+    ],
 )
 def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(
     command: list[str], tmp_path: Path
@@ -74,6 +97,10 @@ def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(
         (["logs", "../../etc"], "job list"),
         (["frobnicate"], "frobnicate"),
         (["status", "--wotch"], "--wotch"),
+        (["pack", "--apply", "--png", "x.png"], "one of --png"),
+        (["pack", "--window", "-1"], "--window"),
+        (["pack", "--what-if", "no-such-job.json"], "no-such-job.json"),
+        (["node", "drain"], "node"),
         (["up", "--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -586,7 +586,7 @@ class NodeView(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ...) -> None: ...
 
 class NodeResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "stays")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "stays", "name")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -596,6 +596,7 @@ class NodeResident(_message.Message):
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
@@ -605,7 +606,8 @@ class NodeResident(_message.Message):
     residency: _common_pb2.Residency
     moving_to: _containers.RepeatedScalarFieldContainer[str]
     stays: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ChangeNodeRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "node_id", "change")
@@ -700,7 +702,7 @@ class PackGroup(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., group_id: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., duty_ppm: _Optional[int] = ..., duty_cap_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., closed: _Optional[str] = ..., residents: _Optional[_Iterable[_Union[PackResident, _Mapping]]] = ...) -> None: ...
 
 class PackResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "is_paused", "moving_to", "residency", "is_running", "busy")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "is_paused", "moving_to", "residency", "is_running", "name", "busy")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -724,6 +726,7 @@ class PackResident(_message.Message):
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
@@ -748,24 +751,27 @@ class PackResident(_message.Message):
     moving_to: _containers.RepeatedScalarFieldContainer[str]
     residency: _common_pb2.Residency
     is_running: bool
+    name: str
     busy: _containers.RepeatedCompositeFieldContainer[BusySpan]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
 
 class PackWaiting(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
     tenant: str
     since_us: int
     reason: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class JobShape(_message.Message):
     __slots__ = ("job_id", "num_devices", "period_us", "segments", "mode", "sync_at", "jitter_ppm", "max_slowdown_ppm", "state_bytes", "rollout_devices", "priority", "expected_us")
@@ -830,7 +836,7 @@ class WhatIfReply(_message.Message):
     def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_id: _Optional[int] = ..., shift_us: _Optional[int] = ..., overlap_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WhatIfNeighbour(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "before_ppm", "after_ppm", "bound_ppm")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "before_ppm", "after_ppm", "bound_ppm", "name")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -838,6 +844,7 @@ class WhatIfNeighbour(_message.Message):
     BEFORE_PPM_FIELD_NUMBER: _ClassVar[int]
     AFTER_PPM_FIELD_NUMBER: _ClassVar[int]
     BOUND_PPM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
@@ -845,7 +852,8 @@ class WhatIfNeighbour(_message.Message):
     before_ppm: int
     after_ppm: int
     bound_ppm: int
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., before_ppm: _Optional[int] = ..., after_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., before_ppm: _Optional[int] = ..., after_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class RepackRequest(_message.Message):
     __slots__ = ("tenant", "is_operator")
@@ -876,21 +884,24 @@ class MovesReply(_message.Message):
     def __init__(self, moves: _Optional[_Iterable[_Union[JobMove, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobMove(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "to", "state_bytes", "reason")
+    __slots__ = ("deployment_id", "job_id", "job_name", "from_devices", "to_devices", "state_bytes", "reason", "name")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
-    FROM_FIELD_NUMBER: _ClassVar[int]
-    TO_FIELD_NUMBER: _ClassVar[int]
+    FROM_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    TO_DEVICES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     job_name: str
-    to: _containers.RepeatedScalarFieldContainer[str]
+    from_devices: _containers.RepeatedScalarFieldContainer[str]
+    to_devices: _containers.RepeatedScalarFieldContainer[str]
     state_bytes: int
     reason: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., to: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., **kwargs) -> None: ...
+    name: str
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., from_devices: _Optional[_Iterable[str]] = ..., to_devices: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PinJobRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "job_id", "is_pinned")

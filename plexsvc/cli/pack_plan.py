@@ -1,0 +1,153 @@
+"""The plan of one picture: when each resident of a group is to have its devices, in a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+
+PPM: Final = 1_000_000
+HIDDEN: Final = "another tenant's"
+
+Spans = list[tuple[int, int]]
+"""Half-open stretches of time in microseconds, sorted, disjoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a picture shows."""
+
+    start_us: int
+    length_us: int
+
+    @property
+    def end_us(self) -> int:
+        """Return where it ends."""
+        return self.start_us + self.length_us
+
+    @classmethod
+    def of(cls, pack: service_pb2.PackReply) -> Window:
+        """Return the window of a reply, from the slot in hand."""
+        start_us = pack.now_us // max(1, pack.slot_us) * pack.slot_us
+        return cls(start_us=start_us, length_us=max(1, pack.window_us))
+
+
+def planned(resident: service_pb2.PackResident, window: Window) -> Spans:
+    """Return when a resident is planned to have its devices. `O(spans)`.
+
+    >>> cycle = service_pb2.PackResident(
+    ...     period_us=10, busy=[service_pb2.BusySpan(start_us=8, end_us=10)]
+    ... )
+    >>> planned(cycle, Window(start_us=9, length_us=15))
+    [(9, 10), (18, 20)]
+    """
+    spans: Spans = []
+    if not resident.period_us:
+        return spans
+    for cycle in range(
+        window.start_us // resident.period_us, -(-window.end_us // resident.period_us)
+    ):
+        base_us = cycle * resident.period_us
+        for busy in resident.busy:
+            start_us = max(window.start_us, base_us + busy.start_us)
+            end_us = min(window.end_us, base_us + busy.end_us)
+            if start_us < end_us:
+                spans.append((start_us, end_us))
+    return spans
+
+
+def overlaps(lanes: Iterable[Spans]) -> Spans:
+    """Return where two or more lanes are busy at once. `O(n log n)`.
+
+    >>> overlaps([[(0, 5), (8, 9)], [(3, 8)], [(4, 6)]])
+    [(3, 6)]
+    """
+    edges = sorted((at, step) for lane in lanes for s, e in lane for at, step in ((s, 1), (e, -1)))
+    found: Spans = []
+    depth, since = 0, 0
+    for at, step in edges:
+        before, depth = depth, depth + step
+        if before < 2 <= depth:
+            since = at
+        elif before >= 2 > depth and since < at:
+            found.append((since, at))
+    return found
+
+
+def shares(spans: Spans, window: Window, *, columns: int) -> list[float]:
+    """Return the busy share of each of `columns` equal parts of the window, 0 to 1.
+
+    >>> shares([(0, 5), (12, 15)], Window(start_us=0, length_us=20), columns=4)
+    [1.0, 0.0, 0.6, 0.0]
+    """
+    width = window.length_us / columns
+    totals = [0.0] * columns
+    for start_us, end_us in spans:
+        start, end = (start_us - window.start_us) / width, (end_us - window.start_us) / width
+        for column in range(int(start), min(columns, int(-(-end // 1)))):
+            totals[column] += max(0.0, min(end, column + 1) - max(start, column))
+    return [round(min(1.0, total), 9) for total in totals]
+
+
+def label(job_name: str, job_id: str, name: str) -> str:
+    """Return what a deployment is called in pictures.
+
+    >>> label("math", "job-1", "actor"), label("", "", "")
+    ('math/actor', "another tenant's")
+    """
+    job = job_name or job_id
+    return f"{job}/{name}" if job else HIDDEN
+
+
+def ratio(ppm: int) -> str:
+    """Return a slowdown or a dash where it is not known.
+
+    >>> ratio(1_050_000), ratio(0)
+    ('1.05', '-')
+    """
+    return f"{ppm / PPM:.2f}" if ppm else "-"
+
+
+def seconds(length_us: int) -> str:
+    """Return a length of time.
+
+    >>> seconds(1_500_000), seconds(90_000_000), seconds(20_000)
+    ('1.5 s', '90 s', '0.02 s')
+    """
+    return f"{length_us / 1e6:.3g} s"
+
+
+def notes(resident: service_pb2.PackResident) -> list[str]:
+    """Return what is special about a resident."""
+    told = [
+        (resident.is_cold, "being profiled"),
+        (resident.is_late, "late"),
+        (resident.is_paused, "paused"),
+        (resident.is_pinned, "pinned"),
+        (bool(resident.moving_to), f"moves to {', '.join(resident.moving_to)}"),
+    ]
+    return [note for is_so, note in told if is_so]
+
+
+def title(group: service_pb2.PackGroup) -> str:
+    """Return a group's heading: where it is and how full."""
+    devices = compact(group.devices)
+    duty = f"duty {group.duty_ppm / PPM:.0%} of at most {group.duty_cap_ppm / PPM:.0%}"
+    return f"{group.kind} group {group.group_id} · {devices} · {duty}" + (
+        f" · closed: {group.closed}" if group.closed else ""
+    )
+
+
+def compact(devices: Sequence[str]) -> str:
+    """Return devices with each node named once.
+
+    >>> compact(["node-a:0", "node-a:1", "node-b:0"])
+    'node-a:0,1 node-b:0'
+    """
+    by_node: dict[str, list[str]] = {}
+    for device in devices:
+        node, _, index = device.rpartition(":")
+        by_node.setdefault(node, []).append(index)
+    return " ".join(f"{node}:{','.join(indexes)}" for node, indexes in by_node.items())
