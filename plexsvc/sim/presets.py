@@ -242,7 +242,7 @@ def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
         num_nodes=gang,
         profile=profile,
         arrived_us=round(arrival_s * SECOND_US),
-        expected_us=period_us * FEW_CYCLES,
+        expected_us=period_us * cycles,
         state_bytes=round(state_gb / gang * GB),
     )
     return SimJob(demand=demand, cycles=cycles, jitter_cv=0.15, state_gb=state_gb)
