@@ -10,10 +10,11 @@ import tracemalloc
 import numpy as np
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, NodeRoom
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 
 
 def main() -> None:

@@ -15,11 +15,13 @@ from enum import IntEnum
 import numpy as np
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, NodeRoom
-from plexsvc.scheduler.core.planning.planner import Placed, Planner
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.decisions import Placed
+from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.planning.runtime import (
     Counts,
     Decision,
@@ -180,14 +182,14 @@ class Simulator:
         left = self.groups[playing.group_id]
         expected_us = left.runtime.members[move.job_id].expected_us
         left.runtime.leave(move.job_id)
-        self.planner.move(move.job_id, move.to_group, now_us=self.now)
+        self.planner.move(move.job_id, move.nodes, now_us=self.now)
         if not left.runtime.members:
             self.group_node_us += left.size * (self.now - left.opened_us)
             del self.groups[playing.group_id]
         playing.group_id = move.to_group
         playing.is_submitted = playing.is_moving = True
-        nodes = self.planner.board.groups[move.to_group].nodes
-        playing.record.stays.append(Stay(since_us=self.now, group_id=move.to_group, nodes=nodes))
+        stay = Stay(since_us=self.now, group_id=move.to_group, nodes=move.nodes)
+        playing.record.stays.append(stay)
         playing.record.moves.append((self.now, self.now + move.charge_us))
         profile = playing.record.job.demand.profile
         group = self.groups[move.to_group]

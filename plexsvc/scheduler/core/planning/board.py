@@ -1,81 +1,30 @@
 """The planning board: nodes, node groups, who lives in each, and every slot they occupy.
 
-A group is opened on free nodes by its first job and dissolves with its last. Committing a job
-subtracts its whole footprint over the horizon at once: from the group's free windows (the truth,
-shared by its nodes), from the global free-node profile, and from the bit slice that prefilters.
+A group is opened on idle nodes by its first job, grows when a job needs its nodes and others
+(merging groups it meets), splits where jobs no longer share nodes, and dissolves with its last job.
+Committing a job subtracts its whole footprint over the horizon at once: from its nodes' free
+windows (the truth), from the global free-node profile, and from the bit slice that prefilters.
 Removing it recomputes the windows from the footprints that stay, so that exactly what it took comes
 back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, connected
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
+from plexsvc.scheduler.core.planning.rooms import Gang, NodeRoom, Rooms
 from plexsvc.scheduler.core.structures.bit_slices import LANES, BitSlice
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet
 from plexsvc.scheduler.core.structures.ring import Ring
 from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRoom:
-    """A node as planning sees it."""
-
-    node_id: NodeId
-    num_devices: int = 8
-    parked_bytes: int = 1 << 62
-    """Host memory and disk for the state of jobs that are not on the devices."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Resident:
-    """A job that lives in a group, and its cells."""
-
-    demand: Demand
-    anchor_slot: int
-    shift_slots: int
-    cells: Footprint
-    load: Load
-
-
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """Nodes whose devices a set of jobs time-share."""
-
-    group_id: int
-    nodes: tuple[NodeId, ...]
-    parked_bytes: int
-    lane: int
-    slices: BitSlice
-    free: IntervalSet
-    residents: dict[JobId, Resident] = field(default_factory=dict)
-    duty_ppm: int = 0
-    state_bytes: int = 0
-    late: dict[JobId, int] = field(default_factory=dict)
-    """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
-
-    probing: JobId | None = None
-    """The cold job that has the group for itself until its cycle is known."""
-
-    is_closed: bool = False
-    """Takes no further job: one of its nodes is cordoned."""
-
-    @property
-    def size(self) -> int:
-        """Return its number of nodes."""
-        return len(self.nodes)
-
-    @property
-    def profiles(self) -> list[Profile]:
-        """Return the cycles of its jobs."""
-        return [resident.demand.profile for resident in self.residents.values()]
 
 
 class Board:
@@ -86,20 +35,42 @@ class Board:
     ) -> None:
         self.ring = ring or Ring()
         self.slot_us = slot_us
-        self.rooms = {room.node_id: room for room in nodes}
-        self.idle: dict[NodeId, None] = dict.fromkeys(sorted(self.rooms))
+        self.rooms = Rooms(nodes)
+        self.idle: dict[NodeId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
+        self._is_idle_sorted = True
+        self.num_freed = 0
+        """Times a node became idle: grows with every chance to open a group."""
+
         self.cordoned: set[NodeId] = set()
         self.out: set[NodeId] = set()
         self.groups: dict[int, Group] = {}
+        self.group_at: dict[NodeId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[JobId, int] = {}
-        self.exclusive: dict[JobId, tuple[NodeId, ...]] = {}
+        self.exclusive: dict[JobId, Gang] = {}
         self.free_nodes = SegmentTree(self.ring.size, initial=len(self.rooms))
         self._slices: list[tuple[BitSlice, list[int]]] = []
         self._next_group = 1
 
-    def idle_gang(self, num_nodes: int) -> tuple[NodeId, ...] | None:
-        """Return idle nodes of one size that can make a gang, first by name; None if too few."""
+    def first_idle(self, num_nodes: int, *, barred: Collection[NodeId] = ()) -> Gang | None:
+        """Return the first idle nodes by host, position and name; None if too few."""
+        self._sort_idle()
+        chosen: list[NodeId] = []
+        for node_id in self.idle:
+            if len(chosen) == num_nodes:
+                break
+            if node_id not in barred:
+                chosen.append(node_id)
+        return tuple(chosen) if len(chosen) == num_nodes else None
+
+    def idle_gang(self, num_nodes: int, *, barred: Collection[NodeId] = ()) -> Gang | None:
+        """Return idle nodes that can make a gang, first by name; None if there are none."""
+        if len(self.idle) < num_nodes:
+            return None
+        self._sort_idle()
+        if self.rooms.has_hosts or barred:
+            among = {node_id: None for node_id in self.idle if node_id not in barred}
+            return next(self.rooms.gangs(num_nodes, among=among, burden=lambda _: 0), None)
         by_size: dict[int, list[NodeId]] = {}
         for node_id in self.idle:
             same = by_size.setdefault(self.rooms[node_id].num_devices, [])
@@ -108,25 +79,27 @@ class Board:
                 return tuple(same)
         return None
 
+    def duty_on(self, node_id: NodeId) -> int:
+        """Return the sum of the duties of the jobs on a node, in ppm."""
+        group_id = self.group_at.get(node_id)
+        return 0 if group_id is None else self.groups[group_id].duty_on(node_id)
+
     def open_group(self, nodes: Sequence[NodeId]) -> Group:
-        """Make a group of idle nodes."""
+        """Make a group of nodes that are in none."""
         assert nodes, "a group has nodes"
-        assert all(node_id in self.idle for node_id in nodes), nodes
-        for node_id in nodes:
-            del self.idle[node_id]
-        slices, lane = self._take_lane()
-        group = Group(
-            group_id=self._next_group,
-            nodes=tuple(nodes),
-            parked_bytes=min(self.rooms[node_id].parked_bytes for node_id in nodes),
-            lane=lane,
-            slices=slices,
-            free=IntervalSet([(0, self.ring.size)]),
-        )
-        self._next_group += 1
-        self.groups[group.group_id] = group
-        self.by_size.setdefault(group.size, {})[group.group_id] = group
-        return group
+        self._claim(nodes)
+        return self._new_group(tuple(nodes))
+
+    def gather(self, nodes: Sequence[NodeId]) -> Group:
+        """Return one group that holds all of `nodes`: opened, found, or made of those they meet."""
+        met = sorted({self.group_at[n] for n in nodes if n in self.group_at})
+        loose = [node_id for node_id in nodes if node_id not in self.group_at]
+        if not met:
+            return self.open_group(nodes)
+        self._claim(loose)
+        if len(met) > 1 or loose:
+            self._merge([self.groups[group_id] for group_id in met], loose)
+        return self.groups[met[0]]
 
     def cells(self, profile: Profile, *, anchor_slot: int) -> Footprint:
         """Return what a cycle that starts at `anchor_slot` would occupy."""
@@ -152,58 +125,78 @@ class Board:
             for segment in profile.segments
         ]
 
-    def commit(self, group: Group, demand: Demand, *, anchor_slot: int, shift_slots: int) -> None:
-        """Let a job live in a group: its footprint leaves every structure at once."""
+    def commit(
+        self,
+        group: Group,
+        demand: Demand,
+        *,
+        anchor_slot: int,
+        shift_slots: int,
+        nodes: Gang | None = None,
+    ) -> None:
+        """Let a job live on nodes of a group (all of them by default).
+
+        Its footprint leaves every structure at once.
+        """
         assert demand.job_id not in self.group_of, demand.job_id
-        cells = self.cells(demand.profile, anchor_slot=anchor_slot + shift_slots)
         group.residents[demand.job_id] = Resident(
             demand=demand,
+            nodes=nodes or group.nodes,
             anchor_slot=anchor_slot,
             shift_slots=shift_slots,
-            cells=cells,
+            cells=self.cells(demand.profile, anchor_slot=anchor_slot + shift_slots),
             load=Load.of(demand),
         )
         self.group_of[demand.job_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
         group.state_bytes += demand.state_bytes
-        group.slices.paint(group.lane, cells)
+        group.slices.paint(group.lane, group.residents[demand.job_id].cells)
         self._refresh(group)
 
-    def remove(self, job_id: JobId) -> Group:
-        """Take a job off the board; its group dissolves when it was the last. Returns the group."""
+    def remove(self, job_id: JobId) -> list[Group]:
+        """Take a job off the board; returns what is left of its group: none, one or several."""
         group = self.groups[self.group_of.pop(job_id)]
         resident = group.residents.pop(job_id)
         group.late.pop(job_id, None)
+        group.probing.pop(job_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         group.state_bytes -= resident.demand.state_bytes
-        self._repaint(group)
-        self._refresh(group)
-        if not group.residents:
-            self._dissolve(group)
-        held = self.exclusive.pop(job_id, ())
-        self.free_nodes.add(0, self.ring.size, len(held))
-        self._give_back(held)
-        return group
+        left = self._settle(group)
+        self.release(job_id)
+        return left
 
     def relearn(self, job_id: JobId, profile: Profile, *, anchor_slot: int) -> None:
         """Give a resident another cycle: it was profiled, or its cycle changed."""
         group = self.groups[self.group_of[job_id]]
         resident = group.residents[job_id]
         group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
+        group.probing.pop(job_id, None)
         resident.demand = replace(resident.demand, profile=profile, is_cold=False)
         resident.load = Load.of(resident.demand)
         self.reanchor(job_id, anchor_slot=anchor_slot)
 
-    def move(self, job_id: JobId, to_group: int, *, anchor_slot: int) -> None:
-        """Let a resident live in another group; what it holds for itself alone stays."""
-        left = self.groups[self.group_of[job_id]]
-        assert left.group_id != to_group, job_id
-        demand = left.residents[job_id].demand
+    def resize(self, job_id: JobId, state_bytes: int) -> None:
+        """Note how many bytes a resident's state has on each of its nodes."""
+        group = self.groups[self.group_of[job_id]]
+        resident = group.residents[job_id]
+        group.state_bytes += state_bytes - resident.demand.state_bytes
+        resident.demand = replace(resident.demand, state_bytes=state_bytes)
+
+    def move(self, job_id: JobId, nodes: Sequence[NodeId], *, anchor_slot: int) -> list[Group]:
+        """Let a resident live on other nodes; what it holds for itself alone stays.
+
+        Returns what is left of the group it left. Its nodes may be part of the new ones.
+        """
+        demand = self.groups[self.group_of[job_id]].residents[job_id].demand
         held = self.exclusive.pop(job_id, None)
-        self.remove(job_id)
-        self.commit(self.groups[to_group], demand, anchor_slot=anchor_slot, shift_slots=0)
+        left = self.remove(job_id)
+        group = self.gather(nodes)
+        self.commit(group, demand, anchor_slot=anchor_slot, shift_slots=0, nodes=tuple(nodes))
+        if demand.is_cold:
+            group.probing[job_id] = None
         if held is not None:
             self.exclusive[job_id] = held
+        return left
 
     def reanchor(self, job_id: JobId, *, anchor_slot: int) -> None:
         """Move a resident's cells to the phase it was measured at."""
@@ -214,84 +207,232 @@ class Board:
         self._repaint(group)
         self._refresh(group)
 
-    def hold(self, job_id: JobId, nodes: Sequence[NodeId]) -> None:
-        """Give idle nodes to one job for itself."""
+    def hold(self, key: JobId, nodes: Sequence[NodeId]) -> None:
+        """Give idle nodes to one holder for itself."""
         assert all(node_id in self.idle for node_id in nodes), nodes
+        assert key not in self.exclusive, key
         for node_id in nodes:
             del self.idle[node_id]
-        self.exclusive[job_id] = tuple(nodes)
+        self.exclusive[key] = tuple(nodes)
         self.free_nodes.add(0, self.ring.size, -len(nodes))
+
+    def release(self, key: JobId) -> None:
+        """Take back what a holder had for itself, if it had anything."""
+        held = self.exclusive.pop(key, ())
+        self.free_nodes.add(0, self.ring.size, len(held))
+        self._give_back(held)
 
     def join(self, room: NodeRoom) -> None:
         """Take a new node in."""
         assert room.node_id not in self.rooms, room
-        self.rooms[room.node_id] = room
-        self.idle[room.node_id] = None
+        self.rooms.join(room)
         self.free_nodes.add(0, self.ring.size, 1)
+        self._give_back([room.node_id])
 
     def cordon(self, node_id: NodeId) -> list[JobId]:
-        """Give a node no further work; returns the jobs that still live on it."""
+        """Give a node no further work; returns the jobs that still live on it, and its holder."""
         self.cordoned.add(node_id)
         if node_id in self.idle:
             del self.idle[node_id]
             self._take_out(node_id)
         affected = [job for job, nodes in self.exclusive.items() if node_id in nodes]
-        for group in self.groups.values():
-            if node_id in group.nodes:
-                group.is_closed = True
-                affected.extend(group.residents)
+        if node_id in self.group_at:
+            group = self.groups[self.group_at[node_id]]
+            group.is_closed = True
+            affected.extend(j for j, r in group.residents.items() if node_id in r.nodes)
         return affected
 
     def uncordon(self, node_id: NodeId) -> None:
         """Let a node take work again."""
         self.cordoned.discard(node_id)
-        for group in self.groups.values():
+        if node_id in self.group_at:
+            group = self.groups[self.group_at[node_id]]
             group.is_closed = any(node in self.cordoned for node in group.nodes)
         if node_id in self.out:
             self.out.discard(node_id)
             self.free_nodes.add(0, self.ring.size, 1)
-            self.idle[node_id] = None
+            self._give_back([node_id])
 
     def leave(self, node_id: NodeId) -> None:
         """Forget a cordoned node on which nothing lives any more."""
         assert node_id in self.out, node_id
         self.out.discard(node_id)
         self.cordoned.discard(node_id)
-        del self.rooms[node_id]
+        self.rooms.leave(node_id)
 
     def check(self) -> None:
         """Assert that structures agree with the footprints, and that nodes are in one place."""
         held = [node for nodes in self.exclusive.values() for node in nodes]
         in_service = len(self.rooms) - len(held) - len(self.out)
         profile = np.full(self.ring.size, in_service, dtype=np.int32)
-        seen: list[NodeId] = [*self.idle]
         for group in self.groups.values():
-            group.free.check()
-            busy = [(r.cells.starts, r.cells.ends) for r in group.residents.values()]
-            want = IntervalSet.complement(self.ring.size, busy)
-            assert group.free.ranges() == want.ranges(), group.group_id
-            for start, end in IntervalSet.complement(self.ring.size, [want.arrays()]).ranges():
-                profile[start:end] -= group.size
-            assert group.slices.busy_slots(group.lane) == self.ring.size - want.num_slots, group
-            assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-            assert group.state_bytes <= group.parked_bytes, group
-            seen.extend(group.nodes)
-        seen.extend([*held, *self.out])
+            self._check_group(group)
+            for part in group.parts:
+                for start, end in IntervalSet.complement(
+                    self.ring.size, [part.free.arrays()]
+                ).ranges():
+                    profile[start:end] -= len(part.nodes)
+        assert self.group_at == {n: g.group_id for g in self.groups.values() for n in g.nodes}
+        assert self.group_of == {j: g.group_id for g in self.groups.values() for j in g.residents}
+        assert self.by_size == {
+            size: {g.group_id: g for g in self.groups.values() if g.size == size}
+            for size in self.by_size
+        }
         assert self.out <= self.cordoned, self.out
+        seen = [*self.idle, *self.group_at, *held, *self.out]
         assert sorted(seen) == sorted(self.rooms), "a node is in two places or in none"
         self.free_nodes.check()
         assert np.array_equal(self.free_nodes.values(), profile), "free-node profile"
 
+    def _check_group(self, group: Group) -> None:
+        assert sorted(n for part in group.parts for n in part.nodes) == sorted(group.nodes), group
+        for part in group.parts:
+            part.free.check()
+            jobs = [r for r in group.residents.values() if r.meets(part.nodes)]
+            assert all(set(part.nodes) <= set(r.nodes) for r in jobs), group.group_id
+            busy = [(r.cells.starts, r.cells.ends) for r in jobs]
+            want = IntervalSet.complement(self.ring.size, busy)
+            assert part.free.ranges() == want.ranges(), group.group_id
+        if group.residents:
+            pieces = connected(group.residents.values())
+            assert [nodes for nodes, _ in pieces] == [set(group.nodes)], group.group_id
+        num_busy = self.ring.size - group.free.num_slots
+        assert group.slices.busy_slots(group.lane) == num_busy, group
+        assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
+        assert group.late.keys() | group.probing.keys() <= group.residents.keys(), group
+        assert group.is_closed == any(node in self.cordoned for node in group.nodes), group
+        assert group.is_uniform == all(
+            len(r.nodes) == group.size for r in group.residents.values()
+        ), group
+
+    def _new_group(self, nodes: Gang) -> Group:
+        slices, lane = self._take_lane()
+        group = Group(
+            group_id=self._next_group,
+            nodes=nodes,
+            parked_bytes=min(self.rooms[node_id].parked_bytes for node_id in nodes),
+            lane=lane,
+            slices=slices,
+            parts=[self._untouched(nodes)],
+            is_closed=any(node_id in self.cordoned for node_id in nodes),
+        )
+        self._next_group += 1
+        self._enter(group)
+        return group
+
+    def _enter(self, group: Group) -> None:
+        self.groups[group.group_id] = group
+        self.by_size.setdefault(group.size, {})[group.group_id] = group
+        self.group_at.update(dict.fromkeys(group.nodes, group.group_id))
+
+    def _forget(self, group: Group) -> None:
+        """Take a group off the lists; its nodes and jobs are another's then."""
+        del self.groups[group.group_id]
+        del self.by_size[group.size][group.group_id]
+        for node_id in group.nodes:
+            del self.group_at[node_id]
+
+    def _merge(self, groups: Sequence[Group], loose: Sequence[NodeId]) -> None:
+        """Let the first group take over the others' jobs and nodes, and loose nodes."""
+        kept, *others = groups
+        before = [part for group in groups for part in group.parts]
+        if loose:
+            before.append(self._untouched(tuple(loose)))
+        for group in groups:
+            self._forget(group)
+        for group in others:
+            kept.residents.update(group.residents)
+            kept.late.update(group.late)
+            kept.probing.update(group.probing)
+            kept.duty_ppm += group.duty_ppm
+            kept.state_bytes += group.state_bytes
+            self._return_lane(group)
+        self._span(kept, [n for part in before for n in part.nodes])
+        self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
+        self._repaint(kept)
+        kept.parts = self._parts(kept)
+        self._reprofile(before, kept.parts)
+
+    def _settle(self, group: Group) -> list[Group]:
+        """Bring a group that lost a job into order: dissolve it, split it, or repaint it."""
+        if not group.residents:
+            self._reprofile(group.parts, [self._untouched(group.nodes)])
+            self._forget(group)
+            self._return_lane(group)
+            self._give_back(group.nodes)
+            return []
+        if not group.is_uniform:
+            pieces = connected(group.residents.values())
+            if len(pieces) > 1 or len(pieces[0][0]) < group.size:
+                return self._split(group, pieces)
+        self._repaint(group)
+        self._refresh(group)
+        return [group]
+
+    def _split(self, group: Group, pieces: list[tuple[set[NodeId], list[JobId]]]) -> list[Group]:
+        """Divide a group over sets of connected jobs; nodes without a job become idle."""
+        before, residents, was = group.parts, group.residents, group.nodes
+        late, probing = group.late, group.probing
+        self._forget(group)
+        made = []
+        for at, (nodes, jobs) in enumerate(pieces):
+            piece = group if at == 0 else self._new_group(self.rooms.in_order(nodes))
+            piece.residents = {j: r for j, r in residents.items() if j in jobs}
+            piece.late = {j: ppm for j, ppm in late.items() if j in jobs}
+            piece.probing = {j: None for j in probing if j in jobs}
+            piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
+            piece.state_bytes = sum(r.demand.state_bytes for r in piece.residents.values())
+            if at == 0:
+                self._span(piece, nodes)
+            self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))
+            self._repaint(piece)
+            piece.parts = self._parts(piece)
+            made.append(piece)
+        after = [part for piece in made for part in piece.parts]
+        unused = tuple(n for n in was if n not in self.group_at)
+        self._reprofile(before, [*after, self._untouched(unused)])
+        self._give_back(unused)
+        return made
+
+    def _span(self, group: Group, nodes: Iterable[NodeId]) -> None:
+        """Give a group that is on no list other nodes, and list it."""
+        group.nodes = self.rooms.in_order(nodes)
+        group.parked_bytes = min(self.rooms[node_id].parked_bytes for node_id in group.nodes)
+        group.is_closed = any(node_id in self.cordoned for node_id in group.nodes)
+        self._enter(group)
+
+    def _untouched(self, nodes: Gang) -> Part:
+        return Part(nodes, IntervalSet([(0, self.ring.size)]))
+
+    def _parts(self, group: Group) -> list[Part]:
+        group.is_uniform = all(len(r.nodes) == group.size for r in group.residents.values())
+        if group.is_uniform:
+            return [Part(group.nodes, self._free(list(group.residents.values())))]
+        same: dict[tuple[JobId, ...], list[NodeId]] = {}
+        for node_id in group.nodes:
+            jobs = tuple(j for j, r in group.residents.items() if node_id in r.nodes)
+            same.setdefault(jobs, []).append(node_id)
+        return [
+            Part(tuple(nodes), self._free([group.residents[j] for j in jobs]))
+            for jobs, nodes in same.items()
+        ]
+
+    def _free(self, residents: Sequence[Resident]) -> IntervalSet:
+        busy = [(r.cells.starts, r.cells.ends) for r in residents]
+        return IntervalSet.complement(self.ring.size, busy)
+
     def _refresh(self, group: Group) -> None:
-        old_starts, old_ends = group.free.arrays()
-        busy = [(r.cells.starts, r.cells.ends) for r in group.residents.values()]
-        group.free = IntervalSet.complement(self.ring.size, busy)
-        starts, ends = group.free.arrays()
+        before, group.parts = group.parts, self._parts(group)
+        self._reprofile(before, group.parts)
+
+    def _reprofile(self, before: Sequence[Part], after: Sequence[Part]) -> None:
+        """Replace parts in the profile of free nodes; both are the same nodes."""
         change = np.zeros(self.ring.size + 1, dtype=np.int32)
-        change[starts] += group.size
-        change[ends] -= group.size
-        change[old_starts] -= group.size
-        change[old_ends] += group.size
+        for parts, sign in ((after, 1), (before, -1)):
+            for part in parts:
+                starts, ends = part.free.arrays()
+                change[starts] += sign * len(part.nodes)
+                change[ends] -= sign * len(part.nodes)
         self.free_nodes.add_profile(np.cumsum(change[:-1], dtype=np.int32))
 
     def _repaint(self, group: Group) -> None:
@@ -299,13 +440,15 @@ class Board:
         for resident in group.residents.values():
             group.slices.paint(group.lane, resident.cells)
 
-    def _dissolve(self, group: Group) -> None:
-        del self.groups[group.group_id]
-        del self.by_size[group.size][group.group_id]
-        for slices, lanes in self._slices:
-            if slices is group.slices:
-                lanes.append(group.lane)
-        self._give_back(group.nodes)
+    def _claim(self, nodes: Sequence[NodeId]) -> None:
+        """Take nodes for a group; by an operator's will also cordoned ones."""
+        assert all(node_id in self.idle or node_id in self.out for node_id in nodes), nodes
+        for node_id in nodes:
+            if node_id in self.out:
+                self.out.discard(node_id)
+                self.free_nodes.add(0, self.ring.size, 1)
+            else:
+                del self.idle[node_id]
 
     def _give_back(self, nodes: Iterable[NodeId]) -> None:
         for node_id in nodes:
@@ -313,6 +456,13 @@ class Board:
                 self._take_out(node_id)
             else:
                 self.idle[node_id] = None
+                self._is_idle_sorted = False
+                self.num_freed += 1
+
+    def _sort_idle(self) -> None:
+        if not self._is_idle_sorted:
+            self.idle = dict.fromkeys(self.rooms.in_order(self.idle))
+            self._is_idle_sorted = True
 
     def _take_out(self, node_id: NodeId) -> None:
         self.out.add(node_id)
@@ -325,3 +475,9 @@ class Board:
         slices, lanes = BitSlice(self.ring.size), list(range(LANES - 1, -1, -1))
         self._slices.append((slices, lanes))
         return slices, lanes.pop()
+
+    def _return_lane(self, group: Group) -> None:
+        group.slices.clear(group.lane)
+        for slices, lanes in self._slices:
+            if slices is group.slices:
+                lanes.append(group.lane)

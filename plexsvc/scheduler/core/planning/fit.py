@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from plexsvc.scheduler.core.planning.board import Board, Group
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.profile import PPM, Profile
-from plexsvc.scheduler.core.structures.bit_slices import BitSlice, overlap_by_shift
+from plexsvc.scheduler.core.structures.bit_slices import BitSlice, Ints, overlap_by_shift
+from plexsvc.scheduler.core.structures.footprint import Footprint
 
 Bools = npt.NDArray[np.bool_]
 
@@ -27,6 +29,14 @@ class Fit:
     shift_slots: int
     overlap_ppm: int
     """Share of the job's own busy slots that meet a resident's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far a cycle slides, and the share of its own busy slots that meet a resident's."""
+
+    shift_slots: int
+    overlap_ppm: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,14 +81,24 @@ class Fitter:
         """Return the shift of least overlap in one group, the least shift on a tie. `O(n)`."""
         period = self.board.period_slots(profile)
         load = group.slices.load(group.lane, period=period)
-        overlaps = np.roll(
-            overlap_by_shift(load, self.board.segments(profile)), -(anchor_slot % period)
-        )
+        least = self._least(load, profile, anchor_slot=anchor_slot)
+        return Fit(group=group, shift_slots=least.shift_slots, overlap_ppm=least.overlap_ppm)
+
+    def among(self, cells: Sequence[Footprint], profile: Profile, *, anchor_slot: int) -> Shift:
+        """Return the shift of least overlap with some jobs' cells, the least on a tie. `O(n)`."""
+        slices = BitSlice(self.board.ring.size)
+        for one in cells:
+            slices.paint(0, one)
+        load = slices.load(0, period=self.board.period_slots(profile))
+        return self._least(load, profile, anchor_slot=anchor_slot)
+
+    def _least(self, load: Ints, profile: Profile, *, anchor_slot: int) -> Shift:
+        period, segments = load.size, self.board.segments(profile)
+        overlaps = np.roll(overlap_by_shift(load, segments), -(anchor_slot % period))
         shift = int(overlaps.argmin())
-        cycles = self.board.ring.size // period
-        own = sum(d for _, d in self.board.segments(profile)) * cycles
+        own = sum(duration for _, duration in segments) * (self.board.ring.size // period)
         overlap_ppm = min(PPM, int(overlaps[shift]) * PPM // max(1, own))
-        return Fit(group=group, shift_slots=shift, overlap_ppm=overlap_ppm)
+        return Shift(shift_slots=shift, overlap_ppm=overlap_ppm)
 
     def _clean(self, groups: Sequence[Group], profile: Profile, *, anchor_slot: int) -> Fit | None:
         period = self.board.period_slots(profile)

@@ -65,24 +65,49 @@ def slowdowns_ppm(jobs: Sequence[Load]) -> list[int]:
     """Return the predicted cycle time shared over alone, in ppm, of each job. `O(jobs^2)`."""
     rest_us = sum(job.rest_us for job in jobs)
     load_ppm = sum(job.duty_ppm for job in jobs)
-    total_ppm = sum(job.total_ppm for job in jobs)
-    predicted = []
-    for job in jobs:
-        foreign_ppm = load_ppm - job.duty_ppm
+    total_ppm = sum(job.total_ppm for job in jobs) if len(jobs) > 1 else PPM
+    return [
+        _slowdown_ppm(
+            job,
+            jobs,
+            foreign_rest_us=rest_us - job.rest_us,
+            foreign_ppm=load_ppm - job.duty_ppm,
+            total_ppm=total_ppm,
+        )
+        for job in jobs
+    ]
+
+
+def slowdown_ppm(job: Load, others: Sequence[Load], *, total_ppm: int) -> int:
+    """Return the predicted slowdown of one job among `others` that share some of its nodes.
+
+    `total_ppm` is the most device time with switches, over the period, on any of its nodes.
+    """
+    return _slowdown_ppm(
+        job,
+        others,
+        foreign_rest_us=sum(other.rest_us for other in others),
+        foreign_ppm=sum(other.duty_ppm for other in others),
+        total_ppm=total_ppm if others else PPM,
+    )
+
+
+def _slowdown_ppm(
+    job: Load, jobs: Sequence[Load], *, foreign_rest_us: int, foreign_ppm: int, total_ppm: int
+) -> int:
+    cost_ppm = 0
+    if job.entries:
         idle_ppm = PPM - min(foreign_ppm, _MAX_LOAD_PPM)
-        cost_ppm = 0
-        if job.entries:
-            wait_us = (rest_us - job.rest_us) * PPM // idle_ppm
-            switch_us = job.switch_us * min(foreign_ppm, PPM) // PPM
-            cost_ppm = job.entries * (wait_us + switch_us) * PPM // job.period_us
-        if job.slack_us:
-            bound_us = job.slack_us - job.switch_us
-            for other in jobs:
-                over_us = other.longest_us + other.switch_us - bound_us
-                if over_us > 0 and other is not job:
-                    cost_ppm += over_us * PPM // other.period_us
-        predicted.append(max(PPM + cost_ppm, total_ppm if len(jobs) > 1 else PPM))
-    return predicted
+        wait_us = foreign_rest_us * PPM // idle_ppm
+        switch_us = job.switch_us * min(foreign_ppm, PPM) // PPM
+        cost_ppm = job.entries * (wait_us + switch_us) * PPM // job.period_us
+    if job.slack_us:
+        bound_us = job.slack_us - job.switch_us
+        for other in jobs:
+            over_us = other.longest_us + other.switch_us - bound_us
+            if over_us > 0 and other is not job:
+                cost_ppm += over_us * PPM // other.period_us
+    return max(PPM + cost_ppm, total_ppm)
 
 
 def is_commensurate(period: int, other: int) -> bool:

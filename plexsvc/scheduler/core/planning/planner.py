@@ -2,54 +2,46 @@
 
 A job is offered to groups only when something changed for it: a group that lost or took a job,
 nodes that became idle, or the job being new. Placement is all or nothing: training gang and rollout
-nodes.
+nodes. Besides the queue there is the operator's way (`place_at`, `rehome`, `hold`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from heapq import nsmallest
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, Group
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import (
+    NOBODY,
+    Spot,
+    predicted,
+    predicted_with,
+    refusal,
+)
+from plexsvc.scheduler.core.planning.decisions import Meeting, Placed, WhatIf
 from plexsvc.scheduler.core.planning.fit import Fitter
-from plexsvc.scheduler.core.planning.interference import Load, is_commensurate, slowdowns_ppm
-from plexsvc.scheduler.core.planning.policies import Policy, Preference, QueueOrder
+from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
-
-MAX_CANDIDATES: Final = 64
-"""Groups a new job is checked against."""
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.planning.spots import (
+    Barred,
+    best,
+    groups_for,
+    is_right_size,
+    joining,
+    merging,
+)
+from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
+from plexsvc.scheduler.core.structures.footprint import Footprint
 
 PACE_SMOOTHING: Final = 8
 """A measured cycle weighs one over this in a job's pace."""
 
-COST_GRAIN_PPM: Final = 10_000
-"""Predicted slowdowns closer than this count as equal; commensurate periods decide."""
-
 DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A job that may start: where, and how far its cycle slides."""
-
-    job_id: JobId
-    group_id: int
-    nodes: tuple[NodeId, ...]
-    rollout_nodes: tuple[NodeId, ...]
-    shift_slots: int
-    overlap_ppm: int
-    opened: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    group: Group | None
-    shift_slots: int = 0
-    overlap_ppm: int = 0
 
 
 class Planner:
@@ -62,12 +54,11 @@ class Planner:
         self.waiting: dict[JobId, Demand] = {}
         self._unseen: set[JobId] = set()
         self._changed: dict[int, None] = {}
-        self._idle_seen = 0
+        self._freed_seen = 0
         self._phases: dict[JobId, int] = {}
         self._started: dict[JobId, int] = {}
         self._paces: dict[JobId, int] = {}
         self._late_news = False
-        self._costs: dict[int, int] = {}
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -82,11 +73,25 @@ class Planner:
 
     def remove(self, job_id: JobId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
-        group = self.board.remove(job_id)
+        for group in self.board.remove(job_id):
+            self.touch(group.group_id)
         self._phases.pop(job_id, None)
         self._started.pop(job_id, None)
         self._paces.pop(job_id, None)
-        self.touch(group.group_id)
+
+    def hold(self, key: JobId, num_nodes: int) -> Gang | None:
+        """Give the first idle nodes, by host and position, to a holder for itself alone.
+
+        For instances that keep their devices, outside the queue. None if too few are idle.
+        """
+        nodes = self.board.first_idle(num_nodes)
+        if nodes is not None:
+            self.board.hold(key, nodes)
+        return nodes
+
+    def release(self, key: JobId) -> None:
+        """Take back what `hold` gave; those who wait are offered it at the next `admit`."""
+        self.board.release(key)
 
     def note_phase(self, job_id: JobId, at_us: int) -> None:
         """Remember when a resident's cycle was last seen to start; fits follow it.
@@ -97,7 +102,7 @@ class Planner:
         self._phases[job_id] = at_us
         if before_us is None:
             return
-        group = self.board.groups[self.board.group_of[job_id]]
+        group = self.group_of(job_id)
         demand = group.residents[job_id].demand
         measured_ppm = (at_us - before_us) * PPM // demand.profile.period_us
         pace = self._paces.get(job_id, PPM)
@@ -108,36 +113,6 @@ class Planner:
         elif group.late.pop(job_id, None) is not None:
             self.touch(group.group_id)
 
-    def remaining_us(self, job_id: JobId, now_us: int) -> int:
-        """Return how long a placed job is still expected to run, at least one period."""
-        group = self.board.groups[self.board.group_of[job_id]]
-        demand = group.residents[job_id].demand
-        since_us = self._started.get(job_id, now_us)
-        return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
-
-    def best_host(
-        self, demand: Demand, *, other_than: int, taken: Mapping[int, Sequence[Demand]]
-    ) -> int | None:
-        """Return the group a placed job could move to, counting those already moving there."""
-        load = Load.of(demand)
-        hosts = [
-            group
-            for group in self._groups_for(demand)
-            if group.group_id != other_than
-            and group.group_id not in taken
-            and self._refusal(group, demand, load) is None
-        ]
-        return self._by_interference(demand, hosts)[0].group_id if hosts else None
-
-    def move(self, job_id: JobId, to_group: int, *, now_us: int) -> None:
-        """Let a placed job live in another group at the phase it was last measured at."""
-        at_us = self._phases.get(job_id, now_us)
-        left = self.board.group_of[job_id]
-        self._paces.pop(job_id, None)
-        self.board.move(job_id, to_group, anchor_slot=at_us // self.board.slot_us)
-        self.touch(left)
-        self.touch(to_group)
-
     def learned(self, job_id: JobId, profile: Profile, *, at_us: int) -> None:
         """Plan a resident by its measured cycle, last seen to start at `at_us`.
 
@@ -145,15 +120,35 @@ class Planner:
         and is left to repacking.
         """
         self.board.relearn(job_id, profile, anchor_slot=at_us // self.board.slot_us)
-        group = self.board.groups[self.board.group_of[job_id]]
-        if group.probing == job_id:
-            group.probing = None
         self._paces.pop(job_id, None)
-        self.touch(group.group_id)
+        self.touch(self.board.group_of[job_id])
+
+    def resize(self, job_id: JobId, state_bytes: int) -> None:
+        """Note how many bytes a resident's parked state has on each of its nodes."""
+        self.board.resize(job_id, state_bytes)
+        self.touch(self.board.group_of[job_id])
 
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
+
+    def group_of(self, job_id: JobId) -> Group:
+        """Return the group a placed job lives in."""
+        return self.board.groups[self.board.group_of[job_id]]
+
+    def predicted(self, group: Group) -> dict[JobId, int]:
+        """Return the predicted slowdown of each job of a group, in ppm."""
+        return predicted(list(group.residents.values()))
+
+    def measured(self, job_id: JobId) -> int | None:
+        """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
+        return self._paces.get(job_id)
+
+    def remaining_us(self, job_id: JobId, now_us: int) -> int:
+        """Return how long a placed job is still expected to run, at least one period."""
+        demand = self.group_of(job_id).residents[job_id].demand
+        since_us = self._started.get(job_id, now_us)
+        return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
 
     @property
     def has_late(self) -> bool:
@@ -165,18 +160,20 @@ class Planner:
         """Whether something changed for those who wait since the last `admit`."""
         if self._late_news or not self.waiting:
             return self._late_news
-        return bool(self._unseen or self._changed) or len(self.board.idle) > self._idle_seen
+        return bool(self._unseen or self._changed) or self.board.num_freed > self._freed_seen
 
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
+        has_changed = bool(self._changed or self._unseen)
+        has_changed = has_changed or self.board.num_freed > self._freed_seen
         self._changed.clear()
         self._late_news = False
-        idle_grew = len(self.board.idle) > self._idle_seen
+        self._freed_seen = self.board.num_freed
         placed: list[Placed] = []
         reserved = False
-        if changed or idle_grew or self._unseen:
-            for demand in self._in_order(now_us):
+        if has_changed:
+            for demand in in_order(self.waiting.values(), policy=self.policy, now_us=now_us):
                 done = self._offer(demand, changed, may_open=not reserved, now_us=now_us)
                 if done is not None:
                     placed.append(done)
@@ -185,195 +182,243 @@ class Planner:
                         changed.append(group)
                 elif not self.policy.backfill:
                     break
-                elif self._is_impatient(demand, now_us):
+                elif is_impatient(demand, policy=self.policy, now_us=now_us):
                     reserved = True
-        self._idle_seen = len(self.board.idle)
         return placed
+
+    def place_at(self, demand: Demand, nodes: Sequence[NodeId], *, now_us: int) -> Placed:
+        """Let a job live exactly on `nodes`, which are in groups, idle or cordoned; nothing asked.
+
+        For an operator's will, for taking a move back, and for what is found running. Groups that
+        share the nodes become one. The job may wait, live elsewhere, or be new.
+        """
+        if demand.job_id in self.waiting:
+            self.withdraw(demand.job_id)
+        if demand.job_id in self.board.group_of:
+            return self._rebook(demand.job_id, tuple(nodes), now_us=now_us)
+        spot = Spot(nodes=tuple(nodes), groups=self._groups_at(nodes))
+        placed = self._commit(demand, spot, now_us=now_us)
+        self.touch(placed.group_id)
+        return placed
+
+    def rehome(
+        self,
+        job_id: JobId,
+        *,
+        now_us: int,
+        avoid: Collection[NodeId] = (),
+        onto: Collection[NodeId] | None = None,
+    ) -> Placed | None:
+        """Book a resident elsewhere: in another group or on idle nodes, within everyone's bounds.
+
+        It touches no node in `avoid`, none it has now, and with `onto` only those. It keeps its
+        phase. None, with nothing changed, if there is no such place.
+        """
+        resident = self.group_of(job_id).residents[job_id]
+        barred = {*avoid, *resident.nodes}
+        if onto is not None:
+            barred.update(node_id for node_id in self.board.rooms if node_id not in onto)
+        groups = groups_for(self.board, resident.demand, policy=self.policy)
+        spot = self._spot_for(resident.demand, groups, may_open=True, barred=barred, without=job_id)
+        return None if spot is None else self._rebook(job_id, spot.nodes, now_us=now_us)
+
+    def move(self, job_id: JobId, nodes: Sequence[NodeId], *, now_us: int) -> None:
+        """Let a placed job live on other nodes at the phase it was last measured at."""
+        self._rebook(job_id, tuple(nodes), now_us=now_us)
+
+    def best_spot(
+        self, demand: Demand, *, other_than: int, taken: Mapping[int, Sequence[Demand]]
+    ) -> Spot | None:
+        """Return the place a placed job could move to, in a group to which nobody moves yet."""
+        groups = [
+            group
+            for group in groups_for(self.board, demand, policy=self.policy)
+            if group.group_id != other_than and group.group_id not in taken
+        ]
+        load = Load.of(demand)
+        spots = self._that_take(demand, load, joining(self.board, demand, groups))
+        return best(self.board, demand, spots, policy=self.policy)
+
+    def what_if(self, demand: Demand, *, now_us: int) -> WhatIf:
+        """Say where a job would go now and what that costs whom; changes nothing."""
+        groups = groups_for(self.board, demand, policy=self.policy)
+        spot = self._spot_for(demand, groups, may_open=True)
+        if spot is None or len(self.board.idle) < demand.rollout_nodes:
+            return WhatIf(refusals=tuple(self._reasons(demand)))
+        fit = self.fitter.among(
+            [self._cells_now(resident) for resident in spot.met()],
+            demand.profile,
+            anchor_slot=now_us // self.board.slot_us,
+        )
+        residents = [r for group in spot.groups for r in group.residents.values()]
+        before = predicted(residents)
+        own, after = predicted_with(Load.of(demand), spot.nodes, residents)
+        barred = spot.nodes if not spot.groups else ()
+        return WhatIf(
+            nodes=spot.nodes,
+            group_ids=tuple(group.group_id for group in spot.groups),
+            rollout_nodes=self.board.first_idle(demand.rollout_nodes, barred=barred) or (),
+            shift_slots=fit.shift_slots,
+            overlap_ppm=fit.overlap_ppm,
+            slowdown_ppm=own,
+            meets=tuple(
+                Meeting(job_id=job_id, before_ppm=before[job_id], after_ppm=ppm)
+                for job_id, ppm in after.items()
+            ),
+        )
 
     def why(self, job_id: JobId) -> str:
         """Say why a waiting job waits."""
         demand = self.waiting[job_id]
-        groups = [g for g in self.board.groups.values() if self._right_size(g, demand)]
+        asked = f"{demand.num_nodes} + {demand.rollout_nodes} nodes"
+        return f"{job_id} waits for {asked}: " + "; ".join(self._reasons(demand))
+
+    def _reasons(self, demand: Demand) -> list[str]:
+        policy, load = self.policy, Load.of(demand)
+        groups = [g for g in self.board.groups.values() if is_right_size(g, demand, policy=policy)]
         facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} nodes are idle"]
         counts: dict[str, int] = {}
-        for group in groups:
-            reason = self._refusal(group, demand, Load.of(demand))
-            counts[reason or "may be joined"] = counts.get(reason or "may be joined", 0) + 1
-        facts.extend(f"{count} groups of its size: {reason}" for reason, count in counts.items())
-        asked = f"{demand.num_nodes} + {demand.rollout_nodes} nodes"
-        return f"{job_id} waits for {asked}: " + "; ".join(facts)
-
-    def _in_order(self, now_us: int) -> list[Demand]:
-        demands = list(self.waiting.values())
-        match self.policy.queue:
-            case QueueOrder.FIFO:
-                demands.sort(key=lambda d: (-d.priority, d.arrived_us))
-            case QueueOrder.RATIO:
-                demands.sort(key=lambda d: (-d.priority, -_ratio_ppm(d, now_us), d.arrived_us))
-            case QueueOrder.LONGEST:
-                demands.sort(key=lambda d: (-d.priority, -d.expected_us, d.arrived_us))
-            case QueueOrder.PATIENT:
-                demands.sort(key=lambda d: (-d.priority, *self._patient(d, now_us)))
-        return demands
-
-    def _patient(self, demand: Demand, now_us: int) -> tuple[int, int, int]:
-        """Sort impatient jobs ahead, the highest ratio first; the others longest first."""
-        ratio = _ratio_ppm(demand, now_us)
-        is_impatient = ratio >= (self.policy.patience_ppm or 0)
-        return (0, -ratio, 0) if is_impatient else (1, -demand.expected_us, demand.arrived_us)
-
-    def _is_impatient(self, demand: Demand, now_us: int) -> bool:
-        patience = self.policy.patience_ppm
-        return patience is not None and _ratio_ppm(demand, now_us) >= patience
+        for spot in joining(self.board, demand, groups):
+            reason = refusal(spot, demand, load, policy=policy) or "may be joined"
+            counts[reason] = counts.get(reason, 0) + 1
+        size = "of its size" if policy.oversize == 1 else "of its size or larger"
+        facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
+        return facts
 
     def _offer(
-        self, demand: Demand, changed: list[Group], *, may_open: bool, now_us: int
+        self, demand: Demand, changed: Sequence[Group], *, may_open: bool, now_us: int
     ) -> Placed | None:
+        policy = self.policy
         is_new = demand.job_id in self._unseen
         self._unseen.discard(demand.job_id)
         if len(self.board.idle) < demand.rollout_nodes:
             self._unseen.add(demand.job_id)
             return None
-        load = Load.of(demand)
-        if demand.is_cold:
-            is_new, changed = False, []
-        pool = self._groups_for(demand) if is_new else changed
-        groups = [g for g in pool if self._refusal(g, demand, load) is None]
-        choice = self._choose(demand, groups, may_open=may_open, now_us=now_us)
-        if choice is None:
+        if is_new or policy.merges or (demand.is_cold and policy.cold_shares):
+            pool: Iterable[Group] = groups_for(self.board, demand, policy=policy)
+        else:
+            pool = [g for g in changed if is_right_size(g, demand, policy=policy)]
+        spot = self._spot_for(demand, pool, may_open=may_open)
+        return None if spot is None else self._commit(demand, spot, now_us=now_us)
+
+    def _spot_for(
+        self,
+        demand: Demand,
+        groups: Iterable[Group],
+        *,
+        may_open: bool,
+        barred: Barred = (),
+        without: JobId = NOBODY,
+    ) -> Spot | None:
+        """Return the place the policy gives a job now; changes nothing."""
+        policy = self.policy
+        gang = self._gang(demand, barred) if may_open else None
+        is_dedicated = demand.is_cold or policy.opens_first
+        if gang and (is_dedicated or policy.preference is Preference.SPREAD):
+            return Spot(nodes=gang)
+        if demand.is_cold and not policy.cold_shares:
             return None
-        return self._commit(demand, choice, now_us=now_us)
+        load = Load.of(demand)
+        there = joining(self.board, demand, groups, barred=barred)
+        spots = self._that_take(demand, load, there, without=without)
+        if not spots and gang:
+            return Spot(nodes=gang)
+        if not spots and policy.merges and may_open:
+            there = merging(self.board, demand, barred=barred)
+            spots = self._that_take(demand, load, there, without=without)
+        return best(self.board, demand, spots, policy=policy)
 
-    def _choose(
-        self, demand: Demand, groups: list[Group], *, may_open: bool, now_us: int
-    ) -> _Choice | None:
-        can_open = may_open and self._gang(demand) is not None
-        match self.policy.preference:
-            case Preference.SPREAD:
-                if can_open:
-                    return _Choice(group=None)
-                groups.sort(key=lambda g: (len(g.residents), g.duty_ppm, g.group_id))
-            case Preference.PACK:
-                groups.sort(key=lambda g: (-len(g.residents), -g.duty_ppm, g.group_id))
-            case Preference.PLEX:
-                groups = self._by_interference(demand, groups)
-        if not groups:
-            return _Choice(group=None) if can_open else None
-        anchor = now_us // self.board.slot_us
-        self._follow_drift(groups[0])
-        if self.policy.preference is not Preference.PLEX:
-            fit = self.fitter.soft(groups[0], demand.profile, anchor_slot=anchor)
-            return _Choice(
-                group=fit.group, shift_slots=fit.shift_slots, overlap_ppm=fit.overlap_ppm
-            )
-        best = self.fitter.best(groups[:1], demand.profile, anchor_slot=anchor)
-        assert best is not None, groups
-        return _Choice(group=best.group, shift_slots=best.shift_slots, overlap_ppm=best.overlap_ppm)
-
-    def _follow_drift(self, group: Group) -> None:
-        """Move residents' cells to the phases they were last measured at."""
-        for job_id, resident in group.residents.items():
-            at_us = self._phases.get(job_id)
-            if at_us is None:
-                continue
-            period = resident.cells.period
-            planned = resident.anchor_slot + resident.shift_slots
-            drift = (at_us // self.board.slot_us - planned) % period
-            if min(drift, period - drift) * DRIFT_SHARE > period:
-                self.board.reanchor(job_id, anchor_slot=at_us // self.board.slot_us)
-
-    def _by_interference(self, demand: Demand, groups: list[Group]) -> list[Group]:
-        period = self.board.period_slots(demand.profile)
-
-        def cost(group: Group) -> tuple[int, int, int, int]:
-            residents = group.residents.values()
-            odd = sum(not is_commensurate(period, r.cells.period) for r in residents)
-            excess = self._costs[group.group_id]
-            return group.size, excess // COST_GRAIN_PPM, odd, -group.duty_ppm
-
-        return sorted(groups, key=lambda g: (*cost(g), g.group_id))
-
-    def _groups_for(self, demand: Demand) -> list[Group]:
-        """Return the groups a new job looks at: of its size, the least busy, a bounded number."""
-        sizes = range(demand.num_nodes, demand.num_nodes * self.policy.oversize + 1)
-        groups = [g for size in sizes for g in self.board.by_size.get(size, {}).values()]
-        if len(groups) <= MAX_CANDIDATES:
-            return groups
-        return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
-
-    def _right_size(self, group: Group, demand: Demand) -> bool:
-        return demand.num_nodes <= group.size <= demand.num_nodes * self.policy.oversize
-
-    def _refusal(self, group: Group, demand: Demand, load: Load) -> str | None:
-        """Return why a group does not take a job, None if it would."""
+    def _that_take(
+        self, demand: Demand, load: Load, spots: Iterable[Spot], *, without: JobId = NOBODY
+    ) -> list[Spot]:
         policy = self.policy
-        if not self._right_size(group, demand):
-            return "of another size"
-        if group.is_closed or group.late or group.probing is not None:
-            return _why_closed(group)
-        if len(group.residents) >= policy.max_jobs:
-            return f"holds {policy.max_jobs} jobs (max_jobs)"
-        if group.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
-            return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
-        if group.state_bytes + demand.state_bytes > group.parked_bytes:
-            return "no room for its parked state"
-        return self._breaks_bound(group, load) if policy.preference is Preference.PLEX else None
+        return [
+            s for s in spots if refusal(s, demand, load, policy=policy, without=without) is None
+        ]
 
-    def _breaks_bound(self, group: Group, load: Load) -> str | None:
-        """Say whether someone's slowdown would pass its bound; remember what sharing would cost."""
-        loads = [*(r.load for r in group.residents.values()), load]
-        slowdowns = slowdowns_ppm(loads)
-        self._costs[group.group_id] = sum(slowdowns)
-        policy = self.policy
-        for one, slowdown in zip(loads, slowdowns, strict=True):
-            target = policy.critical_target_ppm if one.entries else policy.target_slowdown_ppm
-            if policy.is_bounded and slowdown > min(one.bound_ppm, target):
-                return "a job's predicted slowdown would pass its bound (max_slowdown)"
-        return None
-
-    def _gang(self, demand: Demand) -> tuple[NodeId, ...] | None:
+    def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
         if len(self.board.idle) < demand.num_nodes + demand.rollout_nodes:
             return None
-        return self.board.idle_gang(demand.num_nodes)
+        return self.board.idle_gang(demand.num_nodes, barred=barred)
 
-    def _commit(self, demand: Demand, choice: _Choice, *, now_us: int) -> Placed:
-        opened = choice.group is None
-        group = choice.group
-        if group is None:
-            gang = self._gang(demand)
-            assert gang is not None, demand
-            group = self.board.open_group(gang)
-            group.probing = demand.job_id if demand.is_cold else None
+    def _groups_at(self, nodes: Iterable[NodeId]) -> list[Group]:
+        met = sorted({self.board.group_at[n] for n in nodes if n in self.board.group_at})
+        return [self.board.groups[group_id] for group_id in met]
+
+    def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
+        anchor = now_us // self.board.slot_us
+        shift_slots, overlap_ppm = self._shift(demand, spot, anchor_slot=anchor)
+        group = self.board.gather(spot.nodes)
         self.board.commit(
-            group,
-            demand,
-            anchor_slot=now_us // self.board.slot_us,
-            shift_slots=choice.shift_slots,
+            group, demand, anchor_slot=anchor, shift_slots=shift_slots, nodes=spot.nodes
         )
-        rollout = tuple(self.board.idle)[: demand.rollout_nodes]
+        if demand.is_cold:
+            group.probing[demand.job_id] = None
+        rollout = self.board.first_idle(demand.rollout_nodes) or ()
         if rollout:
             self.board.hold(demand.job_id, rollout)
-        del self.waiting[demand.job_id]
+        self.waiting.pop(demand.job_id, None)
+        self._unseen.discard(demand.job_id)
         self._started[demand.job_id] = now_us
         return Placed(
             job_id=demand.job_id,
             group_id=group.group_id,
-            nodes=group.nodes,
+            nodes=spot.nodes,
             rollout_nodes=rollout,
-            shift_slots=choice.shift_slots,
-            overlap_ppm=choice.overlap_ppm,
-            opened=opened,
+            shift_slots=shift_slots,
+            overlap_ppm=overlap_ppm,
+            opened=not spot.groups,
+            merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
+    def _rebook(self, job_id: JobId, nodes: Gang, *, now_us: int) -> Placed:
+        """Move a resident on the board, at the phase it was last measured at."""
+        at_us = self._phases.get(job_id, now_us)
+        met = {g.group_id for g in self._groups_at(nodes)}
+        self._paces.pop(job_id, None)
+        left = self.board.move(job_id, nodes, anchor_slot=at_us // self.board.slot_us)
+        group = self.group_of(job_id)
+        for each in (*left, group):
+            self.touch(each.group_id)
+        return Placed(
+            job_id=job_id,
+            group_id=group.group_id,
+            nodes=nodes,
+            opened=len(group.residents) == 1,
+            merged=tuple(sorted(met - self.board.groups.keys())),
+        )
 
-def _why_closed(group: Group) -> str:
-    if group.is_closed:
-        return "a node is cordoned"
-    if group.probing is not None:
-        return f"{group.probing} is being profiled there"
-    return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
+    def _shift(self, demand: Demand, spot: Spot, *, anchor_slot: int) -> tuple[int, int]:
+        """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
+        for group in spot.groups:
+            self._follow_drift(group)
+        profile, fitter = demand.profile, self.fitter
+        if spot.is_whole and self.policy.preference is Preference.PLEX:
+            fit = fitter.best(spot.groups, profile, anchor_slot=anchor_slot)
+            assert fit is not None, spot
+            return fit.shift_slots, fit.overlap_ppm
+        among = fitter.among([r.cells for r in spot.met()], profile, anchor_slot=anchor_slot)
+        return among.shift_slots, among.overlap_ppm
 
+    def _follow_drift(self, group: Group) -> None:
+        """Move residents' cells to the phases they were last measured at."""
+        for job_id, resident in group.residents.items():
+            if self._has_drifted(resident):
+                slot = self._phases[job_id] // self.board.slot_us
+                self.board.reanchor(job_id, anchor_slot=slot)
 
-def _ratio_ppm(demand: Demand, now_us: int) -> int:
-    expected = max(1, demand.expected_us)
-    return (now_us - demand.arrived_us + expected) * PPM // expected
+    def _has_drifted(self, resident: Resident) -> bool:
+        at_us = self._phases.get(resident.demand.job_id)
+        if at_us is None:
+            return False
+        period = resident.cells.period
+        planned = resident.anchor_slot + resident.shift_slots
+        drift = (at_us // self.board.slot_us - planned) % period
+        return min(drift, period - drift) * DRIFT_SHARE > period
+
+    def _cells_now(self, resident: Resident) -> Footprint:
+        """Return a resident's cells as they will be once its drift is followed."""
+        if not self._has_drifted(resident):
+            return resident.cells
+        slot = self._phases[resident.demand.job_id] // self.board.slot_us
+        return self.board.cells(resident.demand.profile, anchor_slot=slot)

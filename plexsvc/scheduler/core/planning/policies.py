@@ -66,7 +66,16 @@ class Policy:
     """Response ratio from which a blocked job reserves idle nodes; None: never."""
 
     oversize: int = 1
-    """A job may join a group at most this many times larger than its gang."""
+    """A job may join a group at most this many times larger than its gang; 0: of any size."""
+
+    merges: bool = False
+    """Whether a job that finds no idle gang and no group may have groups made one for it."""
+
+    cold_shares: bool = False
+    """Whether jobs whose cycle is not known yet share a group when no gang is idle."""
+
+    opens_first: bool = False
+    """Whether a job takes idle nodes before it joins a group."""
 
     repack_every_us: int = 0
     """Shortest time between repackings; 0: none."""
@@ -89,6 +98,11 @@ PLEX: Final = Policy(
     rules=PLEX_RULES,
 )
 
+LIVE: Final = replace(
+    PLEX, name="live", oversize=0, merges=True, cold_shares=True, opens_first=True
+)
+"""What the service decides by: `plex` where groups of any size form, grow and split."""
+
 _ALL: Final = (
     Policy(name="isolated", max_jobs=1),
     Policy(name="isolated_backfill", max_jobs=1, backfill=True),
@@ -96,6 +110,7 @@ _ALL: Final = (
     Policy(name="spread"),
     Policy(name="spread_backfill", backfill=True),
     PLEX,
+    LIVE,
     replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
     replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
     replace(PLEX, name="plex_hrrs", rules=HRRS),

@@ -11,10 +11,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.board import Group
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class Move:
 
     job_id: JobId
     to_group: int
+    nodes: Gang
+    """The nodes of that group it will use."""
+
     charge_us: int
     nbytes: int
 
@@ -57,7 +61,7 @@ def propose(
     for group in groups:
         if wanted <= 0 or len(moves) + len(group.residents) > rules.max_moves:
             break
-        is_busy = group.probing is not None or any(j in busy for j in group.residents)
+        is_busy = bool(group.probing) or any(j in busy for j in group.residents)
         if group.group_id in taken or is_busy:
             continue
         found = _empty(planner, group, taken, rules=rules, now_us=now_us)
@@ -82,14 +86,10 @@ def relieve(planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking) -> 
             demand = group.residents[job_id].demand
             if job_id in busy or group.group_id in taken:
                 continue
-            target = planner.best_host(demand, other_than=group.group_id, taken=taken)
-            if target is not None:
-                charge_us = demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s)
-                nbytes = demand.state_bytes * group.size
-                moves.append(
-                    Move(job_id=job_id, to_group=target, charge_us=charge_us, nbytes=nbytes)
-                )
-                taken[target] = [demand]
+            move = _move(planner, demand, group, taken, rules=rules)
+            if move is not None:
+                moves.append(move)
+                taken[move.to_group] = [demand]
                 break
     return moves
 
@@ -118,16 +118,14 @@ def _empty(
     now_us: int,
 ) -> list[Move]:
     moves, added, cost = [], [], 0
-    for job_id, resident in group.residents.items():
-        target = planner.best_host(resident.demand, other_than=group.group_id, taken=taken)
-        if target is None:
+    for resident in group.residents.values():
+        move = _move(planner, resident.demand, group, taken, rules=rules)
+        if move is None:
             break
-        nbytes = resident.demand.state_bytes * group.size
-        charge_us = resident.demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s)
-        moves.append(Move(job_id=job_id, to_group=target, charge_us=charge_us, nbytes=nbytes))
-        taken.setdefault(target, []).append(resident.demand)
-        added.append(target)
-        cost += charge_us * group.size
+        moves.append(move)
+        taken.setdefault(move.to_group, []).append(resident.demand)
+        added.append(move.to_group)
+        cost += move.charge_us * len(move.nodes)
     lasts_us = max((planner.remaining_us(j, now_us) for j in group.residents), default=0)
     pays = lasts_us * group.size >= rules.gain_over_cost * cost
     if len(moves) == len(group.residents) and pays:
@@ -137,3 +135,24 @@ def _empty(
         if not taken[target]:
             del taken[target]
     return []
+
+
+def _move(
+    planner: Planner,
+    demand: Demand,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    *,
+    rules: Repacking,
+) -> Move | None:
+    """Return the move of a job out of a group, to one nobody moves to yet; None without such."""
+    spot = planner.best_spot(demand, other_than=group.group_id, taken=taken)
+    if spot is None:
+        return None
+    return Move(
+        job_id=demand.job_id,
+        to_group=spot.groups[0].group_id,
+        nodes=spot.nodes,
+        charge_us=demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s),
+        nbytes=demand.state_bytes * len(spot.nodes),
+    )

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile
+from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
+from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
 
 _SMOOTHING: Final = 4
@@ -192,19 +193,20 @@ class GroupRuntime:
         if not self.rules.prefetches or len(self.members) < 2:
             return None
         expected = [
-            (m.expected_us, m.job_id) for m in self.members.values() if m.expected_us is not None
+            Expected(
+                job_id=m.job_id,
+                at_us=m.expected_us,
+                spread_us=spread_us(m.profile.period_us, m.profile.jitter_ppm),
+                switch_us=m.profile.switch_us,
+            )
+            for m in self.members.values()
+            if m.expected_us is not None
         ]
-        if not expected:
-            return None
-        first = min(expected)
-        member = self.members[first[1]]
-        if member.job_id == self.resident or member.profile.switch_us == 0:
-            return None
-        others = [at for at, job_id in expected if job_id != member.job_id]
-        spread = member.profile.period_us * member.profile.jitter_ppm // PPM
-        lead = min(others) - first[0] if others else spread
-        if others and lead * PPM < spread * self.rules.confidence_ppm:
-            return None
-        if self.prefetched is not None and self.prefetched == self.resident and now_us < first[0]:
-            return None
-        return self._switch(member.job_id, is_prefetch=True)
+        job_id = next_arrival(
+            expected,
+            resident=self.resident,
+            prefetched=self.prefetched,
+            rules=self.rules,
+            now_us=now_us,
+        )
+        return None if job_id is None else self._switch(job_id, is_prefetch=True)

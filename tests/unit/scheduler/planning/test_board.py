@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, NodeRoom
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 SIZE = 240
@@ -80,7 +81,8 @@ class BoardHistory(RuleBasedStateMachine):
         left = self.board.groups[self.board.group_of[job_id]]
         hosts = [g for g in self.board.by_size[left.size] if g != left.group_id]
         if hosts:
-            self.board.move(job_id, hosts[0], anchor_slot=anchor)
+            nodes = self.board.groups[hosts[0]].nodes
+            self.board.move(job_id, nodes, anchor_slot=anchor)
             assert self.board.group_of[job_id] == hosts[0]
 
     @rule(node=st.integers(0, 5))

@@ -8,10 +8,11 @@ import pytest
 
 from plexsvc.errors import PlexError
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, NodeRoom
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 HOUR_US = 3600 * SECOND_US

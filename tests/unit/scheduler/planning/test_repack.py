@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, NodeRoom
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 RULES = Repacking(link_bytes_s=10)
@@ -45,8 +46,12 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> No
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
     moves = propose(planner, busy=set(), rules=RULES, now_us=0)
-    assert moves == [Move(job_id=JobId("a"), to_group=2, charge_us=10 * SECOND_US, nbytes=100)]
-    planner.move(JobId("a"), 2, now_us=0)
+    there = (NodeId("n1"),)
+    charge_us = 10 * SECOND_US
+    assert moves == [
+        Move(job_id=JobId("a"), to_group=2, nodes=there, charge_us=charge_us, nbytes=100)
+    ]
+    planner.move(JobId("a"), there, now_us=0)
     planner.board.check()
     assert [p.job_id for p in planner.admit(1)] == ["one"]
 
@@ -84,7 +89,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     assert "a there waits past its bound" in planner.why(JobId("d"))
     moves = relieve(planner, busy=set(), rules=RULES)
     assert [(m.job_id, m.to_group) for m in moves] == [("long", 2)]
-    planner.move(JobId("long"), 2, now_us=0)
+    planner.move(JobId("long"), moves[0].nodes, now_us=0)
     for cycle in range(40):
         planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.has_late

@@ -1,0 +1,159 @@
+"""Whether a job may live in a place: bounds over its nodes, and what sharing is predicted to cost.
+
+Where every job of a group lives on all of its nodes, the group's sums are the nodes'. Where jobs
+live on some, each node has its own sums, and jobs that share no node do not slow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
+from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
+from plexsvc.scheduler.core.planning.policies import Policy, Preference
+from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+NOBODY: Final = JobId("")
+
+
+@dataclass(slots=True, kw_only=True)
+class Spot:
+    """A place a job could take: nodes, and the groups they are in; without one, idle nodes."""
+
+    nodes: Gang
+    groups: Sequence[Group] = ()
+    is_whole: bool = False
+    """Whether it is all of one group, whose jobs all live on all of its nodes."""
+
+    cost_ppm: int = 0
+    """What all are predicted to lose there together, once `refusal` was asked."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of nodes of all its groups together."""
+        return sum(group.size for group in self.groups)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the cycle of some job there is not known yet."""
+        return any(group.probing for group in self.groups)
+
+    def met(self, *, without: JobId = NOBODY) -> list[Resident]:
+        """Return the jobs it would share nodes with."""
+        there = [r for group in self.groups for r in group.on(self.nodes)]
+        return [r for r in there if r.demand.job_id != without]
+
+    def crowd(self) -> Crowd:
+        """Return the most that lives on any of its nodes."""
+        if self.is_whole:
+            return self.groups[0].crowd(self.nodes)
+        crowds = [g.crowd([n for n in self.nodes if n in g.nodes]) for g in self.groups]
+        return Crowd(
+            num_jobs=max((c.num_jobs for c in crowds), default=0),
+            duty_ppm=max((c.duty_ppm for c in crowds), default=0),
+            spare_bytes=min((c.spare_bytes for c in crowds), default=1 << 62),
+        )
+
+
+def refusal(
+    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: JobId = NOBODY
+) -> str | None:
+    """Return why a place does not take a job, None if it would; notes the cost on `spot`.
+
+    `without` is a resident that is about to leave.
+    """
+    for group in spot.groups:
+        closed = _why_closed(group, shares_cold=policy.cold_shares)
+        if closed is not None:
+            return closed
+    crowd = spot.crowd()
+    if crowd.num_jobs >= policy.max_jobs:
+        return f"holds {policy.max_jobs} jobs (max_jobs)"
+    if crowd.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
+        return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
+    if demand.state_bytes > crowd.spare_bytes:
+        return "no room for its parked state"
+    if policy.preference is not Preference.PLEX or demand.is_cold:
+        return None
+    return _breaks_bound(spot, load, policy=policy, without=without)
+
+
+def predicted(residents: Sequence[Resident]) -> dict[JobId, int]:
+    """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
+    return {
+        resident.demand.job_id: _among(resident.load, resident.nodes, residents)
+        for resident in residents
+    }
+
+
+def predicted_with(
+    load: Load, nodes: Gang, residents: Sequence[Resident]
+) -> tuple[int, dict[JobId, int]]:
+    """Return the predicted slowdown of a job that comes to `nodes`, and of each it meets there."""
+    own = _among(load, nodes, residents)
+    return own, {
+        r.demand.job_id: _among(r.load, r.nodes, residents, also=(load, nodes))
+        for r in residents
+        if r.meets(nodes)
+    }
+
+
+def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: JobId) -> str | None:
+    """Say whether someone's slowdown would pass its bound; note what sharing would cost."""
+    if spot.is_whole and not spot.groups[0].probing and without == NOBODY:
+        loads = [*(r.load for r in spot.groups[0].residents.values()), load]
+        slowdowns: Iterable[tuple[Load, int]] = zip(loads, slowdowns_ppm(loads), strict=True)
+    else:
+        slowdowns = _slowdowns(spot, load, without=without)
+    spot.cost_ppm = 0
+    for one, slowdown in slowdowns:
+        target = policy.critical_target_ppm if one.entries else policy.target_slowdown_ppm
+        if policy.is_bounded and slowdown > min(one.bound_ppm, target):
+            return "a job's predicted slowdown would pass its bound (max_slowdown)"
+        spot.cost_ppm += slowdown
+    return None
+
+
+def _slowdowns(spot: Spot, load: Load, *, without: JobId) -> list[tuple[Load, int]]:
+    """Return the predicted slowdown of all concerned whose cycle is known, each by its nodes."""
+    residents = [
+        resident
+        for group in spot.groups
+        for job_id, resident in group.residents.items()
+        if job_id != without and job_id not in group.probing
+    ]
+    own, others = predicted_with(load, spot.nodes, residents)
+    loads = {r.demand.job_id: r.load for r in residents}
+    return [*((loads[job_id], ppm) for job_id, ppm in others.items()), (load, own)]
+
+
+def _among(
+    load: Load,
+    nodes: Gang,
+    residents: Sequence[Resident],
+    *,
+    also: tuple[Load, Gang] | None = None,
+) -> int:
+    """Return the predicted slowdown of a job on `nodes` among those that share some of them."""
+    there = [(r.load, r.nodes) for r in residents if r.load is not load and r.meets(nodes)]
+    if also is not None:
+        there.append(also)
+    totals: Mapping[NodeId, int] = {
+        node_id: load.total_ppm + sum(other.total_ppm for other, on in there if node_id in on)
+        for node_id in nodes
+    }
+    return slowdown_ppm(load, [other for other, _ in there], total_ppm=max(totals.values()))
+
+
+def _why_closed(group: Group, *, shares_cold: bool) -> str | None:
+    if group.is_closed:
+        return "a node is cordoned"
+    if group.late:
+        return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
+    if group.probing and not shares_cold:
+        return f"{next(iter(group.probing))} is being profiled there"
+    return None

@@ -1,0 +1,62 @@
+"""What planning answers: where a job goes, and what it would do to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A job that may start: where, and how far its cycle slides."""
+
+    job_id: JobId
+    group_id: int
+    nodes: Gang
+    """The nodes it uses; its group may have others besides."""
+
+    rollout_nodes: Gang = ()
+    shift_slots: int = 0
+    overlap_ppm: int = 0
+    opened: bool = False
+    """Whether it has a group of its own, on nodes that were idle."""
+
+    merged: tuple[int, ...] = ()
+    """Groups that became part of `group_id` for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a new job would cost one it meets: predicted slowdowns in ppm, before and after."""
+
+    job_id: JobId
+    before_ppm: int
+    after_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Where a job would go now; nothing was changed for the answer."""
+
+    nodes: Gang = ()
+    """Empty when there is no place for it."""
+
+    group_ids: tuple[int, ...] = ()
+    """The groups it would join; several would become one. None: it would open one."""
+
+    rollout_nodes: Gang = ()
+    shift_slots: int = 0
+    overlap_ppm: int = 0
+    slowdown_ppm: int = 1_000_000
+    """Its own predicted cycle shared over alone."""
+
+    meets: tuple[Meeting, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """When there is no place: why, place by place."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it would have a group of its own."""
+        return bool(self.nodes) and not self.group_ids

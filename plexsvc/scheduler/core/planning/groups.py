@@ -1,0 +1,141 @@
+"""A node group: the jobs that time-share its nodes, each on all of them or on some.
+
+Jobs are of one group when their nodes overlap, directly or over others. Nodes with the same jobs
+share one set of free windows: a *part*. The windows of a gang are the intersection of its nodes'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.profile import Demand, Profile
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.structures.bit_slices import BitSlice
+from plexsvc.scheduler.core.structures.footprint import Footprint
+from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
+
+
+@dataclass(slots=True, kw_only=True)
+class Resident:
+    """A job that lives in a group: on which of its nodes, and in which cells."""
+
+    demand: Demand
+    nodes: Gang
+    anchor_slot: int
+    shift_slots: int
+    cells: Footprint
+    load: Load
+
+    def meets(self, nodes: Collection[NodeId]) -> bool:
+        """Whether it lives on one of `nodes`."""
+        return any(node_id in nodes for node_id in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nodes of a group on which the same jobs live, and when they are free."""
+
+    nodes: Gang
+    free: IntervalSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """The most that lives on any of some nodes."""
+
+    num_jobs: int
+    duty_ppm: int
+    spare_bytes: int
+    """The least room left for parked state."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Nodes whose devices a set of jobs time-share."""
+
+    group_id: int
+    nodes: Gang
+    parked_bytes: int
+    lane: int
+    slices: BitSlice
+    parts: list[Part]
+    residents: dict[JobId, Resident] = field(default_factory=dict)
+    duty_ppm: int = 0
+    """Sum of the duties of its jobs."""
+
+    state_bytes: int = 0
+    """Sum of the parked bytes a node of its jobs."""
+
+    is_uniform: bool = True
+    """Whether every job lives on all of its nodes."""
+
+    late: dict[JobId, int] = field(default_factory=dict)
+    """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
+
+    probing: dict[JobId, None] = field(default_factory=dict)
+    """Cold jobs whose cycle is not known yet."""
+
+    is_closed: bool = False
+    """Takes no further job: one of its nodes is cordoned."""
+
+    @property
+    def size(self) -> int:
+        """Return its number of nodes."""
+        return len(self.nodes)
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Return the cycles of its jobs."""
+        return [resident.demand.profile for resident in self.residents.values()]
+
+    @property
+    def free(self) -> IntervalSet:
+        """Return the windows in which all of its nodes are free."""
+        return gang_windows([part.free for part in self.parts])
+
+    def on(self, nodes: Collection[NodeId]) -> list[Resident]:
+        """Return the jobs that live on any of `nodes`."""
+        if self.is_uniform:
+            return list(self.residents.values())
+        return [resident for resident in self.residents.values() if resident.meets(nodes)]
+
+    def crowd(self, nodes: Collection[NodeId]) -> Crowd:
+        """Return the most that lives on any of `nodes`. `O(nodes * jobs)` unless uniform."""
+        if self.is_uniform:
+            return Crowd(
+                num_jobs=len(self.residents),
+                duty_ppm=self.duty_ppm,
+                spare_bytes=self.parked_bytes - self.state_bytes,
+            )
+        there = [[r for r in self.residents.values() if n in r.nodes] for n in nodes]
+        return Crowd(
+            num_jobs=max(len(jobs) for jobs in there),
+            duty_ppm=max(sum(r.load.duty_ppm for r in jobs) for jobs in there),
+            spare_bytes=self.parked_bytes
+            - max(sum(r.demand.state_bytes for r in jobs) for jobs in there),
+        )
+
+    def duty_on(self, node_id: NodeId) -> int:
+        """Return the sum of the duties of the jobs on one node."""
+        if self.is_uniform:
+            return self.duty_ppm
+        return sum(r.load.duty_ppm for r in self.residents.values() if node_id in r.nodes)
+
+
+def connected(residents: Iterable[Resident]) -> list[tuple[set[NodeId], list[JobId]]]:
+    """Return the sets of jobs whose nodes overlap, with their nodes, in the order of their jobs."""
+    found: list[tuple[set[NodeId], list[JobId]]] = []
+    for resident in residents:
+        nodes, jobs = set(resident.nodes), [resident.demand.job_id]
+        apart = []
+        for other_nodes, other_jobs in found:
+            if other_nodes.isdisjoint(nodes):
+                apart.append((other_nodes, other_jobs))
+            else:
+                nodes |= other_nodes
+                jobs = [*other_jobs, *jobs]
+        found = [*apart, (nodes, jobs)]
+    return found

@@ -1,0 +1,109 @@
+"""The places a job could take on a board, and which of those that take it is best."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from heapq import nsmallest
+from typing import Final
+
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import Spot
+from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.interference import is_commensurate
+from plexsvc.scheduler.core.planning.policies import Policy, Preference
+from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
+
+MAX_CANDIDATES: Final = 64
+"""Groups, or blocks to be merged, that a job is checked against."""
+
+COST_GRAIN_PPM: Final = 10_000
+"""Predicted slowdowns closer than this count as equal; commensurate periods decide."""
+
+Barred = Collection[NodeId]
+
+
+def is_right_size(group: Group, demand: Demand, *, policy: Policy) -> bool:
+    """Return whether a group is as large as a job's gang, or larger within the policy."""
+    if group.size < demand.num_nodes:
+        return False
+    return policy.oversize == 0 or group.size <= demand.num_nodes * policy.oversize
+
+
+def groups_for(board: Board, demand: Demand, *, policy: Policy) -> list[Group]:
+    """Return the groups a new job looks at: of its size, the least busy, a bounded number."""
+    if policy.oversize == 1:
+        groups = list(board.by_size.get(demand.num_nodes, {}).values())
+    else:
+        every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
+        groups = [g for g in every if is_right_size(g, demand, policy=policy)]
+    if len(groups) <= MAX_CANDIDATES:
+        return groups
+    return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))
+
+
+def joining(
+    board: Board, demand: Demand, groups: Iterable[Group], *, barred: Barred = ()
+) -> list[Spot]:
+    """Return the place each group has for a job: all of it, or its least busy block."""
+    spots = []
+    for group in groups:
+        if group.is_uniform and group.size == demand.num_nodes:
+            if not barred or not any(node_id in barred for node_id in group.nodes):
+                spots.append(Spot(nodes=group.nodes, groups=(group,), is_whole=True))
+            continue
+        nodes = _least_busy(board, demand, [n for n in group.nodes if n not in barred])
+        if nodes is not None:
+            spots.append(Spot(nodes=nodes, groups=(group,)))
+    return spots
+
+
+def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
+    """Return the places that groups, or groups and idle nodes, would make as one."""
+    usable = dict.fromkeys(n for n in [*board.idle, *board.group_at] if n not in barred)
+    spots = []
+    for nodes in board.rooms.gangs(demand.num_nodes, among=usable, burden=board.duty_on):
+        met = sorted({board.group_at[n] for n in nodes if n in board.group_at})
+        is_inside = len(met) == 1 and set(nodes) <= set(board.groups[met[0]].nodes)
+        if met and not is_inside:
+            spots.append(Spot(nodes=nodes, groups=[board.groups[group_id] for group_id in met]))
+    if len(spots) <= MAX_CANDIDATES:
+        return spots
+    return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
+
+
+def best(board: Board, demand: Demand, spots: Iterable[Spot], *, policy: Policy) -> Spot | None:
+    """Return the place the policy prefers among those that take the job; None without any.
+
+    A cold job goes where the fewest live, away from others that are being profiled. `plex` takes
+    the smallest group, of those the least predicted interference, then commensurate periods, then
+    the busiest.
+    """
+    period = board.period_slots(demand.profile)
+
+    def by_interference(spot: Spot) -> tuple[int, ...]:
+        odd = sum(not is_commensurate(period, r.cells.period) for r in spot.met())
+        grain = spot.cost_ppm // COST_GRAIN_PPM
+        return (spot.size, grain, odd, -spot.crowd().duty_ppm, spot.groups[0].group_id)
+
+    def by_crowd(spot: Spot) -> tuple[int, ...]:
+        crowd = spot.crowd()
+        met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
+        return (spot.is_probing, *met)
+
+    def by_number(spot: Spot) -> tuple[int, ...]:
+        sign = -1 if policy.preference is Preference.PACK else 1
+        crowd = spot.crowd()
+        return (sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id)
+
+    if demand.is_cold:
+        return min(spots, key=by_crowd, default=None)
+    if policy.preference is Preference.PLEX:
+        return min(spots, key=by_interference, default=None)
+    return min(spots, key=by_number, default=None)
+
+
+def _least_busy(board: Board, demand: Demand, among: list[NodeId]) -> Gang | None:
+    gangs = board.rooms.gangs(demand.num_nodes, among=among, burden=board.duty_on)
+    return min(gangs, key=lambda nodes: max(map(board.duty_on, nodes)), default=None)

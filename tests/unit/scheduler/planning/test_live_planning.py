@@ -1,0 +1,389 @@
+"""Planning on devices of hosts: blocks, groups that grow and split, cold jobs, operator's moves."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from plexsvc.ids import JobId, NodeId
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import LIVE, Policy
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.structures.ring import Ring
+
+SHARES = replace(LIVE, opens_first=False)
+
+
+def rooms(**devices: int) -> list[NodeRoom]:
+    return [
+        NodeRoom(
+            node_id=NodeId(f"{host}:{at}"),
+            num_devices=1,
+            parked_bytes=1000,
+            host=host,
+            index=at,
+        )
+        for host, count in devices.items()
+        for at in reversed(range(count))
+    ]
+
+
+def live(*, policy: Policy = LIVE, **devices: int) -> Planner:
+    return Planner(Board(rooms(**devices), ring=Ring(240)), policy=policy)
+
+
+def demand(
+    name: str,
+    num: int = 1,
+    *,
+    busy: int = 10,
+    period: int = 60,
+    mode: Mode = Mode.ASYNC1,
+    state_bytes: int = 0,
+    is_cold: bool = False,
+) -> Demand:
+    segment = Segment(phase="update", offset_us=0, duration_us=busy * SECOND_US)
+    return Demand(
+        job_id=JobId(name),
+        num_nodes=num,
+        profile=Profile(period_us=period * SECOND_US, segments=(segment,), mode=mode),
+        expected_us=3600 * SECOND_US,
+        state_bytes=state_bytes,
+        is_cold=is_cold,
+    )
+
+
+def admit(planner: Planner, *demands: Demand, now_us: int = 0) -> dict[str, str]:
+    for each in demands:
+        planner.submit(each)
+    placed = {str(p.job_id): " ".join(p.nodes) for p in planner.admit(now_us)}
+    planner.board.check()
+    return placed
+
+
+def shape(planner: Planner) -> dict[str, list[str]]:
+    """Return the jobs of each group by its nodes."""
+    return {
+        " ".join(group.nodes): sorted(group.residents) for group in planner.board.groups.values()
+    }
+
+
+def test_a_gang_is_an_aligned_block_of_one_host_first_by_name_whatever_joined_first() -> None:
+    planner = live(policy=replace(LIVE, merges=False), b=4, a=2)
+    assert admit(planner, demand("one"), demand("two", 2)) == {"one": "a:0", "two": "b:0 b:1"}
+    assert admit(planner, demand("three", 3)) == {}
+    planner.remove(JobId("two"))
+    assert admit(planner) == {"three": "b:0 b:1 b:2"}
+
+
+def test_a_gang_larger_than_any_host_takes_whole_hosts_of_one_size() -> None:
+    planner = live(a=2, b=4, c=2, d=2)
+    assert admit(planner, demand("six", 6)) == {"six": "a:0 a:1 c:0 c:1 d:0 d:1"}
+    assert live(a=2, b=4).board.idle_gang(6) is None
+
+
+def test_a_smaller_job_joins_a_larger_group_on_its_least_busy_block() -> None:
+    planner = live(a=4)
+    admit(planner, demand("all", 4))
+    assert admit(planner, demand("left", 2)) == {"left": "a:0 a:1"}
+    assert admit(planner, demand("right", 2)) == {"right": "a:2 a:3"}
+    group = planner.board.groups[1]
+    assert (len(group.parts), group.is_uniform) == (2, False)
+    resident = group.residents[JobId("left")]
+    assert resident.nodes == ("a:0", "a:1")
+
+
+def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
+    planner = live(a=2)
+    admit(planner, demand("both", 2, busy=15))
+    assert admit(planner, demand("l", busy=30)) == {"l": "a:0"}
+    assert admit(planner, demand("r", busy=30)) == {"r": "a:1"}
+    assert admit(planner, demand("too", busy=30)) == {}
+    assert "duty would pass 90%" in planner.why(JobId("too"))
+    slowdowns = planner.predicted(planner.board.groups[1])
+    assert slowdowns[JobId("l")] == slowdowns[JobId("r")]
+
+
+def test_a_group_splits_where_its_jobs_no_longer_share_nodes() -> None:
+    planner = live(a=4)
+    admit(planner, demand("all", 4), demand("l", 2), demand("r", 1))
+    assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
+    planner.remove(JobId("all"))
+    planner.board.check()
+    assert shape(planner) == {"a:0 a:1": ["l"], "a:2": ["r"]}
+    assert list(planner.board.idle) == ["a:3"]
+    assert planner.has_news is False
+    planner.submit(demand("next"))
+    assert planner.has_news
+
+
+def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_nodes() -> None:
+    planner = live(a=4)
+    admit(planner, demand("l", 1), demand("r", 2))
+    assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
+    planner.submit(demand("all", 4))
+    (placed,) = planner.admit(0)
+    planner.board.check()
+    assert (placed.group_id, placed.merged, placed.opened) == (1, (2,), False)
+    assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
+    planner.remove(JobId("all"))
+    assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
+
+
+def test_nothing_merges_against_a_bound_or_without_the_policy() -> None:
+    for policy, busy in ((LIVE, 50), (replace(LIVE, merges=False), 10)):
+        planner = live(policy=policy, a=2)
+        admit(planner, demand("l", busy=busy), demand("r", busy=busy))
+        assert admit(planner, demand("both", 2)) == {}
+        assert shape(planner) == {"a:0": ["l"], "a:1": ["r"]}
+
+
+def test_cold_jobs_take_idle_nodes_and_only_then_share_the_least_crowded_group() -> None:
+    planner = live(a=2)
+    warm, cold = demand("warm"), demand("cold", is_cold=True)
+    assert admit(planner, warm, cold) == {"warm": "a:0", "cold": "a:1"}
+    assert admit(planner, demand("second", is_cold=True)) == {"second": "a:0"}
+    assert admit(planner, demand("third", is_cold=True)) == {"third": "a:1"}
+    group = planner.board.groups[2]
+    assert list(group.probing) == ["cold", "third"]
+    planner.learned(JobId("cold"), demand("x", busy=12).profile, at_us=0)
+    planner.board.check()
+    assert list(group.probing) == ["third"]
+
+
+def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:
+    planner = live(policy=replace(LIVE, max_jobs=2), a=1)
+    jobs = [demand(name, is_cold=True) for name in ("one", "two", "three")]
+    assert list(admit(planner, *jobs)) == ["one", "two"]
+    planner.remove(JobId("one"))
+    assert planner.has_news
+    assert admit(planner) == {"three": "a:0"}
+
+
+def test_a_cold_job_without_leave_to_share_waits_for_idle_nodes() -> None:
+    planner = live(policy=replace(LIVE, cold_shares=False), a=1)
+    admit(planner, demand("one"), demand("cold", is_cold=True))
+    assert list(planner.waiting) == ["cold"]
+
+
+def test_held_nodes_are_idle_ones_in_order_and_come_back_with_news() -> None:
+    planner = live(b=1, a=2)
+    assert planner.hold(JobId("rollout"), 2) == ("a:0", "a:1")
+    assert planner.hold(JobId("more"), 2) is None
+    admit(planner, demand("two", 2))
+    assert not planner.has_news
+    planner.release(JobId("rollout"))
+    assert planner.has_news
+    assert admit(planner) == {"two": "a:0 a:1"}
+
+
+def test_place_at_puts_a_job_exactly_there_against_every_bound() -> None:
+    planner = live(policy=SHARES, a=4)
+    admit(planner, demand("l", busy=50), demand("r", 2, busy=50))
+    placed = planner.place_at(demand("big", 4, busy=50), rooms_of("a", 4), now_us=5)
+    planner.board.check()
+    assert placed.nodes == rooms_of("a", 4)
+    assert list(shape(planner).values()) == [["big", "l", "r"]]
+    planner.place_at(demand("big", 4), rooms_of("a", 4)[:2], now_us=5)
+    planner.board.check()
+    assert planner.group_of(JobId("big")).residents[JobId("big")].nodes == ("a:0", "a:1")
+
+
+def test_what_is_found_running_on_a_cordoned_node_is_taken_in_there() -> None:
+    planner = live(a=2)
+    planner.board.cordon(NodeId("a:0"))
+    planner.place_at(demand("found"), [NodeId("a:0")], now_us=0)
+    planner.board.check()
+    assert planner.group_of(JobId("found")).is_closed
+    planner.remove(JobId("found"))
+    planner.board.check()
+    assert planner.board.out == {NodeId("a:0")}
+
+
+def rooms_of(host: str, count: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId(f"{host}:{at}") for at in range(count))
+
+
+def test_a_job_of_a_drained_host_is_booked_elsewhere_or_stays_as_it_was() -> None:
+    planner = live(a=2, b=2)
+    admit(planner, demand("one", 2), demand("two", 2, busy=50), demand("three"))
+    assert shape(planner) == {"a:0 a:1": ["one", "three"], "b:0 b:1": ["two"]}
+    for node_id in rooms_of("a", 2):
+        planner.board.cordon(node_id)
+    before = shape(planner)
+    assert planner.rehome(JobId("one"), now_us=9, avoid=rooms_of("a", 2)) is None
+    planner.board.check()
+    assert shape(planner) == before
+    planner.learned(JobId("two"), demand("x", busy=20).profile, at_us=0)
+    placed = planner.rehome(JobId("one"), now_us=9, avoid=rooms_of("a", 2))
+    assert placed is not None
+    assert placed.nodes == rooms_of("b", 2)
+    planner.board.check()
+    third = planner.rehome(JobId("three"), now_us=9, onto=[NodeId("b:1")])
+    assert third is not None
+    assert third.nodes == ("b:1",)
+    assert planner.board.out == set(rooms_of("a", 2))
+    planner.place_at(demand("three"), [NodeId("a:0")], now_us=10)
+    planner.board.check()
+
+
+def test_a_lost_node_joins_again_under_its_name() -> None:
+    planner = live(a=2)
+    admit(planner, demand("one", 2))
+    lost = NodeId("a:1")
+    for job_id in planner.board.cordon(lost):
+        planner.remove(job_id)
+    planner.board.leave(lost)
+    planner.board.check()
+    assert admit(planner, demand("two", 2)) == {}
+    planner.board.join(next(room for room in rooms(a=2) if room.node_id == lost))
+    assert admit(planner) == {"two": "a:0 a:1"}
+
+
+def test_what_if_says_where_a_job_would_go_what_it_costs_whom_and_changes_nothing() -> None:
+    planner = live(policy=SHARES, a=2)
+    admit(planner, demand("one", 2, busy=20))
+    for cycle in range(3):
+        planner.note_phase(JobId("one"), (60 * cycle + 25) * SECOND_US)
+    before = copy.deepcopy(planner)
+    answer = planner.what_if(demand("new", busy=20), now_us=180 * SECOND_US)
+    assert (answer.nodes, answer.group_ids, answer.opens) == (("a:0",), (1,), False)
+    (meeting,) = answer.meets
+    assert (meeting.job_id, meeting.before_ppm) == ("one", 1_000_000)
+    assert meeting.after_ppm >= meeting.before_ppm
+    assert shape(planner) == shape(before)
+    assert planner.measured(JobId("one")) == 1_000_000
+    planner.submit(demand("new", busy=20))
+    (placed,) = planner.admit(180 * SECOND_US)
+    assert (placed.nodes, placed.shift_slots) == (answer.nodes, answer.shift_slots)
+    assert placed.overlap_ppm == answer.overlap_ppm
+    refused = planner.what_if(demand("much", 2, busy=50), now_us=0)
+    assert (refused.nodes, refused.opens) == ((), False)
+    assert any("duty would pass 90%" in reason for reason in refused.refusals)
+
+
+def test_parked_bytes_are_counted_on_each_node_and_follow_a_resize() -> None:
+    planner = live(a=2)
+    admit(planner, demand("both", 2, state_bytes=400), demand("l", state_bytes=600))
+    assert admit(planner, demand("r", state_bytes=600)) == {"r": "a:1"}
+    planner.resize(JobId("l"), 100)
+    assert admit(planner, demand("more", state_bytes=500)) == {"more": "a:0"}
+    assert admit(planner, demand("never", state_bytes=1001)) == {}
+
+
+class LiveHistory(RuleBasedStateMachine):
+    """Random jobs, moves, holds, drains and losses; the board's own check is the oracle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planner = live(policy=SHARES, a=4, b=4, c=2)
+        self.made = 0
+        self.now = 0
+
+    @property
+    def board(self) -> Board:
+        return self.planner.board
+
+    def pick(self, number: int) -> JobId:
+        jobs = list(self.board.group_of)
+        return jobs[number % len(jobs)]
+
+    @rule(num=st.sampled_from([1, 1, 2, 3, 4, 8]), busy=st.integers(1, 40), cold=st.booleans())
+    def submit(self, num: int, busy: int, cold: bool) -> None:
+        self.made += 1
+        self.now += SECOND_US
+        asked = demand(f"j{self.made}", num, busy=busy, is_cold=cold, state_bytes=busy)
+        before = shape(self.planner)
+        answer = self.planner.what_if(asked, now_us=self.now)
+        assert shape(self.planner) == before
+        self.planner.submit(asked)
+        placed = {p.job_id: p for p in self.planner.admit(self.now)}
+        if len(self.planner.waiting) + len(placed) == 1:
+            assert (asked.job_id in placed) == bool(answer.nodes)
+        for each in placed.values():
+            self.is_realisable(each.nodes)
+
+    def is_realisable(self, nodes: tuple[NodeId, ...]) -> None:
+        hosts = {str(node)[0] for node in nodes}
+        if len(hosts) > 1:
+            assert set(nodes) == set(rooms_of("a", 4)) | set(rooms_of("b", 4))
+        else:
+            first = min(int(str(node)[2:]) for node in nodes)
+            assert first % (1 << (len(nodes) - 1).bit_length()) == 0
+            assert len({*nodes}) == len(nodes)
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(number=st.integers(0, 99))
+    def remove(self, number: int) -> None:
+        self.planner.remove(self.pick(number))
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(number=st.integers(0, 99), host=st.sampled_from("abc"))
+    def rehome(self, number: int, host: str) -> None:
+        job_id, before = self.pick(number), shape(self.planner)
+        placed = self.planner.rehome(job_id, now_us=self.now, avoid=rooms_of(host, 4))
+        if placed is None:
+            assert shape(self.planner) == before
+        else:
+            assert not {*placed.nodes} & {*rooms_of(host, 4)}
+            self.is_realisable(placed.nodes)
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(number=st.integers(0, 99), at=st.integers(0, 3))
+    def place_at(self, number: int, at: int) -> None:
+        job_id = self.pick(number)
+        asked = self.planner.group_of(job_id).residents[job_id].demand
+        blocks = self.board.rooms.blocks(asked.num_nodes)
+        held = [node for nodes in self.board.exclusive.values() for node in nodes]
+        if blocks and not {*blocks[at % len(blocks)]} & {*held}:
+            placed = self.planner.place_at(asked, blocks[at % len(blocks)], now_us=self.now)
+            assert placed.nodes == blocks[at % len(blocks)]
+
+    @precondition(lambda self: self.board.group_of)
+    @rule(number=st.integers(0, 99), busy=st.integers(1, 60))
+    def learn(self, number: int, busy: int) -> None:
+        job_id = self.pick(number)
+        self.planner.learned(job_id, demand("x", busy=busy).profile, at_us=self.now)
+        self.planner.resize(job_id, busy)
+
+    @rule(num=st.integers(1, 2))
+    def hold(self, num: int) -> None:
+        self.made += 1
+        self.planner.hold(JobId(f"h{self.made}"), num)
+
+    @precondition(lambda self: self.board.exclusive)
+    @rule()
+    def release(self) -> None:
+        self.planner.release(next(iter(self.board.exclusive)))
+
+    @rule(host=st.sampled_from("abc"), at=st.integers(0, 3))
+    def cordon(self, host: str, at: int) -> None:
+        if NodeId(f"{host}:{at}") in self.board.rooms:
+            self.board.cordon(NodeId(f"{host}:{at}"))
+
+    @rule(host=st.sampled_from("abc"), at=st.integers(0, 3))
+    def uncordon(self, host: str, at: int) -> None:
+        self.board.uncordon(NodeId(f"{host}:{at}"))
+
+    @invariant()
+    def holds(self) -> None:
+        self.board.check()
+
+    def teardown(self) -> None:
+        for job_id in list(self.board.group_of):
+            self.planner.remove(job_id)
+        for key in list(self.board.exclusive):
+            self.planner.release(key)
+        self.board.check()
+        assert not self.board.groups
+        assert {*self.board.idle} | self.board.out == {*self.board.rooms}
+
+
+LiveHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLiveHistory = LiveHistory.TestCase
