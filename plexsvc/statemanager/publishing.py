@@ -1,4 +1,7 @@
-"""Published weight versions: parameters in an immutable memory file, checksummed by block."""
+"""Published weight versions: parameters in an immutable memory file, checksummed by block.
+
+A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ BLOCK_BYTES: Final = 4 << 20
 """Unit of the checksums: xxh3-128 of each block."""
 
 PUBLISHED_REGION: Final = "published"
-PUBLISHED_KIND: Final = "param"
+PUBLISHED_KINDS: Final = frozenset({"param"})
+COMPLETE_KINDS: Final = frozenset({"param", "master", "exp_avg", "exp_avg_sq"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +61,17 @@ class Publisher:
         *,
         job_id: JobId,
         region: RegionBytes,
+        kinds: frozenset[str] = PUBLISHED_KINDS,
     ) -> VersionManifest:
-        """Freeze the parameters of `index`, whose bytes `region` returns. One copy, then checksums.
+        """Freeze the tensors of `kinds` in `index`, whose bytes `region` returns.
+
+        One copy, then checksums.
 
         Raises:
-            PlexError: `no_room`; `bad_request` when there are no parameters.
+            PlexError: `no_room`; `bad_request` when there are no parameters to publish.
         """
-        placed, nbytes = place(piece for piece in index if piece.kind == PUBLISHED_KIND)
-        if not placed:
+        placed, nbytes = place(piece for piece in index if piece.kind in kinds)
+        if not placed and kinds == PUBLISHED_KINDS:
             text = f"{key.deployment_id} has no parameters on this node; initialize it first"
             raise PlexError(ErrorCode.BAD_REQUEST, text)
         with self._lock:

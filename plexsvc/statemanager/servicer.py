@@ -7,6 +7,7 @@ locks underneath, so a call that its caller gave up on still ends in a defined s
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,7 @@ from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import FenceNumbers, Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.publishing import chunked
+from plexsvc.statemanager.publishing import COMPLETE_KINDS, PUBLISHED_KINDS, chunked
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
 from plexsvc.transport.status import abort_with
@@ -245,15 +246,29 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             start_us = self._clock.monotonic_us()
             manifest = self._node.publisher.find(key)
             if manifest is None:
-                taken = snapshot.take(self._node, wpg_id)
-                manifest = self._node.publisher.publish(
-                    key, taken.index, job_id=taken.job_id, region=taken.region
-                )
+                manifest = self._freeze(key, wpg_id, is_complete=request.complete)
             copy_us = self._clock.monotonic_us() - start_us
         reply = statemanager_pb2.PublishReply(manifest=manifest, copy_us=copy_us)
         reply.manifest.node_id = self._node.config.node_id
         reply.manifest.data_socket = self._data_socket
         return reply
+
+    def _freeze(
+        self, key: VersionKey, wpg_id: WpgId, *, is_complete: bool
+    ) -> statemanager_pb2.VersionManifest:
+        """Copy parameters, or all but gradients with the scalars; the caller holds the lock."""
+        taken = snapshot.take(self._node, wpg_id)
+        if is_complete and taken.has_gradients:
+            text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
+        kinds = COMPLETE_KINDS if is_complete else PUBLISHED_KINDS
+        manifest = self._node.publisher.publish(
+            key, taken.index, job_id=taken.job_id, region=taken.region, kinds=kinds
+        )
+        if is_complete:
+            manifest.scalars_json = json.dumps({str(r): dict(s) for r, s in taken.scalars.items()})
+            manifest.applied_seq = taken.applied_seq
+        return manifest
 
     def _materialize(self, request: statemanager_pb2.MaterializeRequest) -> checkpoints.Written:
         wpg_id = WpgId(request.wpg_id)

@@ -30,6 +30,8 @@ class Snapshot:
     region: RegionBytes
     scalars: dict[int, Scalars]
     applied_seq: int
+    has_gradients: bool
+    """Whether a window of accumulated gradients is open."""
 
 
 def take(node: Node, wpg_id: WpgId) -> Snapshot:
@@ -52,6 +54,7 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
         region=lambda rank, name: _region_bytes(node, wpg, by_rank[rank], name),
         scalars={link.rank: link.last_export.scalars for link in links},
         applied_seq=wpg.applied_seq,
+        has_gradients=any(_has_gradients(wpg, link) for link in links),
     )
 
 
@@ -72,6 +75,11 @@ def digests(snapshot: Snapshot) -> dict[str, str]:
         found.update(f"{piece.name} {piece.rank} {list(piece.start)} {list(piece.size)}\n".encode())
         _update_pieces(found, [piece], snapshot)
     return {kind: found.hexdigest() for kind, found in hashes.items()}
+
+
+def _has_gradients(wpg: WpgState, link: RankLink) -> bool:
+    regions = wpg.ranks[link.rank].regions
+    return any(name in regions and regions[name].is_droppable for name in link.last_export.dirty)
 
 
 def _update(found: hashlib._Hash, tensor: Tensor, snapshot: Snapshot) -> None:

@@ -67,6 +67,10 @@ class Ledger:
                 applied_seq=self.applied_seq,
             )
 
+    def go_on_from(self, seq: int) -> None:
+        """Count everything up to `seq` as applied: another WPG's ranks did it."""
+        self.applied_seq = max(self.applied_seq, seq)
+
     def finish(self, operation_id: bytes, seq: int, reply: worker_pb2.ExecuteReply) -> None:
         """Record a final reply; the oldest beyond the limit is forgotten. `O(1)`."""
         self.applied_seq = seq

@@ -21,7 +21,7 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.state_client import Region, RegionSpec
-from plexsvc.worker import batches, losses, results, sources
+from plexsvc.worker import batches, carried, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.hyper import Hyper
@@ -91,7 +91,7 @@ class Operations:
         kind = operation.WhichOneof("body")
         answers: dict[str | None, Callable[[], Answer]] = {
             "noop": Answer,
-            "initialize": self._initialize,
+            "initialize": lambda: self._initialize(manifests),
             "forward": lambda: self._forward(operation),
             "forward_backward": lambda: self._forward_backward(operation),
             "backward": lambda: self._backward(operation),
@@ -107,24 +107,36 @@ class Operations:
             )
         return answers[kind]()
 
-    def _initialize(self) -> Answer:
+    def _initialize(self, copies: Manifests) -> Answer:
         if self.is_initialized:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
         specs = self._backend.regions()
-        if not specs:
-            if self._memory is not None:
-                self._memory.allocate(())
-                self._memory.set_index(())
-            self.is_initialized = True
-            return Answer()
-        memory = self._state_memory()
-        with sources.open_checkpoint(Path(self._config.model)) as weights:
-            regions = memory.allocate(specs)
-            views = {name: region.tensor() for name, region in regions.items()}
-            self._backend.attach(views, weights)
-        memory.set_index(self._backend.pieces())
+        if specs:
+            self._fill(self._state_memory(), specs, copies=copies)
+            self._state_memory().set_index(self._backend.pieces())
+        elif self._memory is not None:
+            self._memory.allocate(())
+            self._memory.set_index(())
+        if copies:
+            self._backend.restore_scalars(carried.scalars_of(copies, rank=self._config.rank))
         self.is_initialized = True
         return Answer()
+
+    def _fill(self, memory: StateMemory, specs: Sequence[RegionSpec], *, copies: Manifests) -> None:
+        """Give the backend its memory and its weights: the model's, or another WPG's whole state.
+
+        No view of a copy outlives this: its holder frees it when it is told of the last.
+        """
+        opened = (
+            carried.open_copies(copies, config=self._config, memory=memory)
+            if copies
+            else sources.open_checkpoint(Path(self._config.model))
+        )
+        with opened as weights:
+            regions = memory.allocate(specs)
+            self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
+            if copies and self._config.has_optimizer:
+                self._backend.load_moments(weights)
 
     def _forward(self, operation: Operation) -> Answer:
         required = () if self._config.role == "critic" else ("target_tokens",)

@@ -141,14 +141,17 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
 
 
 class VersionSource:
-    """The parameters of a published weight version, over mapped memory of one or more nodes."""
+    """A published weight version over mapped memory of one or more nodes.
+
+    Parameters go by their name, tensors of the optimizer in a complete copy by `kind/name`.
+    """
 
     def __init__(self, manifests: Manifests, memory: Sequence[memoryview]) -> None:
         self._parts: dict[str, list[tuple[statemanager_pb2.CanonicalPiece, memoryview]]] = {}
         for manifest, view in zip(manifests, memory, strict=True):
             for piece in manifest.pieces:
-                if piece.kind == "param":
-                    self._parts.setdefault(piece.name, []).append((piece, view))
+                name = piece.name if piece.kind == "param" else f"{piece.kind}/{piece.name}"
+                self._parts.setdefault(name, []).append((piece, view))
 
     def has(self, name: str) -> bool:
         """Return whether the version holds tensor `name`."""

@@ -238,7 +238,7 @@ class GetDeploymentRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files")
+    __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec", "state", "error", "incarnation", "blocks", "vocab_size", "max_sequence_length", "staging_nodes", "executor_address", "state_bytes", "wpg_id", "residency", "model_files", "former_nodes")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,7 @@ class Deployment(_message.Message):
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FILES_FIELD_NUMBER: _ClassVar[int]
+    FORMER_NODES_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
     tenant: str
@@ -273,7 +274,8 @@ class Deployment(_message.Message):
     wpg_id: str
     residency: _common_pb2.Residency
     model_files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ...) -> None: ...
+    former_nodes: _containers.RepeatedCompositeFieldContainer[NodeAddress]
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[DeploymentSpec, _Mapping]] = ..., state: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., incarnation: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_common_pb2.DeviceBlock, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., staging_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., executor_address: _Optional[str] = ..., state_bytes: _Optional[int] = ..., wpg_id: _Optional[str] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., model_files: _Optional[_Iterable[str]] = ..., former_nodes: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "agent", "state_manager")
@@ -330,20 +332,22 @@ class StageReply(_message.Message):
     def __init__(self, nbytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class PayloadStagedRequest(_message.Message):
-    __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan")
+    __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan", "node_ids")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     job_id: str
     tenant: str
     deployment_id: str
     error: _common_pb2.Error
     plan: _operations_pb2.DispatchPlan
-    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployment_id: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., plan: _Optional[_Union[_operations_pb2.DispatchPlan, _Mapping]] = ...) -> None: ...
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployment_id: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., plan: _Optional[_Union[_operations_pb2.DispatchPlan, _Mapping]] = ..., node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PayloadStagedReply(_message.Message):
     __slots__ = ()

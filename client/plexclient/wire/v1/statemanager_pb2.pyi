@@ -44,16 +44,18 @@ class MoveReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., step_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "deployment_id", "version")
+    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     deployment_id: str
     version: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    complete: bool
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ("error", "manifest", "copy_us")
@@ -66,7 +68,7 @@ class PublishReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., manifest: _Optional[_Union[VersionManifest, _Mapping]] = ..., copy_us: _Optional[int] = ...) -> None: ...
 
 class VersionManifest(_message.Message):
-    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket", "state_manager")
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket", "state_manager", "scalars_json", "applied_seq")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,8 @@ class VersionManifest(_message.Message):
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_JSON_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     nbytes: int
@@ -83,7 +87,9 @@ class VersionManifest(_message.Message):
     node_id: str
     data_socket: str
     state_manager: str
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
+    scalars_json: str
+    applied_seq: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
 
 class CanonicalPiece(_message.Message):
     __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
