@@ -166,7 +166,7 @@ async def _serialised(frames: AsyncIterator[operations_pb2.GenerateFrame]) -> As
 
 
 def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str:
-    for node in deployment.staging_nodes:
+    for node in [*deployment.staging_nodes, *deployment.former_nodes]:
         if node.node_id in staged.node_ids:
             return node.state_manager
     raise PlexError(

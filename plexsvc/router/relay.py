@@ -170,13 +170,14 @@ class Uploads:
         try:
             self._rules.check_header(upload.header)
             plan = await self._forward(upload)
+            node_ids = [node.node_id for node in upload.deployment.staging_nodes]
         except PlexError as refusal:
             if refusal.retryable:
                 self._deployments.forget(upload.deployment)
                 raise
             await self._announce(upload.header, error=refusal)
             return service_pb2.StageReply(error=to_wire(refusal))
-        await self._announce(upload.header, plan=plan)
+        await self._announce(upload.header, plan=plan, node_ids=node_ids)
         return service_pb2.StageReply(nbytes=upload.header.nbytes)
 
     async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> Upload:
@@ -227,6 +228,7 @@ class Uploads:
         header: service_pb2.StageHeader,
         *,
         plan: operations_pb2.DispatchPlan | None = None,
+        node_ids: Sequence[str] = (),
         error: PlexError | None = None,
     ) -> None:
         """Tell the scheduler; wait for an operation that is still on its way to it."""
@@ -236,6 +238,7 @@ class Uploads:
             tenant=header.tenant,
             deployment_id=header.deployment_id,
             plan=plan,
+            node_ids=node_ids,
             error=to_wire(error) if error else None,
         )
         await announce(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from plexclient.wire.v1 import node_pb2, worker_pb2
-from plexsvc.ids import WpgId
 from plexsvc.scheduler import spawn as specs
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.outcomes import error_of, fault_from_wire
@@ -48,11 +47,13 @@ async def learn(reach: Reach, record: DeploymentRecord) -> None:
     view.max_sequence_length = reply.max_sequence_length or view.max_sequence_length
 
 
-def stop_request(reach: Reach, wpg_id: WpgId, *, rank: int, grace_us: int) -> node_pb2.StopRequest:
+def stop_request(
+    reach: Reach, record: DeploymentRecord, *, rank: int, grace_us: int
+) -> node_pb2.StopRequest:
     """Return the order to end one rank."""
-    return node_pb2.StopRequest(
-        fence=reach.fence(lease_no=0), proc_id=f"{wpg_id}/{rank}", grace_us=grace_us
-    )
+    fence = reach.fence(lease_no=0, incarnation=record.incarnation)
+    proc_id = f"{record.wpg_id}/{rank}"
+    return node_pb2.StopRequest(fence=fence, proc_id=proc_id, grace_us=grace_us)
 
 
 async def _spawn_rank(

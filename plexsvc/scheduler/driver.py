@@ -25,13 +25,17 @@ from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
     CancelOperation,
+    CarryState,
+    CutOver,
     DeploymentChanged,
+    DropCarried,
     DropPayload,
     ForgetWpg,
     JobChanged,
     MoveState,
     RefuseOperation,
     ReleaseOperation,
+    RelocationChanged,
     SetTimer,
     SpawnWpg,
     StartOperation,
@@ -220,7 +224,7 @@ class SchedulerDriver:
         if answer is not None and not answer.done():
             answer.set_result(actions)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action) -> None:  # noqa: C901 - one line an action
         match action:
             case AnswerOperation():
                 self.recorder.answer(action)
@@ -234,10 +238,16 @@ class SchedulerDriver:
                 self.timers.set(action.key, at_us=action.at_us)
             case ReleaseOperation():
                 self._release(action)
+            case CutOver():
+                self.recorder.cut_over(action)
+            case RelocationChanged():
+                self.recorder.relocation_changed(action)
             case SpawnWpg() | StopWpg():
                 self.recorder.processes(action)
                 self._start(action)
             case StartOperation() | MoveState() | ForgetWpg() | CancelOperation() | DropPayload():
+                self._start(action)
+            case CarryState() | DropCarried():
                 self._start(action)
             case _:
                 assert_never(action)
@@ -291,7 +301,7 @@ class SchedulerDriver:
     def _ranks_of(self, node_id: NodeId) -> list[tuple[WpgId, int, int]]:
         """Return (WPG, rank, incarnation) of the processes that should run on a node."""
         return [
-            (wpg_id, index, 1)
+            (wpg_id, index, record.incarnation)
             for wpg_id, record in self.registry.by_wpg.items()
             for index, rank in enumerate(record.ranks)
             if rank.node_id == node_id and not record.is_stopping

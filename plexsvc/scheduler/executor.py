@@ -15,11 +15,13 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
+from plexsvc.ids import DeploymentId, NodeId, OperationId, show
 from plexsvc.log import Log
-from plexsvc.scheduler import bringup, managed, results
+from plexsvc.scheduler import bringup, carrying, managed, results
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
+    CarryState,
+    DropCarried,
     DropPayload,
     ForgetWpg,
     MoveState,
@@ -34,6 +36,7 @@ from plexsvc.scheduler.core.events import (
     OperationFinished,
     ResidencyMoved,
     SpawnFailed,
+    StateCarried,
     WpgForgotten,
     WpgReady,
     WpgStopped,
@@ -72,7 +75,7 @@ class Executor:
             if outcome is not None:
                 self._post(outcome)
 
-    async def _perform(self, action: ExternalAction) -> None:
+    async def _perform(self, action: ExternalAction) -> None:  # noqa: C901 - one line an action
         match action:
             case StartOperation():
                 await self._start_operation(action)
@@ -80,6 +83,10 @@ class Executor:
                 await self._move(action)
             case SpawnWpg():
                 await self._spawn(action)
+            case CarryState():
+                await self._carry(action)
+            case DropCarried():
+                await carrying.drop(self._reach, action.move_id)
             case StopWpg():
                 await self._stop(action)
             case ForgetWpg():
@@ -102,7 +109,7 @@ class Executor:
                 await self._quietly(state.DropStaged(request, timeout=self._reach.rpc_s))
 
     async def _spawn(self, action: SpawnWpg) -> None:
-        record = self._reach.registry.deployments[action.deployment_id]
+        record = self._reach.registry.by_wpg[action.wpg_id]
         try:
             record.ranks = await bringup.spawn(self._reach, action, record)
             device_bytes = await bringup.describe(self._reach, record)
@@ -113,20 +120,38 @@ class Executor:
             ready = WpgReady(at_us=0, wpg_id=action.wpg_id, device_bytes=device_bytes)
             self._post(ready)
 
+    async def _carry(self, action: CarryState) -> None:
+        try:
+            nbytes = await carrying.carry(self._reach, action)
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            outcome = failure_of(action, fault_of_call(error))
+            assert outcome is not None, action
+            self._post(outcome)
+        else:
+            self._post(
+                StateCarried(
+                    at_us=0,
+                    deployment_id=action.deployment_id,
+                    move_id=action.move_id,
+                    nbytes=nbytes,
+                )
+            )
+
     async def _stop(self, action: StopWpg) -> None:
         record = self._reach.registry.by_wpg[action.wpg_id]
         async with asyncio.TaskGroup() as group:
-            for rank, node_id in enumerate(record.node_ids):
-                group.create_task(self._stop_rank(action.wpg_id, rank=rank, node_id=node_id))
+            for rank in range(len(record.places)):
+                group.create_task(self._stop_rank(record, rank=rank))
         self._post(WpgStopped(at_us=0, wpg_id=action.wpg_id))
 
-    async def _stop_rank(self, wpg_id: WpgId, *, rank: int, node_id: NodeId) -> None:
+    async def _stop_rank(self, record: DeploymentRecord, *, rank: int) -> None:
+        node_id = record.places[rank].node_id
         grace_us = self._reach.config.stop_grace_us
         timeout_s = self._reach.rpc_s + grace_us / 1e6
 
         async def stop() -> None:
             await self._reach.nodes.link(node_id).agent.Stop(
-                bringup.stop_request(self._reach, wpg_id, rank=rank, grace_us=grace_us),
+                bringup.stop_request(self._reach, record, rank=rank, grace_us=grace_us),
                 timeout=timeout_s,
             )
 
@@ -135,11 +160,11 @@ class Executor:
     async def _forget(self, action: ForgetWpg) -> None:
         record = self._reach.registry.by_wpg[action.wpg_id]
         request = statemanager_pb2.ForgetRequest(
-            fence=self._reach.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
             wpg_id=action.wpg_id,
             job_id=record.view.job_id,
         )
-        for node_id in dict.fromkeys(record.node_ids):
+        for node_id in record.nodes:
 
             async def forget(node_id: NodeId = node_id) -> None:
                 await self._reach.nodes.link(node_id).state.Forget(
@@ -151,7 +176,8 @@ class Executor:
             await self._rollout.forget(record.view.deployment_id)
         for rank in record.ranks:
             await rank.close()
-        await managed.release_versions(self._reach, record, needed=None)
+        if not record.is_stand_in:
+            await managed.release_versions(self._reach, record, needed=None)
         self._post(WpgForgotten(at_us=0, wpg_id=action.wpg_id))
 
     async def _insist(self, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
@@ -170,7 +196,7 @@ class Executor:
 
     async def _move(self, action: MoveState) -> None:
         record = self._reach.registry.by_wpg[action.wpg_id]
-        nodes = list(dict.fromkeys(record.node_ids))
+        nodes = record.nodes
         try:
             replies = [await self._move_on(node_id, action, to=action.to) for node_id in nodes]
         except (grpc.aio.AioRpcError, PlexError) as error:
@@ -194,7 +220,9 @@ class Executor:
     ) -> statemanager_pb2.MoveReply:
         to_device = to is Residency.DEVICE
         request = statemanager_pb2.MoveRequest(
-            fence=self._reach.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(
+                lease_no=action.lease_no, incarnation=self._incarnation(action)
+            ),
             wpg_id=action.wpg_id,
             move_id=action.move_id.encode(),
             to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
@@ -206,6 +234,10 @@ class Executor:
             fault = fault_from_wire(reply.error)
             raise PlexError(fault.code, fault.message, **dict(fault.facts))
         return reply
+
+    def _incarnation(self, action: MoveState | CancelOperation) -> int:
+        record = self._reach.registry.by_wpg.get(action.wpg_id)
+        return 1 if record is None else record.incarnation
 
     async def _roll_back(self, action: MoveState, nodes: Sequence[NodeId]) -> None:
         """Bring the nodes of a failed multi-node move back to where they were."""
@@ -224,6 +256,11 @@ class Executor:
         if held is None or record is None:
             return  # its job ended meanwhile
         held.lease_no = action.lease_no
+        try:
+            await carrying.bring_payload(self._reach, held, record)
+        except PlexError as error:
+            self._post_failure(action.operation_id, fault_of_call(error), is_refusal=True)
+            return
         started_us = self._reach.clock.monotonic_us()
         try:
             replies = await self._execute(action, held=held, record=record)
@@ -237,12 +274,13 @@ class Executor:
         if held.kind in MANAGED_KINDS:
             return [await managed.execute(self._reach, action, held=held, record=record)]
         request = worker_pb2.ExecuteRequest(
-            fence=self._reach.fence(lease_no=action.lease_no),
+            fence=self._reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
             wpg_id=action.wpg_id,
             operation=held.operation,
         )
         if held.kind is OperationKind.INITIALIZE:
             request.deployment.CopyFrom(record.view)
+            request.manifests.extend(held.copies)
             request.instance_addresses.extend(rank.address for rank in record.ranks)
         elif held.kind is OperationKind.PULL:
             pull = held.operation.pull
@@ -330,7 +368,7 @@ class Executor:
         request = worker_pb2.CancelRequest(
             operation_id=action.operation_id,
             wpg_id=action.wpg_id,
-            fence=self._reach.fence(lease_no=0),
+            fence=self._reach.fence(lease_no=0, incarnation=self._incarnation(action)),
         )
         held = self._reach.registry.held.get(action.operation_id)
         request.fence.lease_no = held.lease_no if held is not None else 0

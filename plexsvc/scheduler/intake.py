@@ -10,6 +10,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import (
     DeploymentId,
     JobId,
+    NodeId,
     OperationId,
     TenantId,
     new_operation_id,
@@ -207,6 +208,7 @@ class Intake:
             return
         if request.HasField("plan"):
             held.operation.plan.CopyFrom(request.plan)
+        held.staged_on = tuple(map(NodeId, request.node_ids))
         self._driver.post(PayloadStaged(at_us=0, operation_id=operation_id))
 
     def _has_ended(self, operation_id: OperationId) -> bool:

@@ -29,7 +29,7 @@ async def execute(
     Raises:
         PlexError: what a state manager refused; `bad_request` for one that spans nodes.
     """
-    fence = reach.fence(lease_no=action.lease_no)
+    fence = reach.fence(lease_no=action.lease_no, incarnation=record.incarnation)
     result = Result(
         operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
     )
@@ -51,24 +51,52 @@ async def release_versions(
         gone = reach.versions.forget(deployment_id)
     else:
         gone = reach.versions.surplus(deployment_id, needed=needed)
-    for version in gone:
-        request = statemanager_pb2.ReleaseVersionRequest(
-            deployment_id=deployment_id, version=version, fence=reach.fence(lease_no=0)
-        )
-        for node_id in _nodes(record):
-            await _release(reach, node_id, request)
+    for version in sorted(gone):
+        for manifest in gone[version]:
+            await release(reach, manifest)
 
 
-async def _release(
-    reach: Reach, node_id: NodeId, request: statemanager_pb2.ReleaseVersionRequest
-) -> None:
+async def release(reach: Reach, manifest: statemanager_pb2.VersionManifest) -> None:
+    """Release one node's part of a version where it lies; a node that is gone has none."""
+    node_id = NodeId(manifest.node_id)
     if not reach.nodes.is_up(node_id):
         return
+    request = statemanager_pb2.ReleaseVersionRequest(
+        deployment_id=manifest.deployment_id,
+        version=manifest.version,
+        fence=reach.fence(lease_no=0),
+    )
     try:
         state = reach.nodes.link(node_id).state
         await state.ReleaseVersion(request, timeout=reach.rpc_s)
     except (grpc.aio.AioRpcError, PlexError) as error:
         log.warning("version not released", node=node_id, error=error)
+
+
+async def publish(
+    reach: Reach, record: DeploymentRecord, request: statemanager_pb2.PublishRequest
+) -> list[statemanager_pb2.PublishReply]:
+    """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
+
+    Raises:
+        PlexError: what a state manager refused.
+        AioRpcError: a state manager did not answer.
+    """
+    replies: list[statemanager_pb2.PublishReply] = []
+    try:
+        for node_id in record.nodes:
+            link = reach.nodes.link(node_id)
+            reply = await link.state.Publish(request, timeout=reach.move_s)
+            _check(reply)
+            manifest = reply.manifest
+            manifest.node_id = manifest.node_id or node_id
+            manifest.state_manager = manifest.state_manager or link.address.state_manager
+            replies.append(reply)
+    except (grpc.aio.AioRpcError, PlexError):
+        for reply in replies:
+            await release(reach, reply.manifest)
+        raise
+    return replies
 
 
 async def _publish(
@@ -87,14 +115,9 @@ async def _publish(
         deployment_id=record.view.deployment_id,
         version=version,
     )
-    manifests = []
-    for node_id in _nodes(record):
-        link = reach.nodes.link(node_id)
-        reply = await link.state.Publish(request, timeout=reach.move_s)
-        _check(reply)
-        reply.manifest.state_manager = reply.manifest.state_manager or link.address.state_manager
-        manifests.append(reply.manifest)
-        result.metrics["copy_us"] += reply.copy_us
+    replies = await publish(reach, record, request)
+    manifests = [reply.manifest for reply in replies]
+    result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
     deployment_id = DeploymentId(record.view.deployment_id)
     reach.versions.add(deployment_id, version, manifests)
     result.weight_version = version
@@ -155,12 +178,8 @@ def _check(
         raise error_of(fault_from_wire(reply.error))
 
 
-def _nodes(record: DeploymentRecord) -> list[NodeId]:
-    return list(dict.fromkeys(record.node_ids))
-
-
 def _only_node(record: DeploymentRecord, what: str) -> NodeId:
-    nodes = _nodes(record)
+    nodes = record.nodes
     if len(nodes) > 1:
         raise PlexError(
             ErrorCode.BAD_REQUEST,

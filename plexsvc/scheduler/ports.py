@@ -8,6 +8,8 @@ from plexclient.wire.v1 import worker_pb2
 from plexsvc.ids import OperationId
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
+    CarryState,
+    DropCarried,
     DropPayload,
     ForgetWpg,
     MoveState,
@@ -17,6 +19,7 @@ from plexsvc.scheduler.core.actions import (
     StopWpg,
 )
 from plexsvc.scheduler.core.events import (
+    CarryFailed,
     Event,
     MoveFailed,
     OperationFinished,
@@ -33,6 +36,8 @@ ExternalAction = (
     | StartOperation
     | CancelOperation
     | MoveState
+    | CarryState
+    | DropCarried
     | DropPayload
     | ReleaseOperation
 )
@@ -77,7 +82,7 @@ def operation_failed(
     )
 
 
-def failure_of(action: ExternalAction, fault: Fault) -> Event | None:
+def failure_of(action: ExternalAction, fault: Fault) -> Event | None:  # noqa: PLR0911 - one an action
     """Return the event of an action that broke off; `None` where nobody waits for one."""
     match action:
         case StartOperation():
@@ -90,5 +95,12 @@ def failure_of(action: ExternalAction, fault: Fault) -> Event | None:
             return WpgStopped(at_us=0, wpg_id=action.wpg_id)
         case ForgetWpg():
             return WpgForgotten(at_us=0, wpg_id=action.wpg_id)
-        case CancelOperation() | DropPayload() | ReleaseOperation():
+        case CarryState():
+            return CarryFailed(
+                at_us=0,
+                deployment_id=action.deployment_id,
+                move_id=action.move_id,
+                fault=fault,
+            )
+        case CancelOperation() | DropPayload() | DropCarried() | ReleaseOperation():
             return None

@@ -11,9 +11,11 @@ from plexsvc.log import Log
 from plexsvc.scheduler import spawn
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
+    CutOver,
     DeploymentChanged,
     JobChanged,
     RefuseOperation,
+    RelocationChanged,
     SpawnWpg,
     StopWpg,
 )
@@ -83,7 +85,7 @@ class Recorder:
         record = self._registry.deployments.get(deployment_id) if deployment_id else None
         if result is None or record is None:
             return [], ()
-        return staged_ids(result), tuple(dict.fromkeys(record.node_ids))
+        return staged_ids(result), (*record.nodes, *record.former_nodes)
 
     def processes(self, action: SpawnWpg | StopWpg) -> None:
         """Note where processes will be, or that their exits are wanted from here on."""
@@ -94,12 +96,36 @@ class Recorder:
 
     def _spawning(self, action: SpawnWpg) -> None:
         record = self._registry.deployments[action.deployment_id]
-        record.wpg_id = action.wpg_id
-        record.node_ids = tuple(place.node_id for place in action.places)
+        if action.replaces is not None:
+            record = DeploymentRecord(
+                view=record.view, initialize_id=record.initialize_id, is_stand_in=True
+            )
+        record.wpg_id, record.incarnation = action.wpg_id, action.incarnation
+        record.places = action.places
         self._registry.by_wpg[action.wpg_id] = record
-        view = record.view
-        view.wpg_id, view.incarnation = action.wpg_id, action.incarnation
-        view.blocks.extend(spawn.blocks_of(action.places))
+        if not record.is_stand_in:
+            _show_places(record)
+
+    def cut_over(self, action: CutOver) -> None:
+        """Note that a deployment's second WPG took the place of its first."""
+        record = self._registry.deployments[action.deployment_id]
+        other = self._registry.by_wpg[action.to_wpg_id]
+        record.change_places(other)
+        self._registry.by_wpg[action.to_wpg_id] = record
+        self._registry.by_wpg[action.from_wpg_id] = other
+        _show_places(record)
+
+    def relocation_changed(self, action: RelocationChanged) -> None:
+        """Tell how far a relocation is, or why it ended."""
+        say = log.info if action.fault is None else log.warning
+        say(
+            "relocation changed",
+            deployment=action.deployment_id,
+            stage=action.stage,
+            places=" ".join(f"{place.node_id}:{place.device}" for place in action.places),
+            reason=action.reason,
+            fault="" if action.fault is None else f"{action.fault.code}: {action.fault.message}",
+        )
 
     def deployment_changed(self, action: DeploymentChanged) -> None:
         """Announce a deployment's state."""
@@ -157,7 +183,7 @@ class Recorder:
                 job_id=operation.job_id,
                 deployment_id=operation.deployment_id,
                 lease_no=held.lease_no,
-                incarnation=1,
+                incarnation=self._incarnation(operation.deployment_id),
                 seq=operation.seq,
                 kind=held.kind,
                 state="answered" if not result.HasField("error") else "failed",
@@ -167,6 +193,10 @@ class Recorder:
                 answered_us=self._clock.wall_us(),
             )
         )
+
+    def _incarnation(self, deployment_id: str) -> int:
+        record = self._registry.deployments.get(DeploymentId(deployment_id))
+        return 1 if record is None else record.incarnation
 
     def _job_row(self, record: JobRecord, *, state: JobState) -> None:
         view = record.view
@@ -205,3 +235,10 @@ class Recorder:
     def _add(self, row: Row) -> None:
         self._rows.append(row)
         self.dirty.set()
+
+
+def _show_places(record: DeploymentRecord) -> None:
+    view = record.view
+    view.wpg_id, view.incarnation = record.wpg_id or "", record.incarnation
+    del view.blocks[:]
+    view.blocks.extend(spawn.blocks_of(record.places))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.words import OperationKind
+from plexsvc.scheduler.core.words import OperationKind, Place
 
 JOB_STATES = {
     "queued": service_pb2.JOB_STATE_QUEUED,
@@ -67,10 +67,34 @@ class DeploymentRecord:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     wpg_id: WpgId | None = None
     ranks: list[Rank] = field(default_factory=list)
-    node_ids: tuple[NodeId, ...] = ()
+    places: tuple[Place, ...] = ()
     applied_seq: int = 0
     acked_seq: int = 0
+    incarnation: int = 1
     is_stopping: bool = False
+    is_stand_in: bool = False
+    """Whether this holds the second WPG of a deployment that is being relocated."""
+    former_nodes: tuple[NodeId, ...] = ()
+    """Where it ran before: results and published versions may still lie there."""
+
+    @property
+    def node_ids(self) -> tuple[NodeId, ...]:
+        """The node of each rank."""
+        return tuple(place.node_id for place in self.places)
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        """The nodes it has ranks on, each once."""
+        return list(dict.fromkeys(self.node_ids))
+
+    def change_places(self, other: DeploymentRecord) -> None:
+        """Swap processes with the record of the WPG that takes over."""
+        for name in ("wpg_id", "ranks", "places", "incarnation", "is_stopping"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs)
+            setattr(other, name, mine)
+        known = (*self.former_nodes, *other.node_ids)
+        self.former_nodes = tuple(n for n in dict.fromkeys(known) if n not in self.node_ids)
 
     @property
     def is_rollout(self) -> bool:
@@ -89,6 +113,18 @@ class Held:
     result: operations_pb2.OperationResult | None = None
     digest: str = ""
     lease_no: int = 0
+    staged_on: tuple[NodeId, ...] = ()
+    """Nodes whose staging memory has its payload."""
+    copies: tuple[statemanager_pb2.VersionManifest, ...] = ()
+    """What an `Initialize` starts from instead of the model's weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Complete copies of a WPG's state, one a node, and the operation that reads them."""
+
+    manifests: tuple[statemanager_pb2.VersionManifest, ...]
+    initialize_id: OperationId
 
 
 class Registry:
@@ -101,6 +137,7 @@ class Registry:
         self.by_wpg: dict[WpgId, DeploymentRecord] = {}
         self.held: dict[OperationId, Held] = {}
         self.held_bytes = 0
+        self.copies: dict[MoveId, Copies] = {}
 
     def job(self, job_id: str, *, tenant: str) -> JobRecord:
         """Return a tenant's job.

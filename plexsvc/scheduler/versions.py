@@ -40,15 +40,15 @@ class Versions:
             )
         return known[wanted]
 
-    def surplus(self, deployment_id: DeploymentId, *, needed: Iterable[int]) -> list[int]:
+    def surplus(
+        self, deployment_id: DeploymentId, *, needed: Iterable[int]
+    ) -> dict[int, Manifests]:
         """Take out and return the oldest versions beyond the bound that no pull still needs."""
         known = self._known.get(deployment_id, {})
         keep = set(sorted(known)[-self._keep :]) | set(needed)
         gone = [version for version in sorted(known) if version not in keep]
-        for version in gone:
-            del known[version]
-        return gone
+        return {version: known.pop(version) for version in gone}
 
-    def forget(self, deployment_id: DeploymentId) -> list[int]:
+    def forget(self, deployment_id: DeploymentId) -> dict[int, Manifests]:
         """Take out and return all versions of a deployment that is gone."""
-        return sorted(self._known.pop(deployment_id, {}))
+        return self._known.pop(deployment_id, {})

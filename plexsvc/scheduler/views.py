@@ -44,6 +44,9 @@ def deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2
     for node_id in dict.fromkeys(record.node_ids):
         if driver.nodes.is_up(node_id):
             view.staging_nodes.append(driver.nodes.link(node_id).address)
+    for node_id in record.former_nodes:
+        if driver.nodes.is_up(node_id):
+            view.former_nodes.append(driver.nodes.link(node_id).address)
     if record.is_rollout:
         view.executor_address = driver.config.rollout_address
     return view

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.worker import sources
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.sources import Manifests
 
-if TYPE_CHECKING:
-    from plexsvc.worker.operations import StateMemory
+OpenVersion = Callable[[statemanager_pb2.VersionManifest], memoryview]
 
 
 @contextlib.contextmanager
 def open_copies(
-    copies: Manifests, *, config: WorkerConfig, memory: StateMemory
+    copies: Manifests, *, config: WorkerConfig, open_here: OpenVersion
 ) -> Iterator[sources.VersionSource]:
     """Open and verify the copies: mapped on this host, streamed from another.
 
@@ -37,7 +35,7 @@ def open_copies(
 
     def opened(manifest: statemanager_pb2.VersionManifest) -> memoryview:
         if manifest.node_id in {"", config.node_id}:
-            return memory.open_version(manifest)
+            return open_here(manifest)
         return elsewhere(manifest)
 
     with contextlib.closing(elsewhere):

@@ -128,7 +128,7 @@ class Operations:
         No view of a copy outlives this: its holder frees it when it is told of the last.
         """
         opened = (
-            carried.open_copies(copies, config=self._config, memory=memory)
+            carried.open_copies(copies, config=self._config, open_here=memory.open_version)
             if copies
             else sources.open_checkpoint(Path(self._config.model))
         )

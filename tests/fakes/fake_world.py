@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core import invariants
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
+    CarryState,
+    DropCarried,
     ForgetWpg,
     MoveState,
     RefuseOperation,
@@ -19,6 +21,7 @@ from plexsvc.scheduler.core.actions import (
     StopWpg,
 )
 from plexsvc.scheduler.core.events import (
+    CarryFailed,
     DeploymentRequested,
     Event,
     JobEndRequested,
@@ -28,7 +31,9 @@ from plexsvc.scheduler.core.events import (
     OperationFinished,
     OperationSubmitted,
     ProcExited,
+    RelocationRequested,
     ResidencyMoved,
+    StateCarried,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -41,9 +46,10 @@ from plexsvc.scheduler.core.words import (
     JobState,
     Limits,
     OperationKind,
+    Place,
 )
 
-Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState
+Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
 
 
 @dataclass(slots=True)
@@ -61,6 +67,8 @@ class FakeWorld:
     history: list[tuple[Event, list[Action]]] = field(default_factory=list)
     log: list[Action] = field(default_factory=list)
     leases: dict[WpgId, int] = field(default_factory=dict)
+    copies: set[MoveId] = field(default_factory=set)
+    """Copies of carried state that nobody has dropped."""
 
     def __post_init__(self) -> None:
         self.core = Scheduler(limits=self.limits, epoch=1)
@@ -155,6 +163,17 @@ class FakeWorld:
             )
         )
 
+    def relocate(self, job: str, to: str = "actor", *, places: tuple[Place, ...]) -> list[Action]:
+        """Ask for a deployment to move."""
+        return self.tell(
+            RelocationRequested(
+                at_us=self.tick(),
+                deployment_id=DeploymentId(f"{job}/{to}"),
+                places=places,
+                reason="asked",
+            )
+        )
+
     def end(self, job: str, outcome: JobState = JobState.COMPLETED) -> list[Action]:
         """End a job."""
         return self.tell(
@@ -176,7 +195,7 @@ class FakeWorld:
             ProcExited(
                 at_us=self.tick(),
                 wpg_id=wpg_id,
-                incarnation=1,
+                incarnation=self.core.cluster.wpgs[wpg_id].incarnation,
                 rank=rank,
                 exit_code=0,
                 signal=9,
@@ -194,9 +213,21 @@ class FakeWorld:
         while self.orders:
             self.report(self.orders[0])
 
-    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:
+    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: PLR0911 - one an order
         at_us = self.tick()
         match order:
+            case CarryState() if fault is not None:
+                return CarryFailed(
+                    at_us=at_us,
+                    deployment_id=order.deployment_id,
+                    move_id=order.move_id,
+                    fault=fault,
+                )
+            case CarryState():
+                self.copies.add(order.move_id)
+                return StateCarried(
+                    at_us=at_us, deployment_id=order.deployment_id, move_id=order.move_id, nbytes=60
+                )
             case SpawnWpg():
                 sizes = (self.device_bytes,) * len(order.places)
                 return WpgReady(at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes)
@@ -232,7 +263,9 @@ class FakeWorld:
             assert action.lease_no >= self.leases.get(action.wpg_id, 0), action
             self.leases[action.wpg_id] = action.lease_no
         match action:
-            case SpawnWpg() | StopWpg() | ForgetWpg() | MoveState():
+            case DropCarried():
+                self.copies.remove(action.move_id)
+            case SpawnWpg() | StopWpg() | ForgetWpg() | MoveState() | CarryState():
                 self.orders.append(action)
             case StartOperation():
                 self.orders.append(action)

@@ -11,6 +11,7 @@ from plexsvc.scheduler.core.words import (
     JobState,
     OperationState,
     Place,
+    RelocationStage,
     Residency,
 )
 
@@ -23,6 +24,8 @@ class SpawnWpg:
     deployment_id: DeploymentId
     incarnation: int
     places: tuple[Place, ...]
+    replaces: WpgId | None = None
+    """The WPG of the same deployment that works on until `CutOver`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,48 @@ class MoveState:
     move_id: MoveId
     to: Residency
     lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryState:
+    """Copy a WPG's complete state for the ranks that replace it, whose `Initialize` reads it.
+
+    Ends in `StateCarried` or `CarryFailed`.
+    """
+
+    deployment_id: DeploymentId
+    from_wpg_id: WpgId
+    to_wpg_id: WpgId
+    initialize_id: OperationId
+    move_id: MoveId
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCarried:
+    """Free the copy of a `CarryState`: nobody will read it (again)."""
+
+    move_id: MoveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOver:
+    """Let one WPG take another's place: from here on the deployment is where it is."""
+
+    deployment_id: DeploymentId
+    from_wpg_id: WpgId
+    to_wpg_id: WpgId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelocationChanged:
+    """Record and announce how far a relocation is, or why it ended."""
+
+    deployment_id: DeploymentId
+    stage: RelocationStage
+    places: tuple[Place, ...]
+    reason: str
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +181,10 @@ Action = (
     | StartOperation
     | CancelOperation
     | MoveState
+    | CarryState
+    | DropCarried
+    | CutOver
+    | RelocationChanged
     | AnswerOperation
     | RefuseOperation
     | DropPayload

@@ -7,7 +7,7 @@ from typing import Final
 
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, WpgId, show
-from plexsvc.scheduler.core import dispatch, lanes, lifecycle
+from plexsvc.scheduler.core import dispatch, lanes, lifecycle, relocation
 from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
@@ -96,7 +96,8 @@ def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
             code=ErrorCode.JOB_ENDED,
             message=f"{name} not accepted: job {event.job_id} has ended; start another",
         )
-    if deployment is None or deployment.job_id != event.job_id:
+    is_known = deployment is not None and deployment.stands_in_for is None
+    if deployment is None or not is_known or deployment.job_id != event.job_id:
         return Fault(
             code=ErrorCode.NOT_FOUND,
             message=f"{name} names deployment {event.deployment_id!r}, which job {event.job_id} "
@@ -275,5 +276,6 @@ TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
     "spawn": _spawn_timer,
     "place": _place_timer,
     "retry": _retry_timer,
+    "relocate": relocation.give_up_waiting,
 }
 """Who handles `TimerFired(kind/name)`."""

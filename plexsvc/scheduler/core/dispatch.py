@@ -104,7 +104,7 @@ def bytes_at(wpg: Wpg, place: Place) -> int:
 
 def next_startable(cluster: Cluster, deployment: Deployment) -> Operation | None:
     """Return the head of the line if nothing but a device keeps it from running."""
-    while True:
+    while not deployment.is_held:
         operation = deployment.pending.get(deployment.next_seq)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
@@ -123,6 +123,7 @@ def next_startable(cluster: Cluster, deployment: Deployment) -> Operation | None
         if operation.eligible_us is None:
             operation.eligible_us = cluster.now_us
         return operation
+    return None
 
 
 def _settle_group(cluster: Cluster, members: tuple[WpgId, ...]) -> None:

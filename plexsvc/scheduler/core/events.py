@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core.words import DeviceFacts, Fault, JobState, OperationKind
+from plexsvc.scheduler.core.words import DeviceFacts, Fault, JobState, OperationKind, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +178,36 @@ class WpgForgotten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelocationRequested:
+    """Somebody wants a training deployment on other devices, rank i at `places[i]`."""
+
+    at_us: int
+    deployment_id: DeploymentId
+    places: tuple[Place, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCarried:
+    """A complete copy of a WPG's state lies where the ranks that replace it can read it."""
+
+    at_us: int
+    deployment_id: DeploymentId
+    move_id: MoveId
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryFailed:
+    """No copy was made; the state is where it was."""
+
+    at_us: int
+    deployment_id: DeploymentId
+    move_id: MoveId
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """The client has every answer up to `seq` of a deployment."""
 
@@ -211,6 +241,9 @@ Event = (
     | MoveFailed
     | WpgStopped
     | WpgForgotten
+    | RelocationRequested
+    | StateCarried
+    | CarryFailed
     | Acknowledged
     | TimerFired
 )

@@ -22,6 +22,8 @@ def check(cluster: Cluster) -> None:
         is_running = operation.operation_id in deployment.running
         is_over = operation.state in TERMINAL
         assert is_pending + is_running + is_over == 1, operation
+    for deployment in cluster.deployments.values():
+        _check_relocation(cluster, deployment)
     assert not cluster.dirty, cluster.dirty
 
 
@@ -59,6 +61,24 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
     if wpg.switch is not None:
         granted = cluster.operations[wpg.switch.operation_id]
         assert granted.state is OperationState.GRANTED, (wpg, granted)
+
+
+def _check_relocation(cluster: Cluster, deployment: Deployment) -> None:
+    relocation = deployment.relocation
+    assert (relocation is not None) == (deployment.deployment_id in cluster.relocating), deployment
+    if deployment.stands_in_for is not None:
+        assert set(deployment.pending) <= {0}, deployment
+        assert deployment.wpg_id is not None, deployment
+    if relocation is None:
+        return
+    stand_in = cluster.deployments[relocation.stand_in_id]
+    assert stand_in.stands_in_for == deployment.deployment_id, (deployment, stand_in)
+    assert not stand_in.is_retired, stand_in
+    if deployment.is_held:
+        wpg = cluster.wpg_of(deployment)
+        assert not deployment.running, deployment
+        assert wpg is not None, deployment
+        assert wpg.switch is None, wpg
 
 
 def _check_order(cluster: Cluster, deployment: Deployment) -> None:

@@ -113,7 +113,7 @@ def place_waiting(cluster: Cluster) -> None:
         places = _find_places(cluster, deployment)
         if places is not None:
             cluster.unplaced.remove(deployment_id)
-            _spawn(cluster, deployment, places)
+            spawn(cluster, deployment, places)
 
 
 def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
@@ -136,6 +136,12 @@ def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> Non
             fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
             return
     wpg.apply(WpgTrigger.CAME_UP)
+    if deployment.stands_in_for is None:
+        queue_initialize(cluster, deployment)
+
+
+def queue_initialize(cluster: Cluster, deployment: Deployment) -> None:
+    """Let a deployment's first operation wait for its devices."""
     initialize = Operation(
         operation_id=deployment.initialize_id,
         deployment_id=deployment.deployment_id,
@@ -149,13 +155,13 @@ def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> Non
     initialize.apply(OperationTrigger.PAYLOAD_ARRIVED)
     cluster.operations[initialize.operation_id] = initialize
     deployment.pending[0] = initialize
-    cluster.touch(wpg.wpg_id)
+    cluster.touch(deployment.wpg_id)
 
 
 def set_ready(cluster: Cluster, deployment: Deployment) -> None:
     """Announce a deployment whose `Initialize` is applied."""
     deployment.state = DeploymentState.READY
-    _announce(cluster, deployment)
+    announce(cluster, deployment)
 
 
 def fail_deployment(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
@@ -166,7 +172,7 @@ def fail_deployment(cluster: Cluster, deployment: Deployment, fault: Fault) -> N
     for operation in list(deployment.running.values()):
         end_in_running(cluster, deployment, operation, fault)
     refuse_pending(cluster, deployment, fault)
-    _announce(cluster, deployment)
+    announce(cluster, deployment)
 
 
 def end_in_running(
@@ -218,7 +224,9 @@ def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
     deployment.wpg_id = None
     if deployment.state is not DeploymentState.FAILED:
         deployment.state = DeploymentState.STOPPED
-        _announce(cluster, deployment)
+        announce(cluster, deployment)
+    if deployment.stands_in_for is not None:
+        _drop_stand_in(cluster, deployment)
     for other_id in neighbours:
         other = cluster.wpgs.get(other_id)
         if other is not None:
@@ -254,9 +262,10 @@ def end_job(cluster: Cluster, event: JobEndRequested) -> None:
 
 
 def stop_when_idle(cluster: Cluster, wpg: Wpg) -> None:
-    """Stop a WPG of an ending job as soon as nothing of it runs or moves."""
-    is_ending = cluster.jobs[wpg.job_id].ending is not None
-    is_idle = wpg.move_id is None and not cluster.deployments[wpg.deployment_id].running
+    """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    is_ending = cluster.jobs[wpg.job_id].ending is not None or deployment.is_retired
+    is_idle = wpg.move_id is None and not deployment.running
     if is_ending and is_idle:
         stop_wpg(cluster, wpg)
 
@@ -279,6 +288,13 @@ def finish_job(cluster: Cluster, job: Job) -> None:
     )
 
 
+def _drop_stand_in(cluster: Cluster, stand_in: Deployment) -> None:
+    """Drop what held a relocation's second WPG."""
+    cluster.jobs[stand_in.job_id].deployments.remove(stand_in.deployment_id)
+    del cluster.deployments[stand_in.deployment_id]
+    cluster.operations.pop(stand_in.initialize_id, None)
+
+
 def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
     cluster.ended[job_id] = state
     if len(cluster.ended) > MAX_ENDED_JOBS:
@@ -298,13 +314,20 @@ def _cancel_generates(cluster: Cluster, deployment: Deployment) -> None:
             )
 
 
-def _spawn(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> None:
+def spawn(
+    cluster: Cluster,
+    deployment: Deployment,
+    places: tuple[Place, ...],
+    *,
+    replaces: WpgId | None = None,
+) -> None:
+    """Order the processes of a deployment at `places`."""
     cluster.last_wpg_no += 1
     wpg = Wpg(
         wpg_id=WpgId(f"wpg-{cluster.epoch}-{cluster.last_wpg_no}"),
         deployment_id=deployment.deployment_id,
         job_id=deployment.job_id,
-        incarnation=1,
+        incarnation=deployment.incarnations,
         places=places,
         is_rollout=deployment.is_rollout,
     )
@@ -317,13 +340,14 @@ def _spawn(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) 
     was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
     if was is not job.state:
         cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
-    _announce(cluster, deployment)
+    announce(cluster, deployment)
     cluster.emit(
         SpawnWpg(
             wpg_id=wpg.wpg_id,
-            deployment_id=deployment.deployment_id,
+            deployment_id=deployment.shown_id,
             incarnation=wpg.incarnation,
             places=places,
+            replaces=replaces,
         )
     )
     at_us = cluster.now_us + cluster.limits.spawn_timeout_us
@@ -376,7 +400,10 @@ def _find_places(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] 
     return None if chosen is None else tuple(slot.place for slot in chosen)
 
 
-def _announce(cluster: Cluster, deployment: Deployment) -> None:
+def announce(cluster: Cluster, deployment: Deployment) -> None:
+    """Tell a deployment's state; nobody outside knows of stand-ins."""
+    if deployment.stands_in_for is not None:
+        return
     cluster.emit(
         DeploymentChanged(
             deployment_id=deployment.deployment_id,

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.scheduler.core import admission, dispatch, lanes, lifecycle, order
+from plexsvc.scheduler.core import admission, dispatch, lanes, lifecycle, order, relocation
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import (
     Acknowledged,
+    CarryFailed,
     DeploymentRequested,
     Event,
     JobEndRequested,
@@ -29,8 +30,10 @@ from plexsvc.scheduler.core.events import (
     PayloadRefused,
     PayloadStaged,
     ProcExited,
+    RelocationRequested,
     ResidencyMoved,
     SpawnFailed,
+    StateCarried,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -71,6 +74,7 @@ class Scheduler:
         cluster.now_us = event.at_us
         cluster.actions = []
         self._apply(event)
+        relocation.settle(cluster)
         dispatch.settle(cluster)
         return cluster.actions
 
@@ -101,6 +105,10 @@ class Scheduler:
                 _process_event(cluster, event)
             case NodeJoined():
                 lifecycle.join_node(cluster, event)
+            case RelocationRequested():
+                relocation.request(cluster, event)
+            case StateCarried() | CarryFailed():
+                relocation.carried(cluster, event)
             case NodeLost():
                 lifecycle.lose_node(cluster, event.node_id, reason=event.reason)
             case _:
@@ -142,6 +150,7 @@ def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
         lifecycle.fail_wpg(cluster, wpg, event.fault)
         return
     del deployment.running[operation.operation_id]
+    relocation.watch_window(deployment, operation, event)
     _account(cluster, wpg, operation, run_us=event.run_us)
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(cluster, wpg, operation, event)
@@ -182,7 +191,7 @@ def _account(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -
                 place=place,
                 kind=operation.kind,
                 job_id=wpg.job_id,
-                deployment_id=wpg.deployment_id,
+                deployment_id=deployment.shown_id,
                 operation_id=operation.operation_id,
                 start_us=operation.started_us,
                 end_us=cluster.now_us,
@@ -225,7 +234,7 @@ def _record_move(cluster: Cluster, wpg: Wpg, event: ResidencyMoved, *, is_load: 
                 place=place,
                 kind="load" if is_load else "offload",
                 job_id=wpg.job_id,
-                deployment_id=wpg.deployment_id,
+                deployment_id=cluster.deployments[wpg.deployment_id].shown_id,
                 operation_id=None,
                 start_us=wpg.move_started_us,
                 end_us=cluster.now_us,

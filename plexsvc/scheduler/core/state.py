@@ -26,6 +26,7 @@ from plexsvc.scheduler.core.words import (
     OperationKind,
     OperationState,
     Place,
+    RelocationStage,
     Residency,
     WpgState,
 )
@@ -36,6 +37,9 @@ ON_DEVICE = frozenset(
 """Residencies that count against the device's bytes."""
 
 MOVING = frozenset({Residency.OFFLOADING, Residency.LOADING})
+
+HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
+"""Stages of a relocation in which the deployment's operations wait."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,8 +101,24 @@ class Operation:
 
 
 @dataclass(slots=True, kw_only=True)
+class Relocation:
+    """A deployment's way to other devices; `core/relocation.py` says how it goes."""
+
+    stand_in_id: DeploymentId
+    places: tuple[Place, ...]
+    reason: str
+    started_us: int
+    stage: RelocationStage = RelocationStage.SPAWNING
+    move_id: MoveId | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class Deployment:
-    """A model a job wants runnable, and the order of its operations."""
+    """A model a job wants runnable, and the order of its operations.
+
+    A *stand-in* (`stands_in_for`) is no deployment of a job but holds the second WPG of one that is
+    being relocated: before the cut-over the new one, after it the old one until that is gone.
+    """
 
     deployment_id: DeploymentId
     job_id: JobId
@@ -122,6 +142,23 @@ class Deployment:
     gap_since_us: int = 0
     waits_for: OperationId | None = None
     service_us: dict[OperationKind, int] = field(default_factory=dict)
+    incarnations: int = 1
+    is_window_open: bool = False
+    """Whether gradients are accumulated, or an accumulation window is broken."""
+    relocation: Relocation | None = None
+    relocation_fault: Fault | None = None
+    stands_in_for: DeploymentId | None = None
+    is_retired: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its operations wait for it to arrive on other devices."""
+        return self.relocation is not None and self.relocation.stage in HELD
+
+    @property
+    def shown_id(self) -> DeploymentId:
+        """The deployment that people know."""
+        return self.stands_in_for or self.deployment_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,6 +234,7 @@ class Cluster:
     ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
     deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
     unplaced: list[DeploymentId] = field(default_factory=list)
+    relocating: dict[DeploymentId, None] = field(default_factory=dict)
     wpgs: dict[WpgId, Wpg] = field(default_factory=dict)
     groups: dict[WpgId, tuple[WpgId, ...]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)

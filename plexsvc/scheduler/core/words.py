@@ -84,6 +84,17 @@ class DeploymentState(StrEnum):
     STOPPED = "stopped"
 
 
+class RelocationStage(StrEnum):
+    """How far a deployment is on its way to other devices."""
+
+    SPAWNING = "spawning"
+    WAITING = "waiting"
+    CARRYING = "carrying"
+    RESTORING = "restoring"
+    DONE = "done"
+    FAILED = "failed"
+
+
 class JobState(StrEnum):
     """The life of a job."""
 
@@ -154,6 +165,8 @@ class Limits:
     """How long a WPG's processes may take to answer."""
     placement_timeout_us: int = 600_000_000
     """How long a deployment waits for devices that others hold."""
+    relocation_timeout_us: int = 600_000_000
+    """How long a relocation waits for its new processes and a step boundary."""
     move_retry_us: int = 200_000
     """Pause before a context switch that found no room is tried again."""
     prior_service_us: int = 100_000

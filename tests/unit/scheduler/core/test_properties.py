@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import NodeId
-from plexsvc.scheduler.core.actions import MoveState, RefuseOperation, StartOperation
+from plexsvc.ids import DeploymentId, NodeId
+from plexsvc.scheduler.core.actions import (
+    CarryState,
+    MoveState,
+    RefuseOperation,
+    StartOperation,
+)
 from plexsvc.scheduler.core.events import Acknowledged, NodeLost
 from plexsvc.scheduler.core.words import Fault, JobState, Limits, OperationKind
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
@@ -22,6 +27,7 @@ TRAINING = [
     OperationKind.FORWARD_BACKWARD,
     OperationKind.PUBLISH,
     OperationKind.SAVE,
+    OperationKind.ZERO_GRAD,
 ]
 ROLLOUT = [OperationKind.GENERATE, OperationKind.GENERATE, OperationKind.PULL]
 LIMITS = Limits(max_pending_per_wpg=6, max_gap=4, max_answered_per_deployment=8, max_move_tries=2)
@@ -58,7 +64,7 @@ class AnyHistory(RuleBasedStateMachine):
         slot=SLOT,
         name=st.sampled_from(NAMES),
         skip=st.sampled_from([0] * 9 + [1]),
-        kind=st.integers(0, 3),
+        kind=st.integers(0, 4),
         is_staged=st.sampled_from([True] * 7 + [False]),
         after=st.sampled_from([False, False, True]),
     )
@@ -92,7 +98,7 @@ class AnyHistory(RuleBasedStateMachine):
     def report(self, data: st.DataObject, fails: bool) -> None:
         order = data.draw(st.sampled_from(self.world.orders))
         fault = None
-        if fails and isinstance(order, MoveState):
+        if fails and isinstance(order, MoveState | CarryState):
             fault = no_room()
         elif fails and isinstance(order, StartOperation):
             fault = Fault(code=data.draw(st.sampled_from(FAULTS)), message="it broke")
@@ -115,6 +121,17 @@ class AnyHistory(RuleBasedStateMachine):
     def die(self, data: st.DataObject, happens: bool) -> None:
         if happens:
             self.world.die(data.draw(st.sampled_from(sorted(self.world.core.cluster.wpgs))))
+
+    @precondition(lambda self: self.world.core.cluster.deployments)
+    @rule(data=st.data(), choice=st.permutations(range(4)))
+    def relocate(self, data: st.DataObject, choice: list[int]) -> None:
+        cluster = self.world.core.cluster
+        key = data.draw(st.sampled_from(sorted(cluster.deployments)))
+        job, _, name = key.rpartition("/")
+        trains = [place for place, device in cluster.devices.items() if device.kind == "train"]
+        count = cluster.deployments[DeploymentId(key)].num_devices
+        places = tuple(trains[i] for i in choice[:count])
+        self.world.relocate(job, name, places=places)
 
     @rule(happens=RARELY)
     def lose_and_rejoin(self, happens: bool) -> None:
@@ -147,6 +164,8 @@ class AnyHistory(RuleBasedStateMachine):
         assert not cluster.operations
         assert not cluster.deployments
         assert not cluster.unplaced
+        assert not cluster.relocating
+        assert not self.world.copies
         assert all(not d.wpgs and d.holder is None for d in cluster.devices.values())
         for name in self.submitted:
             assert len(self.world.answers[op_id(name)]) == 1, name

@@ -1,0 +1,135 @@
+"""What a deployment takes along to other nodes: its state as complete copies, staged payloads.
+
+A relocation's state is published like a version, complete, on every node of the old WPG; the new
+ranks map it on the same host and stream it from another. Payloads of operations that wait lie
+where the deployment was when they came; the driver knows where, and passes one on when its
+operation starts elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import MoveId, NodeId, show
+from plexsvc.log import Log
+from plexsvc.scheduler import managed
+from plexsvc.scheduler.core.actions import CarryState
+from plexsvc.scheduler.core.words import OperationKind
+from plexsvc.scheduler.outcomes import error_of, fault_from_wire
+from plexsvc.scheduler.reach import Reach
+from plexsvc.scheduler.registry import Copies, DeploymentRecord, Held
+
+log = Log(__name__)
+
+
+async def carry(reach: Reach, action: CarryState) -> int:
+    """Copy a WPG's state and hold the `Initialize` that reads it; return the bytes.
+
+    Raises:
+        PlexError: what a state manager refused, e.g. `no_room` for the copy in host memory.
+        AioRpcError: a state manager did not answer.
+    """
+    record = reach.registry.by_wpg[action.from_wpg_id]
+    request = statemanager_pb2.PublishRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
+        wpg_id=action.from_wpg_id,
+        deployment_id=f"{action.deployment_id}~carried",
+        version=int(action.move_id.rpartition(".")[2]),
+        complete=True,
+    )
+    replies = await managed.publish(reach, record, request)
+    manifests = tuple(reply.manifest for reply in replies)
+    copies = Copies(manifests=manifests, initialize_id=action.initialize_id)
+    reach.registry.copies[action.move_id] = copies
+    _hold_initialize(reach, record, copies)
+    return sum(manifest.nbytes for manifest in manifests)
+
+
+async def drop(reach: Reach, move_id: MoveId) -> None:
+    """Free the copies of a relocation that is over."""
+    copies = reach.registry.copies.pop(move_id, None)
+    if copies is None:
+        return
+    reach.registry.let_go(copies.initialize_id)
+    for manifest in copies.manifests:
+        await managed.release(reach, manifest)
+
+
+async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> None:
+    """Return when an operation's staged payload lies on every node that it runs on.
+
+    Raises:
+        PlexError: `staging_timeout` when no node that has it can be reached any more.
+    """
+    is_staged = held.operation.payload.WhichOneof("form") == "staged"
+    if not is_staged or not held.staged_on or record.is_rollout:
+        return
+    for node_id in record.nodes:
+        if node_id not in held.staged_on:
+            await _pass_on(reach, held, to=node_id)
+            held.staged_on = (*held.staged_on, node_id)
+
+
+def _hold_initialize(reach: Reach, record: DeploymentRecord, copies: Copies) -> None:
+    view = record.view
+    operation = operations_pb2.Operation(
+        operation_id=copies.initialize_id,
+        tenant=view.tenant,
+        job_id=view.job_id,
+        deployment_id=view.deployment_id,
+        initialize=operations_pb2.Initialize(),
+    )
+    held = Held(
+        operation=operation,
+        kind=OperationKind.INITIALIZE,
+        nbytes=0,
+        submitted_us=reach.clock.wall_us(),
+        copies=copies.manifests,
+    )
+    reach.registry.hold(copies.initialize_id, held)
+
+
+async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
+    """Stream a staged payload from a node that has it to one that needs it."""
+    errors: list[str] = []
+    for source in held.staged_on:
+        try:
+            target = reach.nodes.link(to).state
+            chunks = _chunks(reach, held, source=source)
+            reply = await target.Stage(chunks, timeout=reach.move_s)
+            if reply.HasField("error"):
+                raise error_of(fault_from_wire(reply.error))
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("payload not passed on", source=source, target=to, error=error)
+            errors.append(f"{source}: {error}")
+        else:
+            return
+    name = show(held.operation.operation_id)
+    raise PlexError(
+        ErrorCode.STAGING_TIMEOUT,
+        f"{name}: its deployment was moved to {to} and its payload could not follow "
+        f"({'; '.join(errors)}); submit it again with the next number",
+    )
+
+
+async def _chunks(
+    reach: Reach, held: Held, *, source: NodeId
+) -> AsyncIterator[service_pb2.StageRequest]:
+    operation, staged = held.operation, held.operation.payload.staged
+    yield service_pb2.StageRequest(
+        header=service_pb2.StageHeader(
+            operation_id=operation.operation_id,
+            job_id=operation.job_id,
+            deployment_id=operation.deployment_id,
+            tensors=staged.tensors,
+            nbytes=staged.nbytes,
+        )
+    )
+    request = statemanager_pb2.ReadStagedRequest(staging_id=operation.operation_id)
+    stream = reach.nodes.link(source).state.ReadStaged(request, timeout=reach.move_s)
+    async for chunk in stream:
+        yield service_pb2.StageRequest(chunk=chunk)
