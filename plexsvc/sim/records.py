@@ -37,6 +37,9 @@ class Record:
     moves: list[tuple[int, int]] = field(default_factory=list)
     """Times its state moved between groups; its operations waited."""
 
+    pauses: list[tuple[int, str]] = field(default_factory=list)
+    """When it was put last in its group because it made others late, and why."""
+
     phases: list[str] = field(default_factory=list)
 
 

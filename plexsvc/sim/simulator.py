@@ -102,8 +102,8 @@ class Simulator:
         if cluster.faults.node_mtbf_h:
             self._plan_next_loss()
 
-    def run(self) -> Outcome:
-        """Play until every job is done."""
+    def run(self, *, until_us: int | None = None) -> Outcome:
+        """Play until every job is done, or up to a time; a later call goes on from there."""
         handlers: tuple[Callable[[str | int, int], None], ...] = (
             self._on_arrival,
             self._on_begin,
@@ -115,13 +115,15 @@ class Simulator:
             self._on_move_end,
         )
         heap = self._heap
-        while heap and self._unfinished:
+        while heap and self._unfinished and (until_us is None or heap[0][0] <= until_us):
             self.now, _, kind, subject, detail = heapq.heappop(heap)
             self.events += 1
             handlers[kind](subject, detail)
             if self.planner.has_news and (not heap or heap[0][0] > self.now):
                 self._admit()
-        assert not self._unfinished, f"{self._unfinished} jobs never ran: {self._stuck()}"
+        assert until_us is not None or not self._unfinished, (
+            f"{self._unfinished} jobs never ran: {self._stuck()}"
+        )
         return Outcome(
             policy=self.policy.name,
             records=tuple(self.records.values()),
@@ -150,7 +152,7 @@ class Simulator:
             self._place(placed)
         every_us = self.policy.repack_every_us
         is_due = every_us > 0 and self.now >= self._repacked_us + every_us
-        if is_due and (self.planner.waiting or self.planner.has_late):
+        if is_due and (self.planner.waiting or self.planner.needs_relief):
             self._repacked_us = self.now
             self._repack()
 
@@ -163,7 +165,13 @@ class Simulator:
         }
         busy.update(p.record.job.demand.job_id for p in self.playing.values() if p.is_moving)
         rules = Repacking(link_bytes_s=round(self.cluster.migrate_gb_s * GB))
-        moves = relieve(self.planner, busy=busy, rules=rules)
+        relief = relieve(self.planner, busy=busy, rules=rules)
+        for job_id in (*relief.paused, *relief.resumed):
+            runtime = self.groups[self.playing[job_id].group_id].runtime
+            runtime.pause(job_id, is_paused=job_id in relief.paused)
+        for job_id, why in relief.paused.items():
+            self.records[job_id].pauses.append((self.now, why))
+        moves = list(relief.moves)
         if not moves:
             moves = propose(self.planner, busy=busy, rules=rules, now_us=self.now)
         left = {self.playing[move.job_id].group_id for move in moves}

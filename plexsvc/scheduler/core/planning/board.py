@@ -159,6 +159,7 @@ class Board:
         resident = group.residents.pop(job_id)
         group.late.pop(job_id, None)
         group.probing.pop(job_id, None)
+        group.paused.pop(job_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         group.state_bytes -= resident.demand.state_bytes
         left = self._settle(group)
@@ -299,7 +300,8 @@ class Board:
         num_busy = self.ring.size - group.free.num_slots
         assert group.slices.busy_slots(group.lane) == num_busy, group
         assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-        assert group.late.keys() | group.probing.keys() <= group.residents.keys(), group
+        marked = group.late.keys() | group.probing.keys() | group.paused.keys()
+        assert marked <= group.residents.keys(), group
         assert group.is_closed == any(node in self.cordoned for node in group.nodes), group
         assert group.is_uniform == all(
             len(r.nodes) == group.size for r in group.residents.values()
@@ -344,6 +346,7 @@ class Board:
             kept.residents.update(group.residents)
             kept.late.update(group.late)
             kept.probing.update(group.probing)
+            kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
             kept.state_bytes += group.state_bytes
             self._return_lane(group)
@@ -372,7 +375,7 @@ class Board:
     def _split(self, group: Group, pieces: list[tuple[set[NodeId], list[JobId]]]) -> list[Group]:
         """Divide a group over sets of connected jobs; nodes without a job become idle."""
         before, residents, was = group.parts, group.residents, group.nodes
-        late, probing = group.late, group.probing
+        late, probing, paused = group.late, group.probing, group.paused
         self._forget(group)
         made = []
         for at, (nodes, jobs) in enumerate(pieces):
@@ -380,6 +383,7 @@ class Board:
             piece.residents = {j: r for j, r in residents.items() if j in jobs}
             piece.late = {j: ppm for j, ppm in late.items() if j in jobs}
             piece.probing = {j: None for j in probing if j in jobs}
+            piece.paused = {j: why for j, why in paused.items() if j in jobs}
             piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
             piece.state_bytes = sum(r.demand.state_bytes for r in piece.residents.values())
             if at == 0:

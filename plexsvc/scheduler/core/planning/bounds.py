@@ -35,7 +35,7 @@ class Spot:
     @property
     def size(self) -> int:
         """Return the number of nodes of all its groups together."""
-        return sum(group.size for group in self.groups)
+        return len(self.nodes) if self.is_whole else sum(group.size for group in self.groups)
 
     @property
     def is_probing(self) -> bool:
@@ -50,7 +50,9 @@ class Spot:
     def crowd(self) -> Crowd:
         """Return the most that lives on any of its nodes."""
         if self.is_whole:
-            return self.groups[0].crowd(self.nodes)
+            group = self.groups[0]
+            spare_bytes = group.parked_bytes - group.state_bytes
+            return Crowd(len(group.residents), group.duty_ppm, spare_bytes)
         crowds = [g.crowd([n for n in self.nodes if n in g.nodes]) for g in self.groups]
         return Crowd(
             num_jobs=max((c.num_jobs for c in crowds), default=0),
@@ -67,15 +69,14 @@ def refusal(
     `without` is a resident that is about to leave.
     """
     for group in spot.groups:
-        closed = _why_closed(group, shares_cold=policy.cold_shares)
-        if closed is not None:
-            return closed
-    crowd = spot.crowd()
-    if crowd.num_jobs >= policy.max_jobs:
+        if group.is_closed or group.late or (group.probing and not policy.cold_shares):
+            return _why_closed(group)
+    num_jobs, duty_ppm, spare_bytes = spot.crowd()
+    if num_jobs >= policy.max_jobs:
         return f"holds {policy.max_jobs} jobs (max_jobs)"
-    if crowd.duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
+    if duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
         return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
-    if demand.state_bytes > crowd.spare_bytes:
+    if demand.state_bytes > spare_bytes:
         return "no room for its parked state"
     if policy.preference is not Preference.PLEX or demand.is_cold:
         return None
@@ -149,11 +150,9 @@ def _among(
     return slowdown_ppm(load, [other for other, _ in there], total_ppm=max(totals.values()))
 
 
-def _why_closed(group: Group, *, shares_cold: bool) -> str | None:
+def _why_closed(group: Group) -> str:
     if group.is_closed:
         return "a node is cordoned"
     if group.late:
         return f"{next(iter(group.late))} there waits past its bound (max_slowdown)"
-    if group.probing and not shares_cold:
-        return f"{next(iter(group.probing))} is being profiled there"
-    return None
+    return f"{next(iter(group.probing))} is being profiled there"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from plexsvc.ids import JobId, NodeId
 from plexsvc.scheduler.core.planning.interference import Load
@@ -42,14 +43,12 @@ class Part:
     free: IntervalSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
-    """The most that lives on any of some nodes."""
+class Crowd(NamedTuple):
+    """The most that lives on any of some nodes: jobs, duty, and what parked state leaves free."""
 
     num_jobs: int
     duty_ppm: int
     spare_bytes: int
-    """The least room left for parked state."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +77,9 @@ class Group:
     probing: dict[JobId, None] = field(default_factory=dict)
     """Cold jobs whose cycle is not known yet."""
 
+    paused: dict[JobId, str] = field(default_factory=dict)
+    """Jobs that run only while no other of the group waits, and why."""
+
     is_closed: bool = False
     """Takes no further job: one of its nodes is cordoned."""
 
@@ -105,11 +107,8 @@ class Group:
     def crowd(self, nodes: Collection[NodeId]) -> Crowd:
         """Return the most that lives on any of `nodes`. `O(nodes * jobs)` unless uniform."""
         if self.is_uniform:
-            return Crowd(
-                num_jobs=len(self.residents),
-                duty_ppm=self.duty_ppm,
-                spare_bytes=self.parked_bytes - self.state_bytes,
-            )
+            spare_bytes = self.parked_bytes - self.state_bytes
+            return Crowd(len(self.residents), self.duty_ppm, spare_bytes)
         there = [[r for r in self.residents.values() if n in r.nodes] for n in nodes]
         return Crowd(
             num_jobs=max(len(jobs) for jobs in there),

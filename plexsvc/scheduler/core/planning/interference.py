@@ -26,7 +26,9 @@ class Load:
     """What of a cycle the prediction needs, worked out once a job."""
 
     period_us: int
-    longest_us: int
+    held_us: int
+    """How long it can keep the devices from another: its longest operation and a switch."""
+
     switch_us: int
     slack_us: int
     bound_ppm: int
@@ -50,7 +52,7 @@ class Load:
         busy_us = profile.busy_us
         return cls(
             period_us=profile.period_us,
-            longest_us=profile.longest_us,
+            held_us=profile.longest_us + profile.switch_us,
             switch_us=profile.switch_us,
             slack_us=profile.slack_us,
             bound_ppm=demand.max_slowdown_ppm,
@@ -63,17 +65,17 @@ class Load:
 
 def slowdowns_ppm(jobs: Sequence[Load]) -> list[int]:
     """Return the predicted cycle time shared over alone, in ppm, of each job. `O(jobs^2)`."""
-    rest_us = sum(job.rest_us for job in jobs)
-    load_ppm = sum(job.duty_ppm for job in jobs)
-    total_ppm = sum(job.total_ppm for job in jobs) if len(jobs) > 1 else PPM
+    rest_us = load_ppm = total_ppm = longest_us = 0
+    for job in jobs:
+        rest_us += job.rest_us
+        load_ppm += job.duty_ppm
+        total_ppm += job.total_ppm
+        longest_us = max(longest_us, job.held_us)
+    total_ppm = max(PPM, total_ppm) if len(jobs) > 1 else PPM
     return [
-        _slowdown_ppm(
-            job,
-            jobs,
-            foreign_rest_us=rest_us - job.rest_us,
-            foreign_ppm=load_ppm - job.duty_ppm,
-            total_ppm=total_ppm,
-        )
+        total_ppm
+        if not job.entries and longest_us <= job.slack_us - job.switch_us
+        else _slowdown_ppm(job, jobs, rest_us - job.rest_us, load_ppm - job.duty_ppm, total_ppm)
         for job in jobs
     ]
 
@@ -83,17 +85,13 @@ def slowdown_ppm(job: Load, others: Sequence[Load], *, total_ppm: int) -> int:
 
     `total_ppm` is the most device time with switches, over the period, on any of its nodes.
     """
-    return _slowdown_ppm(
-        job,
-        others,
-        foreign_rest_us=sum(other.rest_us for other in others),
-        foreign_ppm=sum(other.duty_ppm for other in others),
-        total_ppm=total_ppm if others else PPM,
-    )
+    rest_us = sum(other.rest_us for other in others)
+    load_ppm = sum(other.duty_ppm for other in others)
+    return _slowdown_ppm(job, others, rest_us, load_ppm, total_ppm if others else PPM)
 
 
 def _slowdown_ppm(
-    job: Load, jobs: Sequence[Load], *, foreign_rest_us: int, foreign_ppm: int, total_ppm: int
+    job: Load, jobs: Sequence[Load], foreign_rest_us: int, foreign_ppm: int, total_ppm: int
 ) -> int:
     cost_ppm = 0
     if job.entries:
@@ -104,7 +102,7 @@ def _slowdown_ppm(
     if job.slack_us:
         bound_us = job.slack_us - job.switch_us
         for other in jobs:
-            over_us = other.longest_us + other.switch_us - bound_us
+            over_us = other.held_us - bound_us
             if over_us > 0 and other is not job:
                 cost_ppm += over_us * PPM // other.period_us
     return max(PPM + cost_ppm, total_ppm)

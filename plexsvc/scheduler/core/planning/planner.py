@@ -151,9 +151,9 @@ class Planner:
         return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
 
     @property
-    def has_late(self) -> bool:
-        """Whether some job's measured cycle passed its bound."""
-        return any(group.late for group in self.board.groups.values())
+    def needs_relief(self) -> bool:
+        """Whether some job's measured cycle passed its bound, or one is paused for another."""
+        return any(group.late or group.paused for group in self.board.groups.values())
 
     @property
     def has_news(self) -> bool:
@@ -392,6 +392,8 @@ class Planner:
         """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
         for group in spot.groups:
             self._follow_drift(group)
+        if not self.policy.shifts:
+            return 0, 0
         profile, fitter = demand.profile, self.fitter
         if spot.is_whole and self.policy.preference is Preference.PLEX:
             fit = fitter.best(spot.groups, profile, anchor_slot=anchor_slot)

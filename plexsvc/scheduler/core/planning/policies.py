@@ -53,6 +53,9 @@ class Policy:
     queue: QueueOrder = QueueOrder.FIFO
     backfill: bool = False
     preference: Preference = Preference.SPREAD
+    shifts: bool = True
+    """Whether a job's cycle slides to where it overlaps others least; else it begins at once."""
+
     is_bounded: bool = False
     """Whether a placement predicted to break someone's `max_slowdown` is refused."""
 
@@ -98,11 +101,6 @@ PLEX: Final = Policy(
     rules=PLEX_RULES,
 )
 
-LIVE: Final = replace(
-    PLEX, name="live", oversize=0, merges=True, cold_shares=True, opens_first=True
-)
-"""What the service decides by: `plex` where groups of any size form, grow and split."""
-
 _ALL: Final = (
     Policy(name="isolated", max_jobs=1),
     Policy(name="isolated_backfill", max_jobs=1, backfill=True),
@@ -110,7 +108,6 @@ _ALL: Final = (
     Policy(name="spread"),
     Policy(name="spread_backfill", backfill=True),
     PLEX,
-    LIVE,
     replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
     replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
     replace(PLEX, name="plex_hrrs", rules=HRRS),
@@ -118,9 +115,15 @@ _ALL: Final = (
     replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
     replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
     replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
+    replace(PLEX, name="plex_no_shift", shifts=False),
     replace(PLEX, name="plex_no_repack", repack_every_us=0),
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
+
+LIVE: Final = replace(
+    PLEX, name="live", oversize=0, merges=True, cold_shares=True, opens_first=True
+)
+"""What the service decides by: `plex` where groups of any size form, grow and split."""
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})
 

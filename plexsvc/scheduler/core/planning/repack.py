@@ -1,4 +1,4 @@
-"""Repacking: empty a group into others when its nodes are wanted and the moves pay for themselves.
+"""Repacking: empty a group into others when its nodes are wanted, and relieve those who are late.
 
 A group is emptied whole or not at all: only then do nodes become free. Each move is charged with
 the job's state over the link between nodes, for all nodes of the gang; the gain is the group's
@@ -7,6 +7,7 @@ nodes for the longest time one of its jobs is still expected to run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 
@@ -29,6 +30,18 @@ class Move:
 
     charge_us: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief:
+    """What is done for late jobs."""
+
+    moves: tuple[Move, ...] = ()
+    paused: Mapping[JobId, str]
+    """Jobs that run only while no other of their group waits, and why."""
+
+    resumed: tuple[JobId, ...] = ()
+    """Jobs whose pause is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +85,70 @@ def propose(
     return moves
 
 
-def relieve(planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking) -> list[Move]:
-    """Return a move for each group in which a job is late: the worst-fitting one goes elsewhere.
+def relieve(
+    planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking, max_moves: int = 8
+) -> Relief:
+    """Return what helps the groups in which a job is late, and books the pauses.
 
-    The worst-fitting job is the one without which the others' predicted slowdowns sum to least,
-    of equals the busiest. A group for whose jobs there is no other place stays closed to further
-    ones.
+    The worst-fitting job goes elsewhere: the one without which the others' predicted slowdowns sum
+    to least, of equals the busiest. Where no job has another place, the worst-fitting one that is
+    not late itself is paused, and resumed when the others' measured cycles are well within their
+    bounds. Such a group stays closed to further jobs.
     """
     moves: list[Move] = []
+    paused: dict[JobId, str] = {}
     taken: dict[int, list[Demand]] = {}
+    resumed = _resume(planner)
     for group in [g for g in planner.board.groups.values() if g.late and len(g.residents) > 1]:
-        for job_id in _worst_first(group):
+        if group.group_id in taken or len(moves) == max_moves:
+            continue
+        move = _relieving_move(planner, group, taken, busy=busy, rules=rules)
+        if move is not None:
+            moves.append(move)
+            taken[move.to_group] = [group.residents[move.job_id].demand]
+        elif not group.paused:
+            paused.update(_pause(group))
+    return Relief(moves=tuple(moves), paused=paused, resumed=tuple(resumed))
+
+
+def _relieving_move(
+    planner: Planner,
+    group: Group,
+    taken: dict[int, list[Demand]],
+    *,
+    busy: AbstractSet[JobId],
+    rules: Repacking,
+) -> Move | None:
+    for job_id in _worst_first(group):
+        if job_id not in busy:
             demand = group.residents[job_id].demand
-            if job_id in busy or group.group_id in taken:
-                continue
             move = _move(planner, demand, group, taken, rules=rules)
             if move is not None:
-                moves.append(move)
-                taken[move.to_group] = [demand]
-                break
-    return moves
+                return move
+    return None
+
+
+def _pause(group: Group) -> dict[JobId, str]:
+    """Book the pause of the worst-fitting job that is not late; nobody when all are."""
+    for job_id in _worst_first(group):
+        if job_id not in group.late:
+            late = ", ".join(group.late)
+            why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
+            group.paused[job_id] = why
+            return {job_id: why}
+    return {}
+
+
+def _resume(planner: Planner) -> list[JobId]:
+    """End the pauses in groups whose other jobs are at most half way to their bounds again."""
+    resumed: list[JobId] = []
+    for group in planner.board.groups.values():
+        others = [r.demand for j, r in group.residents.items() if j not in group.paused]
+        halves = ((d.job_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
+        if group.paused and all((planner.measured(j) or PPM) <= half for j, half in halves):
+            resumed.extend(group.paused)
+            group.paused.clear()
+    return resumed
 
 
 def _worst_first(group: Group) -> list[JobId]:

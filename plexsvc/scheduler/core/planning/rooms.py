@@ -48,6 +48,9 @@ class Rooms:
 
     def __init__(self, rooms: Iterable[NodeRoom]) -> None:
         self.by_id = {room.node_id: room for room in rooms}
+        self.has_hosts = any(room.host for room in self.by_id.values())
+        """Whether nodes are devices of hosts."""
+
         self._blocks: dict[int, tuple[Gang, ...]] = {}
 
     def __len__(self) -> int:
@@ -62,14 +65,10 @@ class Rooms:
     def __iter__(self) -> Iterator[NodeId]:
         return iter(self.by_id)
 
-    @property
-    def has_hosts(self) -> bool:
-        """Whether nodes are devices of hosts."""
-        return any(room.host for room in self.by_id.values())
-
     def join(self, room: NodeRoom) -> None:
         """Take a node in."""
         self.by_id[room.node_id] = room
+        self.has_hosts = self.has_hosts or bool(room.host)
         self._blocks.clear()
 
     def leave(self, node_id: NodeId) -> None:

@@ -49,6 +49,8 @@ class Member:
 
     interval_us: int = 0
     expected_us: int | None = None
+    is_paused: bool = False
+    """Runs only while no other job of the group waits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +95,19 @@ class GroupRuntime:
             self.prefetched = None
             self.counts.prefetch_wasted += 1
 
+    def relearn(self, job_id: JobId, profile: Profile) -> None:
+        """Expect a job by another cycle from its next burst on."""
+        member = self.members[job_id]
+        member.profile = profile
+        member.interval_us = profile.period_us
+
+    def pause(self, job_id: JobId, *, is_paused: bool) -> None:
+        """Let a job run only while no other waits, or as the others again."""
+        member = self.members[job_id]
+        member.is_paused = is_paused
+        if member.waiting is not None:
+            member.waiting.is_paused = is_paused
+
     def submit(
         self,
         job_id: JobId,
@@ -121,6 +136,7 @@ class GroupRuntime:
             deadline_us=since + slack,
             is_critical=profile.is_critical(phase),
             continues_burst=not starts_burst,
+            is_paused=member.is_paused,
         )
         return self._decide(now_us)
 
@@ -200,7 +216,7 @@ class GroupRuntime:
                 switch_us=m.profile.switch_us,
             )
             for m in self.members.values()
-            if m.expected_us is not None
+            if m.expected_us is not None and not m.is_paused
         ]
         job_id = next_arrival(
             expected,

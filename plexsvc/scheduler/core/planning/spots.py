@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 from typing import Final
 
@@ -73,35 +73,47 @@ def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
     return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
 
 
-def best(board: Board, demand: Demand, spots: Iterable[Spot], *, policy: Policy) -> Spot | None:
+def best(board: Board, demand: Demand, spots: Sequence[Spot], *, policy: Policy) -> Spot | None:
     """Return the place the policy prefers among those that take the job; None without any.
 
     A cold job goes where the fewest live, away from others that are being profiled. `plex` takes
     the smallest group, of those the least predicted interference, then commensurate periods, then
     the busiest.
     """
+    if not spots:
+        return None
+    if demand.is_cold:
+        return min(spots, key=_by_crowd)
+    if policy.preference is Preference.PLEX:
+        return _least_interference(board, demand, spots)
+    sign = -1 if policy.preference is Preference.PACK else 1
+    return min(spots, key=lambda spot: _by_number(spot, sign))
+
+
+def _least_interference(board: Board, demand: Demand, spots: Sequence[Spot]) -> Spot:
+    grains = [(spot.size, spot.cost_ppm // COST_GRAIN_PPM) for spot in spots]
+    least = min(grains)
+    equal = [spot for spot, grain in zip(spots, grains, strict=True) if grain == least]
+    if len(equal) == 1:
+        return equal[0]
     period = board.period_slots(demand.profile)
 
-    def by_interference(spot: Spot) -> tuple[int, ...]:
+    def cost(spot: Spot) -> tuple[int, int, int]:
         odd = sum(not is_commensurate(period, r.cells.period) for r in spot.met())
-        grain = spot.cost_ppm // COST_GRAIN_PPM
-        return (spot.size, grain, odd, -spot.crowd().duty_ppm, spot.groups[0].group_id)
+        return odd, -spot.crowd().duty_ppm, spot.groups[0].group_id
 
-    def by_crowd(spot: Spot) -> tuple[int, ...]:
-        crowd = spot.crowd()
-        met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
-        return (spot.is_probing, *met)
+    return min(equal, key=cost)
 
-    def by_number(spot: Spot) -> tuple[int, ...]:
-        sign = -1 if policy.preference is Preference.PACK else 1
-        crowd = spot.crowd()
-        return (sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id)
 
-    if demand.is_cold:
-        return min(spots, key=by_crowd, default=None)
-    if policy.preference is Preference.PLEX:
-        return min(spots, key=by_interference, default=None)
-    return min(spots, key=by_number, default=None)
+def _by_crowd(spot: Spot) -> tuple[int, ...]:
+    crowd = spot.crowd()
+    met = (crowd.num_jobs, crowd.duty_ppm, spot.size, spot.groups[0].group_id)
+    return (spot.is_probing, *met)
+
+
+def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
+    crowd = spot.crowd()
+    return sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id
 
 
 def _least_busy(board: Board, demand: Demand, among: list[NodeId]) -> Gang | None:

@@ -87,17 +87,26 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in planner.why(JobId("d"))
-    moves = relieve(planner, busy=set(), rules=RULES)
+    moves = relieve(planner, busy=set(), rules=RULES).moves
     assert [(m.job_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(JobId("long"), moves[0].nodes, now_us=0)
     for cycle in range(40):
         planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
-    assert not planner.has_late
+    assert not planner.needs_relief
 
 
-def test_a_late_job_that_fits_nowhere_else_stays_in_its_closed_group() -> None:
+def test_where_no_job_has_another_place_the_worst_fitting_one_is_paused_until_all_is_well() -> None:
     planner = two_lonely_groups(busy=60)
     group = planner.board.groups[1]
     planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
-    group.late[JobId("a")] = 1_600_000
-    assert relieve(planner, busy=set(), rules=RULES) == []
+    for cycle in range(40):
+        planner.note_phase(JobId("a"), cycle * 170 * SECOND_US)
+    relief = relieve(planner, busy=set(), rules=RULES)
+    assert (relief.moves, list(relief.paused)) == ((), ["b2"])
+    assert "a waits past its bound (max_slowdown)" in relief.paused[JobId("b2")]
+    assert relieve(planner, busy=set(), rules=RULES).paused == {}
+    assert planner.needs_relief
+    for cycle in range(40):
+        planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
+    assert relieve(planner, busy=set(), rules=RULES).resumed == ("b2",)
+    assert not planner.needs_relief

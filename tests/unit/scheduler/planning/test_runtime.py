@@ -128,6 +128,23 @@ def test_a_job_that_leaves_frees_the_devices_for_who_waits() -> None:
     assert group.switched(now_us=70) == Run(B)
 
 
+def test_a_paused_job_runs_only_while_no_other_waits_and_is_not_brought_in_ahead() -> None:
+    group = GroupRuntime(rules=PLEX_RULES)
+    group.join(A, cycle(1000))
+    group.join(B, cycle(1000))
+    group.pause(A, is_paused=True)
+    assert submit(group, A, 0) == SwitchTo(A, is_prefetch=False)
+    assert group.switched(now_us=10) == Run(A)
+    submit(group, B, 55)
+    group.finished(now_us=60, ends_burst=False)
+    assert submit(group, A, 60, starts=False) == SwitchTo(B, is_prefetch=False)
+    assert group.switched(now_us=10_000) == Run(B)
+    group.finished(now_us=10_050, ends_burst=True)
+    group.pause(A, is_paused=False)
+    submit(group, B, 10_051)
+    assert group.switching == A
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
