@@ -1,0 +1,164 @@
+"""A trace through the whole core: the same jobs and records as the simulator, decided live.
+
+The simulator holds a job's cycle and asks planning and the groups' runtime directly; here each job
+is a client that submits operations, and all of `Scheduler` decides. One host has all devices, one
+device stands for a node of the trace, and a device holds one job's state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg
+from plexsvc.scheduler.core.events import Event, NodeJoined, ResidencyMoved, WpgForgotten
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.runtime import Counts
+from plexsvc.scheduler.core.words import DeviceFacts, Limits, Place, Residency
+from plexsvc.sim.live_driver import Moved, Spawned, Took, VirtualDriver, Work
+from plexsvc.sim.presets import Workload
+from plexsvc.sim.programs import Outside
+from plexsvc.sim.records import Outcome, Record, Stay
+from plexsvc.sim.run import Timed
+from plexsvc.sim.trace_client import DEVICE_KIND, TraceClient
+
+HOST: Final = NodeId("host")
+FOREVER_US: Final = 10**15
+STATE_BYTES: Final = 1 << 30
+"""What a job's state takes on a device, which holds just that."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _TraceCosts:
+    """Operations as sampled; half a switch to go, half to come; processes come and go at once."""
+
+    durations_us: dict[OperationId, int]
+    switch_us: dict[DeploymentId, int]
+
+    def spawn(
+        self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
+    ) -> Spawned:
+        assert deployment_id in self.switch_us, deployment_id
+        return Spawned(ready_us=now_us, device_bytes=(STATE_BYTES,) * len(places))
+
+    def operation(self, work: Work) -> Took:
+        duration_us = self.durations_us.pop(work.operation_id, 1)
+        return Took(elapsed_us=duration_us, run_us=duration_us)
+
+    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
+        whole_us = self.switch_us[deployment_id]
+        half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
+        return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
+
+    def stop_us(self) -> int:
+        return 1
+
+    def forget_us(self) -> int:
+        return 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Books:
+    """Keeps the records that only the driver's actions tell: stays, switches, occupied devices."""
+
+    records: dict[DeploymentId, Record]
+    counts: Counts = field(default_factory=Counts)
+    device_us: int = 0
+    _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
+    _on_device: dict[Place, int] = field(default_factory=dict)
+    _loading: dict[WpgId, int] = field(default_factory=dict)
+    _last_us: int = 0
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        """Take in one event and what followed."""
+        self.device_us += len(self._on_device) * (event.at_us - self._last_us)
+        self._last_us = event.at_us
+        if isinstance(event, WpgForgotten):
+            self._leave(event.wpg_id)
+        elif isinstance(event, ResidencyMoved):
+            self._moved(event)
+        for action in actions:
+            if isinstance(action, SpawnWpg):
+                self._arrive(action, at_us=event.at_us)
+            elif isinstance(action, MoveState) and action.to is Residency.DEVICE:
+                self._loading[action.wpg_id] = event.at_us
+
+    def _arrive(self, action: SpawnWpg, *, at_us: int) -> None:
+        self._lives[action.wpg_id] = action
+        record = self.records[action.deployment_id]
+        nodes = tuple(NodeId(f"{p.node_id}:{p.device}") for p in action.places)
+        record.stays.append(Stay(since_us=at_us, group_id=action.places[0].device, nodes=nodes))
+        if record.start_us is None:
+            record.start_us = at_us
+        for place in action.places:
+            self._on_device[place] = self._on_device.get(place, 0) + 1
+
+    def _leave(self, wpg_id: WpgId) -> None:
+        for place in self._lives.pop(wpg_id).places:
+            self._on_device[place] -= 1
+            if not self._on_device[place]:
+                del self._on_device[place]
+
+    def _moved(self, event: ResidencyMoved) -> None:
+        since_us = self._loading.pop(event.wpg_id, None)
+        if since_us is None:
+            return
+        self.counts.switches += 1
+        record = self.records[self._lives[event.wpg_id].deployment_id]
+        record.switch.append((since_us, event.at_us))
+
+
+def play_live(workload: Workload, *, seed: int, limits: Limits | None = None) -> Timed:
+    """Return what the whole core makes of a workload.
+
+    Faults of the cluster are not played. Devices come in aligned power-of-two blocks, so gangs of
+    other sizes leave some idle.
+    """
+    began = time.perf_counter()
+    cluster = workload.cluster
+    costs = _TraceCosts(durations_us={}, switch_us={})
+    clients = []
+    for job in workload.jobs:
+        record = Record(job=job, alone_us=job.alone_us(job.rollout_us(seed)))
+        client = TraceClient(record=record, seed=seed, durations_us=costs.durations_us)
+        costs.switch_us[client.deployment_id] = job.demand.profile.switch_us
+        clients.append(client)
+    books = _Books(records={client.deployment_id: client.record for client in clients})
+    devices = tuple(
+        DeviceFacts(index=at, kind=DEVICE_KIND, bytes_total=STATE_BYTES)
+        for at in range(cluster.nodes)
+    )
+    joined = NodeJoined(at_us=0, node_id=HOST, devices=devices, host_bytes=FOREVER_US)
+    driver = VirtualDriver(
+        core=Scheduler(limits=limits or patient_limits(len(clients)), epoch=1),
+        costs=costs,
+        clients=[Outside(events=[joined]), *clients],
+        watch=books.note,
+    )
+    is_complete = driver.run()
+    records = tuple(client.record for client in clients)
+    unfinished = [r.job.demand.job_id for r in records if r.finish_us is None]
+    assert is_complete, f"{len(unfinished)} jobs never ended, {unfinished[:1]} first"
+    outcome = Outcome(
+        policy="live",
+        records=records,
+        counts=books.counts,
+        events=driver.events,
+        group_node_us=books.device_us,
+        pruned_share=0.0,
+    )
+    return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
+
+
+def patient_limits(num_jobs: int) -> Limits:
+    """Return limits under which no job of a trace is refused for waiting."""
+    return Limits(
+        max_jobs=num_jobs,
+        placement_timeout_us=FOREVER_US,
+        operation_timeout_us=FOREVER_US,
+        spawn_timeout_us=FOREVER_US,
+        gap_timeout_us=FOREVER_US,
+    )

@@ -1,0 +1,319 @@
+"""What a journal tells of a live run: what each action took, and who did what when.
+
+One pass through a core. Durations run from the event that led to an order to the event that is its
+outcome, so they hold all that lies between, calls and queues of the driver included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.errors import RETRYABLE
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.core.actions import (
+    Action,
+    AnswerOperation,
+    DeploymentChanged,
+    ForgetWpg,
+    JobChanged,
+    MoveState,
+    RefuseOperation,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    DeploymentRequested,
+    Event,
+    JobEndRequested,
+    JobSubmitted,
+    MoveFailed,
+    NodeJoined,
+    OperationFinished,
+    OperationSubmitted,
+    PayloadRefused,
+    PayloadStaged,
+    ProcExited,
+    ResidencyMoved,
+    SpawnFailed,
+    TimerFired,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.words import DeploymentState, Fault, OperationKind, Place, Residency
+from plexsvc.scheduler.recording import Recording
+
+ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationSample:
+    """One operation that ran."""
+
+    operation_id: OperationId
+    deployment_id: DeploymentId
+    backend: str
+    kind: OperationKind
+    num_tokens: int
+    is_first: bool
+    """Whether it was the first of its kind on its deployment."""
+    started_us: int
+    elapsed_us: int
+    run_us: int
+    fault: Fault | None
+    is_refusal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveSample:
+    """One move of state."""
+
+    deployment_id: DeploymentId
+    to: Residency
+    nbytes: int
+    elapsed_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnSample:
+    """One start of a deployment's processes."""
+
+    deployment_id: DeploymentId
+    is_rollout: bool
+    places: tuple[Place, ...]
+    ordered_us: int
+    elapsed_us: int
+    device_bytes: tuple[int, ...]
+    fault: Fault | None
+
+
+class What(StrEnum):
+    """What a moment of a job is."""
+
+    SENT = "sent"
+    ANSWERED = "answered"
+    READY = "ready"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What happens once in a job's life: a post, by its row of the journal, or an id's answer."""
+
+    what: What
+    of: int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When something happened to a job; `event` is what it posted."""
+
+    at_us: int
+    key: Key
+    event: Event | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Observed:
+    """A live run."""
+
+    operations: list[OperationSample] = field(default_factory=list)
+    moves: list[MoveSample] = field(default_factory=list)
+    spawns: list[SpawnSample] = field(default_factory=list)
+    stops_us: list[int] = field(default_factory=list)
+    forgets_us: list[int] = field(default_factory=list)
+    joined_us: dict[NodeId, int] = field(default_factory=dict)
+    jobs: dict[JobId, list[Moment]] = field(default_factory=dict)
+    outside: list[Event] = field(default_factory=list)
+    """What neither a job nor an order brought about: nodes, operators, faults."""
+
+
+def observe(recorded: Recording) -> Observed:
+    """Return what a journal tells, in one replay."""
+    watcher = _Watcher(recorded.configured.new_core())
+    for entry in recorded.entries:
+        watcher.see(entry.event, idx=entry.idx)
+    return watcher.found
+
+
+class _Watcher:
+    """Sees every event before the core does, and every action after."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self.found = Observed()
+        self._core = core
+        self._ordered: dict[tuple[str, str | bytes], int] = {}
+        self._spawned: dict[WpgId, SpawnWpg] = {}
+        self._moving: dict[MoveId, MoveState] = {}
+        self._job_of: dict[OperationId | DeploymentId, JobId] = {}
+        self._sent: set[OperationId] = set()
+        self._known: set[tuple[DeploymentId, OperationKind]] = set()
+
+    def see(self, event: Event, *, idx: int) -> None:
+        """Take one event in."""
+        self._event(event, idx=idx)
+        for action in self._core.handle(event):
+            self._action(action, at_us=event.at_us)
+
+    def _event(self, event: Event, *, idx: int) -> None:  # noqa: C901, PLR0912 - one line an event
+        match event:
+            case OperationFinished():
+                self._finished(event)
+            case ResidencyMoved():
+                self._moved(event)
+            case WpgReady() | SpawnFailed():
+                self._spawn_ended(event)
+            case WpgStopped():
+                self._took("stop", event.wpg_id, event.at_us, into=self.found.stops_us)
+            case WpgForgotten():
+                self._took("forget", event.wpg_id, event.at_us, into=self.found.forgets_us)
+            case MoveFailed() | TimerFired():
+                pass
+            case ProcExited():
+                if ("stop", event.wpg_id) not in self._ordered:
+                    self.found.outside.append(event)
+            case OperationSubmitted():
+                if event.operation_id not in self._sent:
+                    self._sent.add(event.operation_id)
+                    self._job_of[event.operation_id] = event.job_id
+                    self._post(event.job_id, event, idx=idx)
+            case DeploymentRequested():
+                self._job_of[event.deployment_id] = event.job_id
+                self._post(event.job_id, event, idx=idx)
+            case JobSubmitted() | JobEndRequested():
+                self._post(event.job_id, event, idx=idx)
+            case PayloadStaged() | PayloadRefused():
+                self._post(self._job_of.get(event.operation_id), event, idx=idx)
+            case Acknowledged():
+                self._post(self._job_of.get(event.deployment_id), event, idx=idx)
+            case _:
+                if isinstance(event, NodeJoined):
+                    self.found.joined_us[event.node_id] = event.at_us
+                self.found.outside.append(event)
+
+    def _action(self, action: Action, *, at_us: int) -> None:
+        match action:
+            case StartOperation():
+                self._ordered["start", action.operation_id] = at_us
+            case MoveState():
+                self._ordered["move", action.move_id] = at_us
+                self._moving[action.move_id] = action
+            case SpawnWpg():
+                self._ordered["spawn", action.wpg_id] = at_us
+                self._spawned[action.wpg_id] = action
+            case StopWpg():
+                self._ordered["stop", action.wpg_id] = at_us
+            case ForgetWpg():
+                self._ordered["forget", action.wpg_id] = at_us
+            case _:
+                self._answer(action, at_us=at_us)
+
+    def _answer(self, action: Action, *, at_us: int) -> None:
+        found = answer_key(action)
+        if found is None:
+            return
+        match action:
+            case AnswerOperation() | RefuseOperation():
+                job_id = self._job_of.get(action.operation_id)
+            case DeploymentChanged():
+                job_id = self._job_of.get(action.deployment_id)
+            case JobChanged():
+                job_id = action.job_id
+            case _:
+                return
+        if job_id in self.found.jobs:
+            self.found.jobs[job_id].append(Moment(at_us=at_us, key=found))
+
+    def _post(self, job_id: JobId | None, event: Event, *, idx: int) -> None:
+        if job_id is not None:
+            moment = Moment(at_us=event.at_us, key=Key(What.SENT, idx), event=event)
+            self.found.jobs.setdefault(job_id, []).append(moment)
+
+    def _took(self, what: str, wpg_id: WpgId, at_us: int, *, into: list[int]) -> None:
+        ordered_us = self._ordered.get((what, wpg_id))
+        if ordered_us is not None:
+            into.append(at_us - ordered_us)
+
+    def _finished(self, event: OperationFinished) -> None:
+        operation = self._core.cluster.operations.get(event.operation_id)
+        started_us = self._ordered.get(("start", event.operation_id))
+        if operation is None or started_us is None:
+            return
+        deployment = self._core.cluster.deployments[operation.deployment_id]
+        known = (deployment.deployment_id, operation.kind)
+        self.found.operations.append(
+            OperationSample(
+                operation_id=event.operation_id,
+                deployment_id=deployment.deployment_id,
+                backend=deployment.backend,
+                kind=operation.kind,
+                num_tokens=operation.num_tokens,
+                is_first=known not in self._known,
+                started_us=started_us,
+                elapsed_us=event.at_us - started_us,
+                run_us=event.run_us,
+                fault=event.fault,
+                is_refusal=event.is_refusal,
+            )
+        )
+        self._known.add(known)
+
+    def _moved(self, event: ResidencyMoved) -> None:
+        order = self._moving.get(event.move_id)
+        wpg = self._core.cluster.wpgs.get(event.wpg_id)
+        if order is None or wpg is None:
+            return
+        elapsed_us = event.at_us - self._ordered["move", event.move_id]
+        self.found.moves.append(
+            MoveSample(
+                deployment_id=wpg.deployment_id,
+                to=order.to,
+                nbytes=event.nbytes,
+                elapsed_us=elapsed_us,
+            )
+        )
+
+    def _spawn_ended(self, event: WpgReady | SpawnFailed) -> None:
+        order = self._spawned.pop(event.wpg_id, None)
+        if order is None:
+            return
+        ordered_us = self._ordered["spawn", event.wpg_id]
+        deployment = self._core.cluster.deployments.get(order.deployment_id)
+        self.found.spawns.append(
+            SpawnSample(
+                deployment_id=order.deployment_id,
+                is_rollout=deployment is not None and deployment.is_rollout,
+                places=order.places,
+                ordered_us=ordered_us,
+                elapsed_us=event.at_us - ordered_us,
+                device_bytes=() if isinstance(event, SpawnFailed) else event.device_bytes,
+                fault=event.fault if isinstance(event, SpawnFailed) else None,
+            )
+        )
+
+
+def answer_key(action: Action) -> Key | None:
+    """Return what an action settles for its job, if it settles anything."""
+    match action:
+        case AnswerOperation():
+            return Key(What.ANSWERED, action.operation_id.hex())
+        case RefuseOperation():
+            is_over = action.is_final or not is_tried_again(action)
+            return Key(What.ANSWERED, action.operation_id.hex()) if is_over else None
+        case DeploymentChanged():
+            is_starting = action.state is DeploymentState.STARTING
+            return None if is_starting else Key(What.READY, action.deployment_id)
+        case JobChanged():
+            return Key(What.ENDED, action.job_id) if action.state in ENDED else None
+        case _:
+            return None
+
+
+def is_tried_again(action: RefuseOperation) -> bool:
+    """Whether a client submits the same operation again."""
+    return not action.is_final and action.fault.code in RETRYABLE

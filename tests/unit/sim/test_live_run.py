@@ -1,0 +1,85 @@
+"""Traces through the whole core: records as the simulator's, same seed same history."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.planning.policies import policy_named
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode
+from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.live_run import play_live
+from plexsvc.sim.presets import Workload
+from plexsvc.sim.records import Outcome
+from plexsvc.sim.run import play
+from plexsvc.sim.summary import drain_us, slowdown
+from tests.unit.sim.test_simulator import job
+
+
+def workload(*, jobs: int, nodes: int, mode: Mode = Mode.SYNC, jitter: float = 0.15) -> Workload:
+    made = [job(f"j{at}", cycles=6, mode=mode, jitter=jitter, arrival=3 * at) for at in range(jobs)]
+    return Workload(jobs=tuple(made), cluster=SimCluster(nodes=nodes, devices_per_node=1))
+
+
+def spans(outcome: Outcome) -> dict[str, list[tuple[int, int]]]:
+    """Return who used each node when: operations and switches."""
+    by_node: dict[str, list[tuple[int, int]]] = {}
+    for record in outcome.records:
+        for node_id in record.stays[0].nodes:
+            by_node.setdefault(node_id, []).extend([*record.busy, *record.switch])
+    return by_node
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_jobs_alone_run_as_in_the_simulator(mode: Mode) -> None:
+    loose = workload(jobs=2, nodes=4, mode=mode)
+    live = play_live(loose, seed=3).outcome
+    simulated = play(loose, policy=policy_named("isolated"), seed=3).outcome
+    for one, other in zip(live.records, simulated.records, strict=True):
+        assert [end - start for start, end in one.busy] == [
+            end - start for start, end in other.busy
+        ]
+        assert one.phases == other.phases
+        assert slowdown(one) == pytest.approx(1.0, abs=1e-5)
+    first_switch_us = 2 * SECOND_US  # the simulator charges it, the core builds in place
+    assert -100 <= drain_us(simulated) - drain_us(live) <= first_switch_us
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
+    outcome = play_live(workload(jobs=3, nodes=1, mode=mode), seed=1).outcome
+    (used,) = spans(outcome).values()
+    for (_, end), (start, _) in itertools.pairwise(sorted(used)):
+        assert end <= start
+    assert outcome.counts.switches == sum(len(record.switch) for record in outcome.records) > 6
+    for record in outcome.records:
+        assert len(record.busy) == 12
+        assert all(end - start == SECOND_US for start, end in record.switch)
+
+
+def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
+    wide = Workload(
+        jobs=(job("wide", nodes=4, jitter=0.0),), cluster=SimCluster(nodes=8, devices_per_node=1)
+    )
+    outcome = play_live(wide, seed=1).outcome
+    (record,) = outcome.records
+    assert len(record.stays[0].nodes) == 4
+    assert outcome.group_node_us == pytest.approx(4 * record.alone_us, rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    shared = workload(jobs=3, nodes=1)
+    first, again, other = (play_live(shared, seed=seed).outcome for seed in (5, 5, 6))
+    assert first == again
+    assert spans(first) != spans(other)
+
+
+def test_a_trace_the_cluster_cannot_hold_is_no_silent_success() -> None:
+    small = SimCluster(nodes=1, devices_per_node=1)
+    wide = workload(jobs=1, nodes=1).jobs[0]
+    demand = replace(wide.demand, num_nodes=2, job_id=JobId("wide"))
+    with pytest.raises(AssertionError, match="no_placement"):
+        play_live(Workload(jobs=(replace(wide, demand=demand),), cluster=small), seed=1)
