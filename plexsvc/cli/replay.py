@@ -109,6 +109,7 @@ def _values(verdict: Verdict, recorded: Recording) -> dict[str, object]:
 
     return {
         "epoch": recorded.configured.epoch,
+        "is_this_build": recorded.configured.is_this_build,
         "is_identical": verdict.is_identical,
         **asdict(verdict),
     }
@@ -117,15 +118,17 @@ def _values(verdict: Verdict, recorded: Recording) -> dict[str, object]:
 def _show(verdict: Verdict, recorded: Recording) -> None:
     typer.echo(f"epoch {recorded.configured.epoch}: {verdict.events} events replayed")
     if verdict.difference is not None:
-        _show_difference(verdict.difference)
+        _show_difference(verdict.difference, recorded)
         return
     untold = verdict.events - verdict.compared
     beside = f"; of the last {untold} the journal does not say" if untold else ""
     typer.echo(f"identical: {verdict.actions} actions of {verdict.compared} events{beside}")
 
 
-def _show_difference(found: Difference) -> None:
+def _show_difference(found: Difference, recorded: Recording) -> None:
     typer.echo(f"different from row {found.idx} on: {found.why}")
+    if not recorded.configured.is_this_build:
+        typer.echo("another build of the scheduler wrote it, which may have decided otherwise")
     typer.echo(f"event     {found.kind} {found.event}")
     for line in found.replayed or ("nothing",):
         typer.echo(f"replayed  {line}")

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Final, get_args
 
 import msgspec
 import xxhash
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler import core
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.machine import Scheduler
@@ -36,6 +39,13 @@ class Configured:
 
     epoch: int
     limits: Limits
+    core: str = ""
+    """Fingerprint of the core's code: another build may decide otherwise."""
+
+    @property
+    def is_this_build(self) -> bool:
+        """Whether the journal was written by the core that would replay it."""
+        return self.core == fingerprint()
 
     def new_core(self) -> Scheduler:
         """Return the core before its first event."""
@@ -93,7 +103,18 @@ class Line:
 def configured(limits: Limits, *, epoch: int) -> Configured:
     """Return the note of a core with the fields of `limits` that a core reads."""
     values = {field.name: getattr(limits, field.name) for field in fields(Limits)}
-    return Configured(epoch=epoch, limits=Limits(**values))
+    return Configured(epoch=epoch, limits=Limits(**values), core=fingerprint())
+
+
+@cache
+def fingerprint() -> str:
+    """Return 16 hex digits of the source of the core."""
+    root = Path(core.__file__).parent
+    hasher = xxhash.xxh3_64()
+    for path in sorted(root.rglob("*.py")):
+        hasher.update(path.relative_to(root).as_posix().encode())
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()
 
 
 def encode(value: Event | Configured | Decided) -> bytes:

@@ -131,6 +131,13 @@ class FittedCosts:
 
     def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
         """Return what a move takes, by the bytes that this deployment moved that way."""
+        return self._moved(deployment_id, to)
+
+    def carry(self, deployment_id: DeploymentId) -> Moved:
+        """Return what copying a deployment's state for other ranks takes."""
+        return self._moved(deployment_id, None)
+
+    def _moved(self, deployment_id: DeploymentId, to: Residency | None) -> Moved:
         nbytes = self._bytes.get((deployment_id, to), 0)
         cost = self._moves.get(to)
         elapsed_us = UNKNOWN_US if cost is None else cost.draw(nbytes, self._dice)
@@ -173,9 +180,9 @@ class FittedCosts:
 
     def _fit_moves(
         self, samples: Sequence[MoveSample]
-    ) -> tuple[dict[tuple[DeploymentId, Residency], int], dict[Residency, Noisy]]:
-        by_deployment: dict[tuple[DeploymentId, Residency], list[int]] = {}
-        by_way: dict[Residency, list[MoveSample]] = {}
+    ) -> tuple[dict[tuple[DeploymentId, Residency | None], int], dict[Residency | None, Noisy]]:
+        by_deployment: dict[tuple[DeploymentId, Residency | None], list[int]] = {}
+        by_way: dict[Residency | None, list[MoveSample]] = {}
         for sample in samples:
             by_deployment.setdefault((sample.deployment_id, sample.to), []).append(sample.nbytes)
             by_way.setdefault(sample.to, []).append(sample)

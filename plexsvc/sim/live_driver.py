@@ -16,18 +16,22 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
     CancelOperation,
+    CarryState,
+    CutOver,
     DeploymentChanged,
+    DropCarried,
     DropPayload,
     ForgetWpg,
     JobChanged,
     MoveState,
     RefuseOperation,
     ReleaseOperation,
+    RelocationChanged,
     SetTimer,
     SpawnWpg,
     StartOperation,
@@ -40,6 +44,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     ResidencyMoved,
     SpawnFailed,
+    StateCarried,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -103,6 +108,10 @@ class Costs(Protocol):
 
     def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
         """Return what moving a deployment's state takes."""
+        ...
+
+    def carry(self, deployment_id: DeploymentId) -> Moved:
+        """Return what copying a deployment's state for other ranks takes."""
         ...
 
     def stop_us(self) -> int:
@@ -184,7 +193,6 @@ class VirtualDriver:
     _awaited: int = 0
     _heap: list[tuple[int, int, Post | Alarm, Client | None]] = field(default_factory=list)
     _timers: dict[str, int] = field(default_factory=dict)
-    _deployment_of: dict[WpgId, DeploymentId] = field(default_factory=dict)
     _client_of: dict[JobId | DeploymentId | OperationId, Client] = field(default_factory=dict)
 
     def run(self) -> bool:
@@ -237,7 +245,7 @@ class VirtualDriver:
         elif isinstance(event, OperationSubmitted):
             self._client_of[event.operation_id] = client
 
-    def _act(self, action: Action) -> None:  # noqa: C901 - one line an action
+    def _act(self, action: Action) -> None:  # noqa: C901, PLR0912 - one line an action
         match action:
             case StartOperation():
                 self._start(action)
@@ -263,7 +271,11 @@ class VirtualDriver:
             case CancelOperation():
                 took = Took(elapsed_us=1, run_us=1, fault=_CANCELLED)
                 self._finish(action.operation_id, took)
+            case CarryState():
+                self._carry(action)
             case DropPayload() | ReleaseOperation():
+                pass
+            case DropCarried() | CutOver() | RelocationChanged():
                 pass
             case _:
                 assert_never(action)
@@ -272,7 +284,7 @@ class VirtualDriver:
         operation = self.core.cluster.operations[action.operation_id]
         work = Work(
             operation_id=operation.operation_id,
-            deployment_id=operation.deployment_id,
+            deployment_id=self._own(operation.deployment_id),
             kind=operation.kind,
             num_tokens=operation.num_tokens,
         )
@@ -292,7 +304,8 @@ class VirtualDriver:
 
     def _move(self, action: MoveState) -> None:
         self.moves += 1
-        moved = self.costs.move(self._deployment_of[action.wpg_id], to=action.to)
+        wpg = self.core.cluster.wpgs[action.wpg_id]
+        moved = self.costs.move(self._own(wpg.deployment_id), to=action.to)
         self._expect(
             ResidencyMoved(
                 at_us=self.now_us + moved.elapsed_us,
@@ -303,9 +316,25 @@ class VirtualDriver:
             )
         )
 
+    def _carry(self, action: CarryState) -> None:
+        carried = self.costs.carry(action.deployment_id)
+        self._expect(
+            StateCarried(
+                at_us=self.now_us + carried.elapsed_us,
+                deployment_id=action.deployment_id,
+                move_id=action.move_id,
+                nbytes=carried.nbytes,
+            )
+        )
+
+    def _own(self, deployment_id: DeploymentId) -> DeploymentId:
+        """Return the deployment that a relocation's stand-in stands for, else itself."""
+        deployment = self.core.cluster.deployments[deployment_id]
+        return deployment.stands_in_for or deployment_id
+
     def _spawn(self, action: SpawnWpg) -> None:
-        self._deployment_of[action.wpg_id] = action.deployment_id
-        made = self.costs.spawn(action.deployment_id, places=action.places, now_us=self.now_us)
+        deployment_id = self._own(action.deployment_id)
+        made = self.costs.spawn(deployment_id, places=action.places, now_us=self.now_us)
         if made.fault is not None:
             failed = SpawnFailed(at_us=made.ready_us, wpg_id=action.wpg_id, fault=made.fault)
             self._expect(failed)

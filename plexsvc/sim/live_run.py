@@ -53,6 +53,9 @@ class _TraceCosts:
         half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
         return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
 
+    def carry(self, deployment_id: DeploymentId) -> Moved:
+        return Moved(elapsed_us=self.switch_us[deployment_id], nbytes=STATE_BYTES)
+
     def stop_us(self) -> int:
         return 1
 

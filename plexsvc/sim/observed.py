@@ -15,6 +15,7 @@ from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
+    CarryState,
     DeploymentChanged,
     ForgetWpg,
     JobChanged,
@@ -26,6 +27,7 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.events import (
     Acknowledged,
+    CarryFailed,
     DeploymentRequested,
     Event,
     JobEndRequested,
@@ -39,6 +41,7 @@ from plexsvc.scheduler.core.events import (
     ProcExited,
     ResidencyMoved,
     SpawnFailed,
+    StateCarried,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -71,10 +74,10 @@ class OperationSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveSample:
-    """One move of state."""
+    """One move of state; `to` is `None` where it was copied for other ranks."""
 
     deployment_id: DeploymentId
-    to: Residency
+    to: Residency | None
     nbytes: int
     elapsed_us: int
 
@@ -172,7 +175,9 @@ class _Watcher:
                 self._took("stop", event.wpg_id, event.at_us, into=self.found.stops_us)
             case WpgForgotten():
                 self._took("forget", event.wpg_id, event.at_us, into=self.found.forgets_us)
-            case MoveFailed() | TimerFired():
+            case StateCarried():
+                self._carried(event)
+            case MoveFailed() | CarryFailed() | TimerFired():
                 pass
             case ProcExited():
                 if ("stop", event.wpg_id) not in self._ordered:
@@ -203,6 +208,8 @@ class _Watcher:
             case MoveState():
                 self._ordered["move", action.move_id] = at_us
                 self._moving[action.move_id] = action
+            case CarryState():
+                self._ordered["move", action.move_id] = at_us
             case SpawnWpg():
                 self._ordered["spawn", action.wpg_id] = at_us
                 self._spawned[action.wpg_id] = action
@@ -245,11 +252,11 @@ class _Watcher:
         if operation is None or started_us is None:
             return
         deployment = self._core.cluster.deployments[operation.deployment_id]
-        known = (deployment.deployment_id, operation.kind)
+        known = (self._own(deployment.deployment_id), operation.kind)
         self.found.operations.append(
             OperationSample(
                 operation_id=event.operation_id,
-                deployment_id=deployment.deployment_id,
+                deployment_id=self._own(deployment.deployment_id),
                 backend=deployment.backend,
                 kind=operation.kind,
                 num_tokens=operation.num_tokens,
@@ -266,17 +273,33 @@ class _Watcher:
     def _moved(self, event: ResidencyMoved) -> None:
         order = self._moving.get(event.move_id)
         wpg = self._core.cluster.wpgs.get(event.wpg_id)
-        if order is None or wpg is None:
-            return
-        elapsed_us = event.at_us - self._ordered["move", event.move_id]
+        if order is not None and wpg is not None:
+            self._move(event, deployment_id=wpg.deployment_id, to=order.to)
+
+    def _carried(self, event: StateCarried) -> None:
+        if ("move", event.move_id) in self._ordered:
+            self._move(event, deployment_id=event.deployment_id, to=None)
+
+    def _move(
+        self,
+        event: ResidencyMoved | StateCarried,
+        *,
+        deployment_id: DeploymentId,
+        to: Residency | None,
+    ) -> None:
         self.found.moves.append(
             MoveSample(
-                deployment_id=wpg.deployment_id,
-                to=order.to,
+                deployment_id=self._own(deployment_id),
+                to=to,
                 nbytes=event.nbytes,
-                elapsed_us=elapsed_us,
+                elapsed_us=event.at_us - self._ordered["move", event.move_id],
             )
         )
+
+    def _own(self, deployment_id: DeploymentId) -> DeploymentId:
+        """Return the deployment that a relocation's stand-in stands for, else itself."""
+        deployment = self._core.cluster.deployments.get(deployment_id)
+        return deployment_id if deployment is None else deployment.stands_in_for or deployment_id
 
     def _spawn_ended(self, event: WpgReady | SpawnFailed) -> None:
         order = self._spawned.pop(event.wpg_id, None)
@@ -286,7 +309,7 @@ class _Watcher:
         deployment = self._core.cluster.deployments.get(order.deployment_id)
         self.found.spawns.append(
             SpawnSample(
-                deployment_id=order.deployment_id,
+                deployment_id=self._own(order.deployment_id),
                 is_rollout=deployment is not None and deployment.is_rollout,
                 places=order.places,
                 ordered_us=ordered_us,

@@ -60,8 +60,9 @@ class _Extractor:
         """Return the step of a post; `None` for an answer."""
         event = moment.event
         if event is None:
-            self._times[moment.key] = moment.at_us
-            self._answers.append(moment.key)
+            if moment.key not in self._times:  # a move to other devices announces READY again
+                self._times[moment.key] = moment.at_us
+                self._answers.append(moment.key)
             return None
         after = self._after(event)
         if not _is_branch(event):

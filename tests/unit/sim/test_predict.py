@@ -92,6 +92,9 @@ class FakeCosts:
     def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:  # noqa: ARG002 - as the base
         return Moved(elapsed_us=(8 if to is Residency.DEVICE else 5) * MS, nbytes=60)
 
+    def carry(self, deployment_id: DeploymentId) -> Moved:  # noqa: ARG002 - as `Costs`
+        return Moved(elapsed_us=12 * MS, nbytes=60)
+
     def stop_us(self) -> int:
         return 30 * MS
 

@@ -166,7 +166,10 @@ async def test_the_command_says_identical_or_shows_the_difference(tmp_path: Path
     assert other.exit_code == 1
     told = json.loads(other.stdout)
     assert (told["is_identical"], told["difference"]["idx"]) == (False, changed)
+    assert told["is_this_build"]
+    tamper(path, "update journal set body = json_set(body, '$.core', 'old') where idx = 1")
     text = run(app, ["replay", str(path)]).stdout
+    assert "another build of the scheduler wrote it" in text
     assert f"different from row {changed}" in text
     assert "scheduler.journal_actions" in text
 
