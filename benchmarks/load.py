@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 Call = Callable[[int], Awaitable[None]]
@@ -75,6 +76,29 @@ def busy_s() -> float:
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def family(pid: int) -> list[int]:
+    """Return the processes that descend from `pid`, itself excluded."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, ())
+    return found[1:]
+
+
+def worked_ms(pids: Iterable[int]) -> float:
+    """Return the processor milliseconds that processes have worked, all their threads together."""
+    total_ns = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                total_ns += int(thread.read_text().split()[0])
+    return total_ns / 1e6
 
 
 async def settle(*, busy_cores: float = 0.3, timeout_s: int = 60) -> None:

@@ -5,8 +5,10 @@ each issue 5 operations a second, open loop, over connections of their own; one 
 calls with bare stubs. The same load goes down a bare gRPC chain of the same hops and as many worker
 processes, on the same event loop, in the same run: two hops for router and scheduler in one process
 (embedded), three for a router apart. Rounds alternate, so that drift hits all alike; figures are
-medians over rounds. `busy_cores` is what the whole machine worked, whoever for; `sync` is what a
-sync of 8 KiB takes between rounds: an operation waits for two.
+medians over rounds. `busy_cores` is what the whole machine worked, whoever for; `cpu_ms` is what
+each part worked for one operation of the open loop (`node`: agent, state manager and ranks; `bare`:
+hops and workers of both chains); `sync` is what a sync of 8 KiB takes between rounds: an operation
+waits for two.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -23,6 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -122,7 +126,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def service(*, devices: int, scheduler_listen: str) -> Iterator[dict[str, str]]:
+def service(*, devices: int, scheduler_listen: str) -> Iterator[dict[str, Any]]:
     """Run `plexctl up` with one node of `devices` virtual devices; yield its card."""
     listed = ", ".join(['{ kind = "train", bytes_total = 1048576 }'] * devices)
     with tempfile.TemporaryDirectory(prefix="plex-bench-") as scratch:
@@ -144,19 +148,19 @@ def service(*, devices: int, scheduler_listen: str) -> Iterator[dict[str, str]]:
             running.wait(timeout=60)
 
 
-def _card(home: Path, running: subprocess.Popen[bytes]) -> dict[str, str]:
+def _card(home: Path, running: subprocess.Popen[bytes]) -> dict[str, Any]:
     path, deadline = home / "state" / "cluster.json", time.monotonic() + BOOT_S
     while not path.exists():
         if running.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"plexctl up did not come up:\n{(home / 'up.log').read_text()[-3000:]}")
         time.sleep(0.1)  # noqa: TID251 - waits for another process
-    card: dict[str, str] = json.loads(path.read_text())
+    card: dict[str, Any] = json.loads(path.read_text())
     return card
 
 
 @contextlib.contextmanager
-def router_apart(scheduler: str, *, token: str) -> Iterator[str]:
-    """Run a router process before `scheduler`; yield its address."""
+def router_apart(scheduler: str, *, token: str) -> Iterator[tuple[str, int]]:
+    """Run a router process before `scheduler`; yield its address and process id."""
     text = f'scheduler = "{scheduler}"\nlisten = "127.0.0.1:0"\n[tokens]\n"{token}" = "default"\n'
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(text)
@@ -165,7 +169,7 @@ def router_apart(scheduler: str, *, token: str) -> Iterator[str]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             try:
                 assert running.stdout is not None
-                yield json.loads(running.stdout.readline())["address"]
+                yield json.loads(running.stdout.readline())["address"], running.pid
             finally:
                 running.terminate()
 
@@ -180,31 +184,67 @@ class Phase:
     p99_ms: list[float] = field(default_factory=list)
     saturated_per_s: list[float] = field(default_factory=list)
     busy_cores: list[float] = field(default_factory=list)
+    cpu_ms: dict[str, list[float]] = field(default_factory=dict)
 
-    async def run(self, *, seconds: float, seed: int, jobs: int) -> None:
+    async def run(self, parts: Parts, *, seconds: float, seed: int, jobs: int) -> None:
         """Measure once more."""
+        worked = parts.worked_ms()
         busy_s, began_s = load.busy_s(), time.monotonic()
         found = await load.open_loop(
             self.call, jobs=jobs, rate_hz=RATE_HZ, seconds=seconds, seed=seed
         )
         self.busy_cores.append((load.busy_s() - busy_s) / (time.monotonic() - began_s))
+        for name, before_ms in worked.items():
+            took_ms = parts.worked_ms()[name] - before_ms
+            self.cpu_ms.setdefault(name, []).append(took_ms / len(found))
         self.p50_ms.append(load.percentile(found, 0.5))
         self.p99_ms.append(load.percentile(found, 0.99))
         self.saturated_per_s.append(await load.saturate(self.call, jobs=jobs, seconds=seconds / 2))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, object]:
         """Return what was found."""
         return {
             "p50_ms": round(statistics.median(self.p50_ms), 2),
             "p99_ms": round(statistics.median(self.p99_ms), 2),
             "saturated_per_s": round(statistics.median(self.saturated_per_s)),
             "busy_cores": round(statistics.median(self.busy_cores), 2),
+            "cpu_ms": {
+                name: round(statistics.median(found), 2) for name, found in self.cpu_ms.items()
+            },
+            "p50_ms_of_rounds": [round(found, 2) for found in self.p50_ms],
+            "p99_ms_of_rounds": [round(found, 2) for found in self.p99_ms],
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The processes whose work is told apart."""
+
+    pids: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, *, control: int, router: int) -> Parts:
+        """Return the parts of a running service and of everything else this process started."""
+        here = os.getpid()
+        node = load.family(control)
+        others = set(load.family(here)) - {control, router, *node}
+        pids = {"client": [here], "router": [router], "control": [control], "node": node}
+        return cls(pids | {"bare": sorted(others)})
+
+    def worked_ms(self) -> dict[str, float]:
+        """Return what each part has worked so far."""
+        return {name: load.worked_ms(pids) for name, pids in self.pids.items()}
+
+
 async def measure(
-    addresses: dict[str, str], *, token: str, jobs: int, rounds: int, seconds: float
-) -> dict[str, dict[str, float]]:
+    addresses: dict[str, str],
+    *,
+    token: str,
+    pids: dict[str, int],
+    jobs: int,
+    rounds: int,
+    seconds: float,
+) -> dict[str, dict[str, Any]]:
     """Return the figures of every phase, by its name in `addresses`, and of the disk."""
     made = [NoopJob(job_id, new_deployment_id(job_id, "actor")) for job_id in _ids(jobs)]
     async with contextlib.AsyncExitStack() as stack:
@@ -225,11 +265,12 @@ async def measure(
         for phase in phases:
             await load.open_loop(phase.call, jobs=jobs, rate_hz=RATE_HZ, seconds=1, seed=0)
         await load.settle()
+        parts = Parts.of(**pids)
         syncs: list[float] = []
         for turn in range(rounds):
             syncs += load.sync_times(SYNCS)
             for phase in phases:
-                await phase.run(seconds=seconds, seed=turn, jobs=jobs)
+                await phase.run(parts, seconds=seconds, seed=turn, jobs=jobs)
     sync = {
         "p50_ms": round(load.percentile(syncs, 0.5), 2),
         "p99_ms": round(load.percentile(syncs, 0.99), 2),
@@ -241,7 +282,7 @@ def _ids(count: int) -> list[str]:
     return [new_job_id() for _ in range(count)]
 
 
-def summary(found: dict[str, dict[str, float]]) -> dict[str, object]:
+def summary(found: dict[str, dict[str, Any]]) -> dict[str, object]:
     """Return each mode beside its bare chain and its targets."""
     report: dict[str, object] = dict(found)
     for mode, bare in (("embedded", "bare_2"), ("apart", "bare_3")):
@@ -273,7 +314,7 @@ def main() -> None:
     scheduler = f"127.0.0.1:{free_port()}"
     with (
         service(devices=jobs, scheduler_listen=scheduler) as card,
-        router_apart(scheduler, token=card["token"]) as apart,
+        router_apart(scheduler, token=card["token"]) as (apart, router_pid),
         bare_chain.chain(middles=1, workers=jobs) as bare_2,
         bare_chain.chain(middles=2, workers=jobs) as bare_3,
     ):
@@ -287,6 +328,7 @@ def main() -> None:
             measure(
                 addresses,
                 token=card["token"],
+                pids={"control": card["pid"], "router": router_pid},
                 jobs=jobs,
                 rounds=arguments.rounds,
                 seconds=arguments.seconds,

@@ -20,8 +20,9 @@ ERROR_KEY: Final = "plex-error-bin"
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -30,7 +31,7 @@ CHANNEL_OPTIONS: Final = (
     # A channel of its own: several connections of one process must not share a socket.
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""The service's own options (a silent peer is noticed in 3 s), and quick reconnects."""
+"""The service's own options (a silent peer is noticed in 10 s), and quick reconnects."""
 
 _S = grpc.StatusCode
 STATUS_FACT: Final = "grpc_status"

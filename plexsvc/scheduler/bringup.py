@@ -34,6 +34,8 @@ async def describe(reach: Reach, record: DeploymentRecord) -> tuple[int, ...]:
     if record.is_rollout:
         return tuple(_device_bytes(reach, rank) for rank in record.ranks)
     replies = [await _describe_rank(reach, record, rank) for rank in record.ranks]
+    for rank, reply in zip(record.ranks, replies, strict=True):
+        rank.take_orders(reply.orders_port)
     return tuple(reply.device_bytes for reply in replies)
 
 

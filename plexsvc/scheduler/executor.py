@@ -317,12 +317,10 @@ class Executor:
             if rank.is_closed:
                 break  # its WPG was forgotten meanwhile: nobody waits for this answer
             try:
-                reply: worker_pb2.ExecuteReply = await rank.stub.Execute(request, timeout=timeout_s)
-            except grpc.aio.AioRpcError as error:
-                last = f"{error.code().name}: {error.details()}"
+                return await rank.execute(request, timeout_s=timeout_s)
+            except (grpc.aio.AioRpcError, OSError) as error:
+                last = _shown(error)
                 log.warning("execute call broke", rank=rank.proc_id, error=last)
-            else:
-                return reply
             await self._reach.clock.sleep(self._reach.config.exit_report_us // MAX_EXECUTE_TRIES)
         raise PlexError(
             ErrorCode.WORKER_DIED,
@@ -384,6 +382,13 @@ class Executor:
             await call
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("call failed", error=error)
+
+
+def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
+    """Return what became of a call or line, in a line."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.code().name}: {error.details()}"
 
 
 def _first(group: BaseExceptionGroup) -> grpc.aio.AioRpcError | PlexError:

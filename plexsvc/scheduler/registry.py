@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import (
+    operations_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.words import OperationKind, Place
+from plexsvc.transport.orders import OrderLine
 
 JOB_STATES = {
     "queued": service_pb2.JOB_STATE_QUEUED,
@@ -33,15 +40,44 @@ class Rank:
     address: str
     channel: grpc.aio.Channel
     stub: worker_pb2_grpc.WorkerStub = field(init=False)
+    orders: OrderLine | None = None
+    """Where it takes operations without gRPC, if it does."""
     is_closed: bool = False
 
     def __post_init__(self) -> None:
         """Make the stub."""
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call] # generated
 
+    def take_orders(self, port: int) -> None:
+        """Send operations to `port` of its host from now on; 0: by gRPC."""
+        if port and self.orders is None:
+            host = self.address.rpartition(":")[0]
+            self.orders = OrderLine(host, port, is_alive=self._is_alive)
+
+    async def execute(
+        self, request: worker_pb2.ExecuteRequest, *, timeout_s: float
+    ) -> worker_pb2.ExecuteReply:
+        """Run an operation.
+
+        Raises:
+            grpc.aio.AioRpcError: the call broke.
+            OSError: the line broke.
+        """
+        if self.orders is not None:
+            return await self.orders.execute(request, timeout_s=timeout_s)
+        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request, timeout=timeout_s)
+        return reply
+
+    def _is_alive(self) -> bool:
+        """Return whether its gRPC channel, which pings, is connected; connect if it is not."""
+        state = self.channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY
+
     async def close(self) -> None:
-        """Close the connection; calls under way are cancelled."""
+        """Close the connections; calls under way are cancelled."""
         self.is_closed = True
+        if self.orders is not None:
+            self.orders.close()
         await self.channel.close()
 
 

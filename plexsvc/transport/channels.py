@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the one option set that notices a silent peer in three seconds."""
+"""gRPC channels and servers with the one option set that notices a silent peer in ten seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _LIMITS: Final[Options] = (
 )
 CHANNEL_OPTIONS: Final[Options] = (
     *_LIMITS,
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # else 60 s, whatever the line above says
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -8,6 +8,7 @@ recorded and consume no number.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 from plexclient.wire.v1 import common_pb2, worker_pb2
@@ -22,13 +23,18 @@ class Fences:
         self._incarnation = incarnation
         self._scheduler_epoch = scheduler_epoch
         self._lease_no = 0
+        self._lock = threading.Lock()
 
     def check(self, fence: common_pb2.Fence) -> None:
-        """Take note of `fence`, or refuse it.
+        """Take note of `fence`, or refuse it. Thread-safe.
 
         Raises:
             PlexError: `stale_fence`, naming the number that is old.
         """
+        with self._lock:
+            self._check(fence)
+
+    def _check(self, fence: common_pb2.Fence) -> None:
         if fence.incarnation != self._incarnation:
             _refuse("incarnation", asked=fence.incarnation, seen=self._incarnation)
         if fence.scheduler_epoch < self._scheduler_epoch:

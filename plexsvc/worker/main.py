@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from plexsvc import log
@@ -16,6 +16,7 @@ from plexsvc.transport.state_client import StateClient
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import WorkerConfig, parse
 from plexsvc.worker.executor import Executor
+from plexsvc.worker.thread import RankThread
 
 EXIT_POISONED: Final = 70
 """Exit code of a rank that failed inside an operation its peers wait in."""
@@ -32,11 +33,11 @@ def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
     """
     log.setup()
     worker = parse(config)
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+    thread = RankThread(name="torch")
     executor = Executor(worker, registry.create(worker), clock=SystemClock())
     memory = _connect(worker, executor)
-    pool.submit(executor.build, memory).result()
-    if loops.run(_serve(worker, executor, pool, ready=ready)):
+    thread.submit(executor.build, memory).result()
+    if loops.run(_serve(worker, executor, thread, ready=ready)):
         sys.exit(EXIT_POISONED)
 
 
@@ -57,14 +58,15 @@ def _connect(config: WorkerConfig, executor: Executor) -> StateClient | None:
 async def _serve(
     config: WorkerConfig,
     executor: Executor,
-    pool: ThreadPoolExecutor,
+    thread: RankThread,
     *,
     ready: Callable[[str], None],
 ) -> bool:
     """Serve until SIGTERM or a poisoned operation; return whether it was the latter."""
     from plexsvc.worker import servicer as service  # noqa: PLC0415 - gRPC starts after the fork
 
-    servicer = service.WorkerServicer(config, executor, pool)
+    servicer = service.WorkerServicer(config, executor, thread)
+    servicer.open_orders(thread)
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     server, address = await service.start(servicer)
@@ -77,5 +79,12 @@ async def _serve(
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+    ended = asyncio.wrap_future(thread.submit(_nothing))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ended, service.STOP_GRACE_S)  # what runs answers first
     await server.stop(service.STOP_GRACE_S)
     return servicer.must_exit.is_set()
+
+
+def _nothing() -> None:
+    """Mark that the thread is through with what came before."""

@@ -1,8 +1,12 @@
-"""The gRPC `Worker` service of one rank: fences, dedupes, hands operations to the torch thread."""
+"""The `Worker` service of one rank: fences, dedupes, runs operations on the torch thread.
+
+They come as calls of gRPC, or as frames (`orders`), whose reply leaves from the thread that ran it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor as ThreadPool
 from typing import Any
 
@@ -18,6 +22,8 @@ from plexsvc.transport.status import abort_with
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
 from plexsvc.worker.ledger import Fences
+from plexsvc.worker.orders import OrderPort
+from plexsvc.worker.thread import RankThread
 
 log = Log(__name__)
 
@@ -36,7 +42,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             incarnation=config.incarnation, scheduler_epoch=config.scheduler_epoch
         )
         self._running: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._orders_port = 0
         self.must_exit = asyncio.Event()
+
+    def open_orders(self, thread: RankThread) -> None:
+        """Take operations as frames too, on `thread`; `Describe` says where."""
+        loop = asyncio.get_running_loop()
+
+        def execute(
+            request: worker_pb2.ExecuteRequest, reply: Callable[[worker_pb2.ExecuteReply], None]
+        ) -> None:
+            outcome = self._execute_now(request)
+            reply(outcome.reply)
+            if outcome.must_exit:
+                loop.call_soon_threadsafe(self.must_exit.set)
+
+        self._orders_port = OrderPort(thread, execute).open()
 
     async def Execute(  # noqa: N802 - the wire's name
         self, request: worker_pb2.ExecuteRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -55,6 +76,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if outcome.must_exit:
             self.must_exit.set()
         return outcome.reply
+
+    def _execute_now(self, request: worker_pb2.ExecuteRequest) -> Outcome:
+        """Do what `Execute` does, on the torch thread itself."""
+        try:
+            self._check(request)
+        except PlexError as error:
+            return Outcome(reply=self._refusal(request, error))
+        return self._executor.execute(request.operation, list(request.manifests))
 
     def _check(self, request: worker_pb2.ExecuteRequest) -> None:
         if request.wpg_id != self._config.wpg_id:
@@ -110,6 +139,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_sequence_length,
             initialized=self._executor.is_initialized,
+            orders_port=self._orders_port,
         )
 
     async def Cancel(  # noqa: N802 - the wire's name

@@ -63,6 +63,24 @@ def test_a_killed_worker_fails_its_job_with_a_cause_and_the_other_goes_on(
     wait_until(lambda: bytes_in_use(cluster) == 0, what="devices freed")
 
 
+def test_a_stopped_worker_is_found_by_its_silence_and_fails_its_job(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with (  # noqa: PT012 - leaving the job is part of it
+        cluster.connect() as connection,
+        pytest.raises(plex.PlexError) as caught,
+        connection.job("frozen") as job,
+    ):
+        actor = deploy(job, tiny_model)
+        (pid,) = rank_processes(cluster, [actor.deployment_id])
+        os.kill(pid, signal.SIGSTOP)
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+    assert caught.value.code == "worker_died"
+    assert "pings" in caught.value.message
+    wait_until(lambda: not is_alive(pid), what="the stopped rank is gone")
+    wait_until(lambda: bytes_in_use(cluster) == 0, what="devices freed")
+
+
 def test_a_killed_controller_ends_its_job_after_the_grace_period(
     cluster: LiveCluster, tiny_model: Path
 ) -> None:

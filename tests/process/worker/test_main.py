@@ -24,6 +24,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from plexsvc.transport.orders import OrderLine
 from tests.fakes.rank_host import RankHost, Served
 from tests.fakes.worker_batches import answered_tokens, operation, plan, random_batch
 
@@ -181,6 +182,28 @@ def test_a_rank_describes_itself_runs_once_and_fences(start_wpg: Any) -> None:  
     assert codes(wpg.run(operation(6, "noop"), lease_no=3)) == {""}
     (answer,) = wpg.run(operation(7, "generate"), lease_no=3)
     assert answer.result.error.code == "bad_request"
+
+
+async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> None:  # noqa: ANN401 - a function
+    wpg = start_wpg("wpg")
+    (stub,) = wpg.stubs
+    assert codes(wpg.run(operation(0, "initialize"))) == {""}
+    described = stub.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), timeout=DEADLINE_S)
+    line = OrderLine("127.0.0.1", described.orders_port, is_alive=lambda: True)
+    train = operation(1, "forward_backward", random_batch(0), split=ONE, loss="ppo")
+    request = worker_pb2.ExecuteRequest(
+        wpg_id="wpg",
+        operation=train,
+        fence=common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1),
+    )
+    calls = wpg.start(train)
+    ordered = [await line.execute(request, timeout_s=DEADLINE_S) for _ in range(2)]
+    replies = [*[call.result() for call in calls], *ordered]
+    assert codes(replies) == {""}
+    assert len({reply.SerializeToString(deterministic=True) for reply in replies}) == 1
+    request.fence.incarnation = 2
+    assert codes([await line.execute(request, timeout_s=DEADLINE_S)]) == {"stale_fence"}
+    line.close()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

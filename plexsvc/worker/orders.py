@@ -1,0 +1,115 @@
+"""Where a rank takes its operations without gRPC: frames on TCP, run on the thread that reads them.
+
+A frame holds an `ExecuteRequest`, its answer an `ExecuteReply` under the same number. A line that
+breaks stops nothing: the operation that runs ends, and a repeat on another line is answered from
+the record. Orders of one line are run in the order they come; what is more waits in the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from plexclient.wire.v1 import worker_pb2
+from plexsvc.errors import PlexError
+from plexsvc.log import Log
+from plexsvc.transport import frames
+from plexsvc.worker.thread import RankThread
+
+log = Log(__name__)
+
+Execute = Callable[[worker_pb2.ExecuteRequest, Callable[[worker_pb2.ExecuteReply], None]], None]
+"""Runs an operation and hands its reply on, before anything that follows from it."""
+
+MAX_LINES: Final = 8
+"""Lines open at once: a scheduler's, its predecessor's, and some that nobody closed."""
+
+SEND_TIMEOUT_S: Final = 10.0
+"""How long a reply may wait for a sender of orders that does not read."""
+
+_READ_BYTES: Final = 1 << 18
+
+
+class OrderPort:
+    """Accepts lines and runs what comes on them. Everything but `open` happens on the thread."""
+
+    def __init__(self, thread: RankThread, execute: Execute) -> None:
+        self._thread = thread
+        self._execute = execute
+        self._lines: dict[socket.socket, frames.FrameReader] = {}
+
+    def open(self) -> int:
+        """Listen on a free loopback port and return it."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        accept = partial(self._accept, listener)
+        self._thread.submit(self._thread.listen, listener, accept).result()
+        port: int = listener.getsockname()[1]
+        return port
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            line, _ = listener.accept()
+        except OSError:
+            return  # it left before it was let in
+        if len(self._lines) >= MAX_LINES:
+            self._close(next(iter(self._lines)), why="too many lines")
+        line.setblocking(False)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._lines[line] = frames.FrameReader()
+        self._thread.listen(line, partial(self._read, line))
+
+    def _read(self, line: socket.socket) -> None:
+        try:
+            data = line.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._close(line, why=str(error))
+            return
+        if not data:
+            self._close(line, why="")
+            return
+        try:
+            for number, body in self._lines[line].feed(data):
+                request = worker_pb2.ExecuteRequest.FromString(body)
+                self._execute(request, partial(self._reply, line, number))
+        except (PlexError, DecodeError) as error:
+            self._close(line, why=str(error))
+
+    def _reply(self, line: socket.socket, number: int, reply: worker_pb2.ExecuteReply) -> None:
+        """Send a reply; one that cannot be sent waits in the record for the repeat."""
+        if line not in self._lines:
+            return  # broken by an earlier reply
+        frame = frames.encode(number, reply.SerializeToString())
+        try:
+            _send(line, frame)
+        except OSError as error:
+            self._close(line, why=str(error))
+
+    def _close(self, line: socket.socket, *, why: str) -> None:
+        if self._lines.pop(line, None) is None:
+            return
+        if why:
+            log.warning("line of orders closed", why=why)
+        self._thread.forget(line)
+        line.close()
+
+
+def _send(line: socket.socket, frame: bytes) -> None:
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        sent = line.send(frame)
+    if sent == len(frame):
+        return
+    line.settimeout(SEND_TIMEOUT_S)
+    try:
+        line.sendall(memoryview(frame)[sent:])
+    finally:
+        line.setblocking(False)

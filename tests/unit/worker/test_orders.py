@@ -1,0 +1,176 @@
+"""A line of orders, both ends: answers by number, breaks, strangers, ranks that fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from plexclient.wire.v1 import worker_pb2
+from plexsvc.errors import PlexError
+from plexsvc.transport import frames, orders
+from plexsvc.transport.channels import MAX_MESSAGE_BYTES
+from plexsvc.transport.orders import OrderLine
+from plexsvc.worker.orders import MAX_LINES, OrderPort
+from plexsvc.worker.thread import RankThread
+
+WAIT_S = 20.0
+
+
+class Rank:
+    """An order port whose operations say their number, once a gate is open."""
+
+    def __init__(self) -> None:
+        self.thread = RankThread(name="torch")
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.executed: list[int] = []
+        self.pad = b""
+        self.port = OrderPort(self.thread, self._execute).open()
+
+    def _execute(
+        self,
+        request: worker_pb2.ExecuteRequest,
+        reply: Callable[[worker_pb2.ExecuteReply], None],
+    ) -> None:
+        self.entered.set()
+        assert self.gate.wait(WAIT_S)
+        seq = request.operation.seq
+        self.executed.append(seq)
+        reply(worker_pb2.ExecuteReply(applied_seq=seq, digest=self.pad))
+
+    def line(self, *, is_alive: bool = True) -> OrderLine:
+        """Return a line to it."""
+        return OrderLine("127.0.0.1", self.port, is_alive=lambda: is_alive)
+
+
+def order(seq: int) -> worker_pb2.ExecuteRequest:
+    request = worker_pb2.ExecuteRequest()
+    request.operation.seq = seq
+    return request
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.gate.set()
+    made.thread.shutdown()
+
+
+async def test_orders_run_in_the_order_sent_and_replies_find_their_askers(rank: Rank) -> None:
+    line = rank.line()
+    asked = [line.execute(order(seq), timeout_s=WAIT_S) for seq in range(100)]
+    replies = await asyncio.gather(*asked)
+    line.close()
+    assert [reply.applied_seq for reply in replies] == list(range(100))
+    assert rank.executed == list(range(100))
+
+
+async def test_large_replies_arrive_whole(rank: Rank) -> None:
+    rank.pad = bytes(4 << 20)
+    line = rank.line()
+    replies = await asyncio.gather(
+        *(line.execute(order(seq), timeout_s=WAIT_S) for seq in range(3))
+    )
+    line.close()
+    assert [len(reply.digest) for reply in replies] == [4 << 20] * 3
+
+
+async def test_garbage_closes_its_own_line_and_no_other(rank: Rank) -> None:
+    line = rank.line()
+    await line.execute(order(1), timeout_s=WAIT_S)
+    for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 4, frames.encode(1, b"\xff" * 9), bytes(70000)):
+        with socket.create_connection(("127.0.0.1", rank.port)) as stranger:
+            stranger.settimeout(WAIT_S)
+            stranger.sendall(garbage)
+            left = await asyncio.to_thread(_read_to_end, stranger)
+            assert left in {b"", None}
+    assert (await line.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
+    line.close()
+    assert rank.executed == [1, 2]
+
+
+def _read_to_end(sock: socket.socket) -> bytes | None:
+    try:
+        return sock.recv(100)
+    except ConnectionResetError:
+        return None
+
+
+async def test_lines_beyond_the_limit_push_out_the_oldest(rank: Rank) -> None:
+    lines = [rank.line() for _ in range(MAX_LINES + 1)]
+    for seq, line in enumerate(lines):
+        await line.execute(order(seq), timeout_s=WAIT_S)
+    again = await asyncio.gather(*(line.execute(order(99), timeout_s=WAIT_S) for line in lines[1:]))
+    assert len(again) == MAX_LINES
+    for line in lines:
+        line.close()
+
+
+async def test_a_line_that_closes_fails_what_waits_and_the_operation_ends(rank: Rank) -> None:
+    rank.gate.clear()
+    line = rank.line()
+
+    async def close() -> None:
+        await asyncio.to_thread(rank.entered.wait, WAIT_S)
+        line.close()
+
+    waiting = line.execute(order(1), timeout_s=WAIT_S)
+    broken, _ = await asyncio.gather(waiting, close(), return_exceptions=True)
+    assert isinstance(broken, ConnectionResetError), broken
+    with pytest.raises(OSError, match="closed"):
+        await line.execute(order(2), timeout_s=WAIT_S)
+    rank.gate.set()
+    again = rank.line()
+    assert (await again.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
+    again.close()
+    assert rank.executed == [1, 2]
+
+
+async def test_nobody_at_the_port_is_an_error_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        await OrderLine("127.0.0.1", port, is_alive=lambda: True).execute(
+            order(1), timeout_s=WAIT_S
+        )
+
+
+async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    rank.gate.clear()
+    line = rank.line(is_alive=False)
+    for _ in range(2):
+        with pytest.raises(OSError, match="pings"):
+            await line.execute(order(1), timeout_s=WAIT_S)
+
+
+async def test_a_rank_that_is_alive_may_take_its_time_up_to_the_deadline(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    rank.gate.clear()
+    line = rank.line()
+    with pytest.raises(TimeoutError):
+        await line.execute(order(1), timeout_s=0.2)
+    rank.gate.set()
+    assert (await line.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
+    line.close()
+
+
+async def test_an_order_too_large_is_not_sent(rank: Rank) -> None:
+    line = rank.line()
+    huge = order(1)
+    huge.wpg_id = "x" * (MAX_MESSAGE_BYTES + 1)
+    with pytest.raises(PlexError) as caught:
+        await line.execute(huge, timeout_s=WAIT_S)
+    assert caught.value.code == "payload_too_large"
+    line.close()
+    assert rank.executed == []
