@@ -74,10 +74,14 @@ class Cluster:
         *,
         session_ttl_s: float = 0.0,
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        max_slowdown: float = 0.0,
     ) -> Job:
         """Return a job to be used as `with cluster.job(name) as job:`.
 
         The service cancels it when it heard nothing for `session_ttl_s` (0: the service's default).
+        Of jobs that wait for devices one of higher `priority` goes first. `max_slowdown` bounds how
+        much longer a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
         In a controller that `plexctl submit` started, the first job is the submitted one.
         """
         adopted, self._adoptable = self._adoptable, ""
@@ -89,12 +93,18 @@ class Cluster:
             clock=self._clock,
         )
         self._sessions.append(session)
+        request = service_pb2.CreateJobRequest(
+            job_id=session.job_id,
+            name=name,
+            session_ttl_us=int(session_ttl_s * 1e6),
+            labels=labels,
+            priority=priority,
+            max_slowdown=max_slowdown,
+        )
         return Job(
             session,
-            name=name,
+            request=request,
             is_adopted=bool(adopted),
-            session_ttl_s=session_ttl_s,
-            labels=labels or {},
             cache_dir=self._options.cache_dir or Path(self._scratch.name),
         )
 

@@ -44,24 +44,17 @@ class Job:
         self,
         session: Session,
         *,
-        name: str,
+        request: service_pb2.CreateJobRequest,
         is_adopted: bool,
-        session_ttl_s: float,
-        labels: Mapping[str, str],
         cache_dir: Path,
     ) -> None:
-        self.name = name
+        self.name = request.name
         self.job_id = JobId(session.job_id)
         self.session = session
         self._is_adopted = is_adopted
         self._is_open = False
         self._cache_dir = cache_dir
-        self._request = service_pb2.CreateJobRequest(
-            job_id=session.job_id,
-            name=name,
-            session_ttl_us=int(session_ttl_s * 1e6),
-            labels=dict(labels),
-        )
+        self._request = request
 
     @property
     def background(self) -> Background:

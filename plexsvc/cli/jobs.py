@@ -62,9 +62,11 @@ def submit(
     name: str,
     argv: Sequence[str],
     env: Mapping[str, str],
-    session_ttl_us: int = 0,
+    terms: service_pb2.CreateJobRequest | None = None,
 ) -> JobId:
     """Register a job and start its controller as a process that outlives this terminal.
+
+    `terms` carries what else is asked of the service: session time, priority, bound on slowdown.
 
     Raises:
         PlexError: what the service says, or `bad_request` for a script that is not there.
@@ -79,11 +81,9 @@ def submit(
     place = _prepare(state_dir, order)
     with router(card) as calls:
         request = service_pb2.CreateJobRequest(
-            job_id=job_id,
-            name=name,
-            session_ttl_us=session_ttl_us,
-            labels={"script": script.name},
+            job_id=job_id, name=name, labels={"script": script.name}
         )
+        request.MergeFrom(terms or service_pb2.CreateJobRequest())
         calls.call("CreateJob", request, service_pb2.Job)
     _start_supervisor(place, card=card, order=order)
     return job_id

@@ -95,12 +95,19 @@ def submit(
     session_ttl: Annotated[
         float, typer.Option(help="Seconds without a sign of life that end the job; 0: default.")
     ] = 0.0,
+    priority: Annotated[
+        int, typer.Option(help="Of jobs that wait for devices, higher ones go first.")
+    ] = 0,
+    max_slowdown: Annotated[
+        float, typer.Option(help="How much longer a cycle may get by sharing; 0: default.")
+    ] = 0.0,
     state_dir: StateDir = None,
     address: Address = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
     """Run a controller as a job: detached, its output kept as the job's log."""
+    from plexclient.wire.v1 import service_pb2
     from plexsvc.cli import jobs, places
 
     place = state_dir_of(state_dir)
@@ -110,7 +117,11 @@ def submit(
         name=name or Path(script).stem,
         argv=(script, *(args or ())),
         env=dict(_pair(item) for item in env or ()),
-        session_ttl_us=int(session_ttl * 1e6),
+        terms=service_pb2.CreateJobRequest(
+            session_ttl_us=int(session_ttl * 1e6),
+            priority=priority,
+            max_slowdown=max_slowdown,
+        ),
     )
     directory = places.job_dir(place, job_id)
     if json:

@@ -29,6 +29,8 @@ class SchedulerConfig(Limits):
     """Tries to stop or forget a WPG on a node before its lease is relied upon."""
     exit_report_us: int = 3_000_000
     """How long to wait for the node agent's word when a rank's connection breaks."""
+    max_profiles: int = 1000
+    """Measured cycles read back at the start, the latest; a job of a known kind starts warm."""
     max_inbox: int = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
     max_batch: int = 256

@@ -20,6 +20,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
+from plexsvc.scheduler import profiles
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import (
     Action,
@@ -32,6 +33,7 @@ from plexsvc.scheduler.core.actions import (
     DropPayload,
     ForgetWpg,
     JobChanged,
+    KeepProfile,
     MoveState,
     RefuseOperation,
     ReleaseOperation,
@@ -41,7 +43,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import Event, TimerFired
+from plexsvc.scheduler.core.events import Event, ProfilesLoaded, TimerFired
 from plexsvc.scheduler.executor import Executor
 from plexsvc.scheduler.journal import Journal
 from plexsvc.scheduler.nodes import NodeLink, Nodes
@@ -113,6 +115,7 @@ class SchedulerDriver:
         storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
         try:
             await self._fail_orphans(storing)
+            await self._load_profiles(storing)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks, self._is_running = tasks, True
                 for link in self.nodes.links:
@@ -193,6 +196,13 @@ class SchedulerDriver:
         if count:
             log.warning("jobs of an earlier scheduler failed", jobs=count)
 
+    async def _load_profiles(self, storing: Storing) -> None:
+        """Tell the core what earlier runs measured, before anything is placed."""
+        read = partial(self._store.profiles, limit=self.config.max_profiles)
+        kept = tuple(map(profiles.from_row, await storing.run(read)))
+        if kept:
+            self.post(ProfilesLoaded(at_us=0, profiles=kept))
+
     async def _decide(self, storing: Storing) -> None:
         while True:
             await self._arrived.wait()
@@ -224,7 +234,7 @@ class SchedulerDriver:
         if answer is not None and not answer.done():
             answer.set_result(actions)
 
-    def _act(self, action: Action) -> None:  # noqa: C901 - one line an action
+    def _act(self, action: Action) -> None:  # noqa: C901, PLR0912 - one line an action
         match action:
             case AnswerOperation():
                 self.recorder.answer(action)
@@ -234,6 +244,8 @@ class SchedulerDriver:
                 self.recorder.deployment_changed(action)
             case JobChanged():
                 self.recorder.job_changed(action)
+            case KeepProfile():
+                self.recorder.keep_profile(action)
             case SetTimer():
                 self.timers.set(action.key, at_us=action.at_us)
             case ReleaseOperation():

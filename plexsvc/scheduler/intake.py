@@ -26,6 +26,7 @@ from plexsvc.scheduler.core.events import (
     PayloadRefused,
     PayloadStaged,
 )
+from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.words import JobState, OperationKind
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.outcomes import fault_from_wire
@@ -42,6 +43,8 @@ OUTCOMES = {
     service_pb2.JOB_STATE_FAILED: JobState.FAILED,
     service_pb2.JOB_STATE_CANCELLED: JobState.CANCELLED,
 }
+MAX_SLOWDOWN = 1000.0
+"""Largest bound a job may name; beyond, it is not a bound."""
 TOKEN_BYTES = 4
 """Bytes of one packed token id."""
 
@@ -66,6 +69,7 @@ class Intake:
             self._driver.sessions.heard(record)
             return record
         self._check_room(request)
+        _slowdown_ppm(request)
         view = service_pb2.Job(
             job_id=request.job_id,
             name=request.name,
@@ -80,7 +84,14 @@ class Intake:
         self._driver.sessions.opened(record)
         self._driver.recorder.job_created(record)
         self._driver.post(
-            JobSubmitted(at_us=0, job_id=JobId(request.job_id), tenant=TenantId(request.tenant))
+            JobSubmitted(
+                at_us=0,
+                job_id=JobId(request.job_id),
+                tenant=TenantId(request.tenant),
+                name=request.name,
+                priority=request.priority,
+                max_slowdown_ppm=_slowdown_ppm(request),
+            )
         )
         return record
 
@@ -325,6 +336,9 @@ class Intake:
                 device_kind="rollout" if rollout else "train",
                 num_devices=num_devices(view.spec),
                 is_rollout=rollout,
+                name=view.name,
+                model=view.spec.model,
+                layout=_layout(view.spec),
             )
         )
 
@@ -353,6 +367,25 @@ class Intake:
                 "something to do and a number from 1",
             )
         return OperationKind(body)
+
+
+def _slowdown_ppm(request: service_pb2.CreateJobRequest) -> int:
+    """Return a job's bound on its slowdown, 0 when it names none."""
+    asked = request.max_slowdown
+    if asked and not 1.0 <= asked <= MAX_SLOWDOWN:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"job {request.job_id!r} asks for a max_slowdown of {asked:g}; give 1 (share with "
+            f"nobody who costs time) to {MAX_SLOWDOWN:g}, or 0 for the cluster's default",
+        )
+    return round(asked * PPM)
+
+
+def _layout(spec: service_pb2.DeploymentSpec) -> str:
+    """Return what of a deployment, besides its model, decides how long its operations take."""
+    p = spec.parallel
+    ranks = f"tp{p.tp or 1} pp{p.pp or 1} dp{p.dp or 1} cp{p.cp or 1} ep{p.ep or 1}"
+    return f"{spec.backend} {spec.role} {ranks} {spec.dtype} {spec.micro_batch_tokens}"
 
 
 def _num_tokens(operation: operations_pb2.Operation) -> int:

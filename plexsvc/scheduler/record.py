@@ -8,12 +8,13 @@ from plexclient.wire.errors import to_wire
 from plexsvc.clock import Clock
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
-from plexsvc.scheduler import spawn
+from plexsvc.scheduler import profiles, spawn
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     CutOver,
     DeploymentChanged,
     JobChanged,
+    KeepProfile,
     RefuseOperation,
     RelocationChanged,
     SpawnWpg,
@@ -165,6 +166,10 @@ class Recorder:
     def job_created(self, record: JobRecord) -> None:
         """Record a new job."""
         self._job_row(record, state=JobState.QUEUED)
+
+    def keep_profile(self, action: KeepProfile) -> None:
+        """Have a measured cycle stored."""
+        self._add(profiles.to_row(action.kept))
 
     def forgotten(self, wpg_id: WpgId) -> None:
         """Drop a WPG that is no more."""

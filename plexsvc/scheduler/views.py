@@ -11,7 +11,7 @@ from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, OperationId, show
-from plexsvc.scheduler.core import dispatch
+from plexsvc.scheduler.core import room
 from plexsvc.scheduler.core.state import Device
 from plexsvc.scheduler.core.story import explain as explain_operation
 from plexsvc.scheduler.core.words import Residency
@@ -207,7 +207,7 @@ def _device(driver: SchedulerDriver, device: Device) -> service_pb2.DeviceStatus
         node_id=device.place.node_id,
         index=device.place.device,
         kind=device.kind,
-        bytes_used=dispatch.resident_bytes(cluster, device.place),
+        bytes_used=room.resident_bytes(cluster, device.place),
         bytes_total=device.bytes_total,
         resident_wpgs=[
             wpg_id for wpg_id in device.wpgs if cluster.wpgs[wpg_id].residency is Residency.DEVICE

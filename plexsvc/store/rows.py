@@ -67,4 +67,16 @@ class OperationRow:
     answered_us: int
 
 
-Row = JobRow | DeploymentRow | OperationRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRow:
+    """A measured cycle, by what makes two runs the same for planning; `body` is JSON."""
+
+    tenant: str
+    model: str
+    layout: str
+    name: str
+    at_us: int
+    body: str
+
+
+Row = JobRow | DeploymentRow | OperationRow | ProfileRow

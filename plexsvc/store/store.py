@@ -33,8 +33,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.appender import SqliteAppender
-from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, Row
-from plexsvc.store.tables import DEPLOYMENTS, EPOCHS, JOBS, JOURNAL, OPERATIONS
+from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, ProfileRow, Row
+from plexsvc.store.tables import DEPLOYMENTS, EPOCHS, JOBS, JOURNAL, OPERATIONS, PROFILES
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
@@ -42,6 +42,7 @@ TABLES: Final[dict[type, Table]] = {
     JobRow: JOBS,
     DeploymentRow: DEPLOYMENTS,
     OperationRow: OPERATIONS,
+    ProfileRow: PROFILES,
 }
 
 
@@ -113,6 +114,12 @@ class Store:
         query = select(OPERATIONS).where(OPERATIONS.c.operation_id == operation_id)
         found = self._read(query, OperationRow)
         return OperationRow(**found[0]) if found else None
+
+    def profiles(self, *, limit: int) -> list[ProfileRow]:
+        """Return the cycles measured last, oldest of them first."""
+        query = select(PROFILES).order_by(PROFILES.c.at_us.desc()).limit(limit)
+        found = [ProfileRow(**fields) for fields in self._read(query, ProfileRow)]
+        return found[::-1]
 
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""

@@ -94,3 +94,16 @@ OPERATIONS: Final = Table(
     Index("operations_by_deployment", "deployment_id", "seq"),
 )
 """One row an operation that was answered; those that wait or run are in the journal alone."""
+
+PROFILES: Final = Table(
+    "profiles",
+    METADATA,
+    Column("tenant", String(128), primary_key=True),
+    Column("model", String(512), primary_key=True),
+    Column("layout", String(256), primary_key=True),
+    Column("name", String(512), primary_key=True),
+    Column("scheduler_epoch", BigInteger, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""One row a measured cycle: a later submission of its kind starts warm."""

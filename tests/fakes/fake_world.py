@@ -107,7 +107,7 @@ class FakeWorld:
     def job(self, name: str) -> list[Action]:
         """Open a job."""
         return self.tell(
-            JobSubmitted(at_us=self.tick(), job_id=JobId(name), tenant=TenantId("lab"))
+            JobSubmitted(at_us=self.tick(), job_id=JobId(name), tenant=TenantId("lab"), name=name)
         )
 
     def deploy(
@@ -125,6 +125,7 @@ class FakeWorld:
                 device_kind="rollout" if rollout else "train",
                 num_devices=devices,
                 is_rollout=rollout,
+                name=name,
             )
         )
 

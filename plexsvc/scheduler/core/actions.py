@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
+from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.words import (
     DeploymentState,
     Fault,
@@ -167,6 +168,13 @@ class JobChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepProfile:
+    """Store a measured cycle, for later submissions of the same kind."""
+
+    kept: KeptProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Return `TimerFired(key)` at `at_us`; the same key again replaces the time."""
 
@@ -191,5 +199,6 @@ Action = (
     | ReleaseOperation
     | DeploymentChanged
     | JobChanged
+    | KeepProfile
     | SetTimer
 )

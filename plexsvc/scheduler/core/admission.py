@@ -7,15 +7,16 @@ from typing import Final
 
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, WpgId, show
-from plexsvc.scheduler.core import dispatch, lanes, lifecycle, relocation
+from plexsvc.scheduler.core import dispatch, lanes, learning, lifecycle, relocation
 from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
+    JobSubmitted,
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation
+from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.words import (
     DeploymentState,
@@ -25,6 +26,18 @@ from plexsvc.scheduler.core.words import (
 )
 
 _ENDED: Final = frozenset({OperationState.ANSWERED, OperationState.REFUSED, OperationState.FAILED})
+
+
+def open_job(cluster: Cluster, event: JobSubmitted) -> None:
+    """Record a new job; a known one stays as it is."""
+    if event.job_id not in cluster.jobs:
+        cluster.jobs[event.job_id] = Job(
+            job_id=event.job_id,
+            tenant=event.tenant,
+            name=event.name,
+            priority=event.priority,
+            max_slowdown_ppm=event.max_slowdown_ppm,
+        )
 
 
 def submit(cluster: Cluster, event: OperationSubmitted) -> None:
@@ -263,9 +276,13 @@ def _place_timer(cluster: Cluster, name: str) -> None:
     lifecycle.give_up_placing(cluster, DeploymentId(name))
 
 
-def _retry_timer(cluster: Cluster, name: str) -> None:
+def _look_again(cluster: Cluster, name: str) -> None:
     if WpgId(name) in cluster.wpgs:
         cluster.touch(WpgId(name))
+
+
+def _probe_timer(cluster: Cluster, name: str) -> None:
+    learning.end_probe(cluster, DeploymentId(name))
 
 
 TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
@@ -275,7 +292,9 @@ TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
     "watch": _watch_timer,
     "spawn": _spawn_timer,
     "place": _place_timer,
-    "retry": _retry_timer,
     "relocate": relocation.give_up_waiting,
+    "retry": _look_again,
+    "linger": _look_again,
+    "probe": _probe_timer,
 }
 """Who handles `TimerFired(kind/name)`."""

@@ -1,16 +1,18 @@
-"""Who runs next: grants devices by HRRS, orders the moves of a context switch, starts operations.
+"""Who runs next: grants devices in turn, orders the moves of a context switch, starts operations.
 
 A device set has one executor at a time (the *holder*). A grant names the operation; if its WPG's
 state is not on the device, victims are parked least recently used first until it fits, then it is
 loaded, then the operation starts: all under the grant's lease number. An operation that is first in
-order but cannot be granted yet *claims* its devices, so that smaller ones cannot starve it.
+order but cannot be granted yet *claims* its devices, so that smaller ones cannot starve it. Devices
+with nothing to do get the state that is expected to be needed next: a switch without an operation.
 """
 
 from __future__ import annotations
 
 from plexsvc.ids import MoveId, WpgId
-from plexsvc.scheduler.core import lanes, order
+from plexsvc.scheduler.core import contest, lanes, order, room
 from plexsvc.scheduler.core.actions import MoveState, SetTimer, StartOperation
+from plexsvc.scheduler.core.planning.runtime_rules import Entry
 from plexsvc.scheduler.core.state import (
     ON_DEVICE,
     Cluster,
@@ -28,8 +30,6 @@ from plexsvc.scheduler.core.words import (
     Residency,
     WpgState,
 )
-
-GIB = 1 << 30
 
 
 def settle(cluster: Cluster) -> None:
@@ -60,15 +60,18 @@ def finish_switch(cluster: Cluster, wpg: Wpg) -> None:
     assert wpg.switch is not None, wpg
     cost_us = cluster.now_us - wpg.switch.started_us
     wpg.switch_cost_us = order.smoothed(wpg.switch_cost_us, cost_us)
+    if wpg.switch.operation_id is not None:
+        contest.charge_switch(cluster, wpg, spent_us=cost_us)
     _end_switch(cluster, wpg)
 
 
-def withdraw(cluster: Cluster, wpg: Wpg) -> Operation:
-    """Take a grant back: the operation waits again and the devices are free."""
+def withdraw(cluster: Cluster, wpg: Wpg) -> Operation | None:
+    """Take a grant back: its operation, if it was for one, waits again; the devices are free."""
     assert wpg.switch is not None, wpg
-    operation = cluster.operations[wpg.switch.operation_id]
-    operation.apply(OperationTrigger.WITHDRAWN)
-    wpg.switch = None
+    operation_id, wpg.switch = wpg.switch.operation_id, None
+    operation = None if operation_id is None else cluster.operations[operation_id]
+    if operation is not None:
+        operation.apply(OperationTrigger.WITHDRAWN)
     release_devices(cluster, wpg)
     return operation
 
@@ -79,6 +82,7 @@ def release_devices(cluster: Cluster, wpg: Wpg) -> None:
         device = cluster.devices[place]
         if device.holder == wpg.wpg_id:
             device.holder = None
+    contest.charge_waits(cluster, wpg)
     if wpg.busy_since_us is not None:
         spent_us = cluster.now_us - wpg.busy_since_us
         cluster.jobs[wpg.job_id].device_us += spent_us * len(wpg.places)
@@ -86,20 +90,6 @@ def release_devices(cluster: Cluster, wpg: Wpg) -> None:
             cluster.devices[place].busy_us += spent_us
         wpg.busy_since_us = None
     cluster.touch(wpg.wpg_id)
-
-
-def resident_bytes(cluster: Cluster, place: Place) -> int:
-    """Return the bytes that WPGs hold, or are about to hold, on a device."""
-    return sum(
-        bytes_at(cluster.wpgs[wpg_id], place)
-        for wpg_id in cluster.devices[place].wpgs
-        if cluster.wpgs[wpg_id].residency in ON_DEVICE
-    )
-
-
-def bytes_at(wpg: Wpg, place: Place) -> int:
-    """Return what a WPG's state takes on one of its devices."""
-    return wpg.device_bytes[wpg.places.index(place)] if wpg.device_bytes else 0
 
 
 def next_startable(cluster: Cluster, deployment: Deployment) -> Operation | None:
@@ -136,6 +126,21 @@ def _settle_group(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
                 waiting[wpg_id] = operation
     if waiting:
         _grant_in_order(cluster, waiting)
+    elif cluster.planning.policy.rules.prefetches and len(members) > 1:
+        _prefetch(cluster, members)
+
+
+def _prefetch(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
+    """Bring in the state that is expected to be needed next, while nothing else is to do."""
+    wpg = contest.expected_next(cluster, members)
+    if wpg is None or any(cluster.devices[place].holder is not None for place in wpg.places):
+        return
+    victims = room.victims_of(cluster, wpg)
+    if victims is None or contest.is_sooner(cluster, victims, than=wpg):
+        return
+    cluster.prefetches.ordered += 1
+    _take_lease(cluster, wpg)
+    _switch(cluster, wpg, None, victims=victims)
 
 
 def _device_work(cluster: Cluster, wpg: Wpg) -> Operation | None:
@@ -151,78 +156,27 @@ def _device_work(cluster: Cluster, wpg: Wpg) -> Operation | None:
 
 
 def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
-    candidates = [_candidate(cluster, cluster.wpgs[w], op) for w, op in waiting.items()]
+    entries = contest.entries(cluster, waiting)
     claimed: set[Place] = set()
-    for candidate in order.in_turn(candidates):
-        wpg = cluster.wpgs[candidate.wpg_id]
+    for entry in order.in_turn(entries, rules=cluster.planning.policy.rules, now_us=cluster.now_us):
+        wpg = cluster.wpgs[WpgId(entry.job_id)]
         is_free = all(
             place not in claimed and cluster.devices[place].holder in {None, wpg.wpg_id}
             for place in wpg.places
         )
-        victims = _victims(cluster, wpg) if is_free else None
+        victims = room.victims_of(cluster, wpg) if is_free else None
         claimed.update(wpg.places)
-        if victims is not None:
+        if victims is not None and not _lingers(cluster, wpg, victims, entry=entry):
             _grant(cluster, wpg, waiting[wpg.wpg_id], victims=victims)
 
 
-def _candidate(cluster: Cluster, wpg: Wpg, operation: Operation) -> order.Candidate:
-    deployment = cluster.deployments[wpg.deployment_id]
-    since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
-    wait_us = cluster.now_us - since_us
-    is_resident = wpg.residency is Residency.DEVICE
-    return order.Candidate(
-        wpg_id=wpg.wpg_id,
-        wait_us=wait_us,
-        service_us=deployment.service_us.get(operation.kind, cluster.limits.prior_service_us),
-        setup_us=0 if is_resident else _setup_us(cluster, wpg),
-        is_follow_up=is_resident and wait_us == 0 and operation.submitted_us < cluster.now_us,
-    )
-
-
-def _setup_us(cluster: Cluster, wpg: Wpg) -> int:
-    if wpg.switch_cost_us is not None:
-        return wpg.switch_cost_us
-    return max(wpg.device_bytes, default=0) * cluster.limits.prior_switch_us_per_gib // GIB
-
-
-def _victims(cluster: Cluster, wpg: Wpg) -> tuple[WpgId, ...] | None:
-    """Return whom to park so that `wpg` fits, or `None` if that cannot be done now."""
-    if wpg.residency is Residency.DEVICE:
-        return ()
-    chosen: list[WpgId] = []
-    for place in wpg.places:
-        gained = sum(
-            bytes_at(cluster.wpgs[v], place) for v in chosen if _lives_on(cluster, v, place)
-        )
-        free = cluster.devices[place].bytes_total - resident_bytes(cluster, place) + gained
-        for victim in _parkable(cluster, place, keep=wpg.wpg_id):
-            if free >= bytes_at(wpg, place):
-                break
-            if victim.wpg_id not in chosen:
-                chosen.append(victim.wpg_id)
-                free += bytes_at(victim, place)
-        if free < bytes_at(wpg, place):
-            return None
-    return tuple(chosen)
-
-
-def _lives_on(cluster: Cluster, wpg_id: WpgId, place: Place) -> bool:
-    return place in cluster.wpgs[wpg_id].places
-
-
-def _parkable(cluster: Cluster, place: Place, *, keep: WpgId) -> list[Wpg]:
-    """Return idle residents of a device, least recently used first."""
-    residents = [cluster.wpgs[w] for w in cluster.devices[place].wpgs if w != keep]
-    idle = [
-        wpg
-        for wpg in residents
-        if wpg.state is WpgState.READY
-        and wpg.residency is Residency.DEVICE
-        and wpg.switch is None
-        and not wpg.is_rollout
-        and not cluster.deployments[wpg.deployment_id].running
-    ]
-    return sorted(idle, key=lambda wpg: (wpg.last_used_us, wpg.wpg_id))
+def _lingers(cluster: Cluster, wpg: Wpg, victims: tuple[WpgId, ...], *, entry: Entry) -> bool:
+    """Keep the device for a victim whose burst goes on in a moment; looks again then."""
+    until_us = contest.awaited_until(cluster, victims, entry=entry)
+    if until_us <= cluster.now_us:
+        return False
+    cluster.emit(SetTimer(key=f"linger/{wpg.wpg_id}", at_us=until_us))
+    return True
 
 
 def _grant(cluster: Cluster, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:
@@ -232,12 +186,22 @@ def _grant(cluster: Cluster, wpg: Wpg, operation: Operation, *, victims: tuple[W
     if wpg.residency is Residency.DEVICE:
         _start(cluster, wpg, operation)
         return
+    _switch(cluster, wpg, operation, victims=victims)
+
+
+def _switch(
+    cluster: Cluster, wpg: Wpg, operation: Operation | None, *, victims: tuple[WpgId, ...]
+) -> None:
+    """Begin to bring a WPG's state in, for an operation or ahead of one."""
     wpg.switch = Switch(
-        operation_id=operation.operation_id, started_us=cluster.now_us, victims=victims
+        operation_id=None if operation is None else operation.operation_id,
+        started_us=cluster.now_us,
+        victims=victims,
     )
     for victim_id in victims:
         victim = cluster.wpgs[victim_id]
         victim.lease_no = wpg.lease_no
+        contest.spend_prefetch(cluster, victim, is_hit=False)
         _order_move(cluster, victim, to=Residency.HOST, lease_no=wpg.lease_no)
     advance_switch(cluster, wpg)
 
@@ -267,9 +231,12 @@ def _order_move(cluster: Cluster, wpg: Wpg, *, to: Residency, lease_no: int) -> 
 
 def _end_switch(cluster: Cluster, wpg: Wpg) -> None:
     assert wpg.switch is not None, wpg
-    operation = cluster.operations[wpg.switch.operation_id]
-    wpg.switch = None
-    _start(cluster, wpg, operation)
+    operation_id, wpg.switch = wpg.switch.operation_id, None
+    if operation_id is None:
+        wpg.is_prefetched = True
+        release_devices(cluster, wpg)
+        return
+    _start(cluster, wpg, cluster.operations[operation_id])
 
 
 def _start(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
@@ -282,8 +249,13 @@ def _start(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     operation.started_us = cluster.now_us
     cluster.jobs[wpg.job_id].phase = operation.kind
     wpg.last_used_us = cluster.now_us
-    if operation.needs_device and wpg.busy_since_us is None:
-        wpg.busy_since_us = cluster.now_us
+    if operation.needs_device and not wpg.is_rollout:
+        waited_us = cluster.now_us - (operation.eligible_us or cluster.now_us)
+        cluster.jobs[wpg.job_id].waited_us += waited_us
+    if operation.needs_device:
+        contest.spend_prefetch(cluster, wpg, is_hit=True)
+        if wpg.busy_since_us is None:
+            wpg.busy_since_us = cluster.now_us
     if wpg.watch_us is None:
         watch(cluster, wpg, since_us=cluster.now_us)
     cluster.emit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.words import DeviceFacts, Fault, JobState, OperationKind, Place
 
 
@@ -34,6 +35,10 @@ class JobSubmitted:
     at_us: int
     job_id: JobId
     tenant: TenantId
+    name: str = ""
+    priority: int = 0
+    max_slowdown_ppm: int = 0
+    """How much longer a cycle may get by sharing; 0: the cluster's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,10 @@ class DeploymentRequested:
     device_kind: str
     num_devices: int
     is_rollout: bool
+    name: str = ""
+    model: str = ""
+    layout: str = ""
+    """With the job's name and tenant, what makes two runs the same for planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +233,56 @@ class TimerFired:
     key: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesLoaded:
+    """The store's profiles of earlier runs, told once before anything is placed."""
+
+    at_us: int
+    profiles: tuple[KeptProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordoned:
+    """An operator wants no further work on a node; with `is_drained`, none at all."""
+
+    at_us: int
+    node_id: NodeId
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordoned:
+    """An operator lets a node take work again."""
+
+    at_us: int
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMoveRequested:
+    """An operator wants a job's training deployments elsewhere; no node named: wherever best."""
+
+    at_us: int
+    job_id: JobId
+    node_id: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPinned:
+    """An operator forbids, or allows again, that repacking moves a job."""
+
+    at_us: int
+    job_id: JobId
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepackRequested:
+    """An operator wants the groups repacked now."""
+
+    at_us: int
+
+
 Event = (
     NodeJoined
     | NodeLost
@@ -245,5 +304,11 @@ Event = (
     | StateCarried
     | CarryFailed
     | Acknowledged
+    | ProfilesLoaded
+    | NodeCordoned
+    | NodeUncordoned
+    | JobMoveRequested
+    | JobPinned
+    | RepackRequested
     | TimerFired
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plexsvc.scheduler.core.dispatch import resident_bytes
+from plexsvc.scheduler.core.room import resident_bytes
 from plexsvc.scheduler.core.state import MOVING, Cluster, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.words import OperationKind, OperationState, Residency, WpgState
@@ -58,7 +58,7 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
     if deployment.running:
         assert wpg.state is WpgState.READY, wpg
         assert wpg.move_id is None, wpg
-    if wpg.switch is not None:
+    if wpg.switch is not None and wpg.switch.operation_id is not None:
         granted = cluster.operations[wpg.switch.operation_id]
         assert granted.state is OperationState.GRANTED, (wpg, granted)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
-from plexsvc.scheduler.core import dispatch, lanes, placement
+from plexsvc.scheduler.core import dispatch, lanes, learning, placing
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     DeploymentChanged,
@@ -65,12 +65,14 @@ def join_node(cluster: Cluster, event: NodeJoined) -> None:
     cluster.nodes[event.node_id] = Node(
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
-    place_waiting(cluster)
+    host_bytes = event.host_bytes
+    placing.join(cluster, event.node_id, devices=event.devices, host_bytes=host_bytes)
 
 
 def lose_node(cluster: Cluster, node_id: NodeId, *, reason: str) -> None:
     """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
     cluster.nodes.pop(node_id, None)
+    placing.close(cluster, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {reason}; its processes are dead, deploy again elsewhere",
@@ -92,14 +94,17 @@ def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
         device_kind=event.device_kind,
         num_devices=event.num_devices,
         is_rollout=event.is_rollout,
+        name=event.name,
+        model=event.model,
+        layout=event.layout,
         requested_us=event.at_us,
     )
     cluster.deployments[event.deployment_id] = deployment
     cluster.jobs[event.job_id].deployments.append(event.deployment_id)
-    if not _can_ever_hold(cluster, deployment):
-        fail_deployment(cluster, deployment, _no_placement(cluster, deployment))
+    if not placing.can_ever_hold(cluster, deployment):
+        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
         return
-    cluster.unplaced.append(event.deployment_id)
+    placing.request(cluster, deployment)
     place_waiting(cluster)
     if event.deployment_id in cluster.unplaced:
         at_us = event.at_us + cluster.limits.placement_timeout_us
@@ -107,21 +112,18 @@ def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
 
 
 def place_waiting(cluster: Cluster) -> None:
-    """Place the deployments that wait for devices, oldest first."""
-    for deployment_id in list(cluster.unplaced):
-        deployment = cluster.deployments[deployment_id]
-        places = _find_places(cluster, deployment)
-        if places is not None:
-            cluster.unplaced.remove(deployment_id)
-            spawn(cluster, deployment, places)
+    """Place what can be placed now and start its processes."""
+    for deployment, places in placing.admit(cluster):
+        spawn(cluster, deployment, places)
+        learning.start_probe(cluster, deployment)
 
 
 def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
     if deployment_id in cluster.unplaced:
-        cluster.unplaced.remove(deployment_id)
         deployment = cluster.deployments[deployment_id]
-        fail_deployment(cluster, deployment, _no_placement(cluster, deployment))
+        placing.withdraw(cluster, deployment)
+        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
 
 
 def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> None:
@@ -221,7 +223,9 @@ def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
         cluster.devices[place].wpgs.remove(wpg.wpg_id)
     _rebuild_groups(cluster)
     deployment = cluster.deployments[wpg.deployment_id]
+    learning.keep(cluster, deployment)
     deployment.wpg_id = None
+    placing.free(cluster, deployment)
     if deployment.state is not DeploymentState.FAILED:
         deployment.state = DeploymentState.STOPPED
         announce(cluster, deployment)
@@ -232,7 +236,6 @@ def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
         if other is not None:
             cluster.touch(other_id)
             _continue_switch(cluster, other)
-    place_waiting(cluster)
     finish_job(cluster, cluster.jobs[wpg.job_id])
 
 
@@ -251,7 +254,7 @@ def end_job(cluster: Cluster, event: JobEndRequested) -> None:
     for deployment_id in job.deployments:
         deployment = cluster.deployments[deployment_id]
         if deployment_id in cluster.unplaced:
-            cluster.unplaced.remove(deployment_id)
+            placing.withdraw(cluster, deployment)
             fail_deployment(cluster, deployment, fault)
         refuse_pending(cluster, deployment, fault)
         _cancel_generates(cluster, deployment)
@@ -371,35 +374,6 @@ def _rebuild_groups(cluster: Cluster) -> None:
         cluster.groups.update(dict.fromkeys(group, group))
 
 
-def _slots(cluster: Cluster, deployment: Deployment) -> placement.Slots:
-    return {
-        node.node_id: [
-            placement.Slot(place=place, num_wpgs=len(cluster.devices[place].wpgs))
-            for place in node.devices
-            if cluster.devices[place].kind == deployment.device_kind
-        ]
-        for node in cluster.nodes.values()
-    }
-
-
-def _can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
-    slots = _slots(cluster, deployment)
-    if deployment.is_rollout:
-        return sum(len(devices) for devices in slots.values()) >= deployment.num_devices
-    return bool(placement.training_blocks(slots, world_size=deployment.num_devices))
-
-
-def _find_places(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
-    slots = _slots(cluster, deployment)
-    if deployment.is_rollout:
-        chosen = placement.instance_slots(slots, num_instances=deployment.num_devices)
-    else:
-        blocks = placement.training_blocks(slots, world_size=deployment.num_devices)
-        limit = cluster.limits.max_wpgs_per_device
-        chosen = placement.least_shared(blocks, max_wpgs=limit)
-    return None if chosen is None else tuple(slot.place for slot in chosen)
-
-
 def announce(cluster: Cluster, deployment: Deployment) -> None:
     """Tell a deployment's state; nobody outside knows of stand-ins."""
     if deployment.stands_in_for is not None:
@@ -411,21 +385,6 @@ def announce(cluster: Cluster, deployment: Deployment) -> None:
             wpg_id=deployment.wpg_id,
             fault=deployment.fault,
         )
-    )
-
-
-def _no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
-    counts = {node_id: len(found) for node_id, found in _slots(cluster, deployment).items()}
-    waited_us = cluster.now_us - deployment.requested_us
-    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
-    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
-    return Fault(
-        code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} needs {deployment.num_devices} "
-        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
-        f"{found}); ask for fewer devices, "
-        "or end what holds them",
-        facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
     )
 
 

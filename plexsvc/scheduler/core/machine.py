@@ -13,7 +13,15 @@ from __future__ import annotations
 from typing import assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.scheduler.core import admission, dispatch, lanes, lifecycle, order, relocation
+from plexsvc.scheduler.core import (
+    admission,
+    dispatch,
+    lanes,
+    learning,
+    lifecycle,
+    packing,
+    relocation,
+)
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import (
     Acknowledged,
@@ -21,16 +29,22 @@ from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
     JobEndRequested,
+    JobMoveRequested,
+    JobPinned,
     JobSubmitted,
     MoveFailed,
+    NodeCordoned,
     NodeJoined,
     NodeLost,
+    NodeUncordoned,
     OperationFinished,
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
     ProcExited,
+    ProfilesLoaded,
     RelocationRequested,
+    RepackRequested,
     ResidencyMoved,
     SpawnFailed,
     StateCarried,
@@ -39,7 +53,8 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.state import MOVING, Cluster, Job, Operation, Wpg
+from plexsvc.scheduler.core.planners import Planning
+from plexsvc.scheduler.core.state import MOVING, Cluster, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Span, Timeline
 from plexsvc.scheduler.core.transitions import ResidencyTrigger
 from plexsvc.scheduler.core.words import (
@@ -65,7 +80,12 @@ class Scheduler:
     """
 
     def __init__(self, *, limits: Limits, epoch: int) -> None:
-        self.cluster = Cluster(epoch=epoch, limits=limits, timeline=Timeline(limits.max_spans))
+        self.cluster = Cluster(
+            epoch=epoch,
+            limits=limits,
+            timeline=Timeline(limits.max_spans),
+            planning=Planning.of(limits),
+        )
 
     def handle(self, event: Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
@@ -75,6 +95,7 @@ class Scheduler:
         cluster.actions = []
         self._apply(event)
         relocation.settle(cluster)
+        packing.settle(cluster)
         dispatch.settle(cluster)
         return cluster.actions
 
@@ -96,7 +117,7 @@ class Scheduler:
             case TimerFired():
                 _timer(cluster, event.key)
             case JobSubmitted():
-                cluster.jobs.setdefault(event.job_id, Job(job_id=event.job_id, tenant=event.tenant))
+                admission.open_job(cluster, event)
             case JobEndRequested():
                 lifecycle.end_job(cluster, event)
             case DeploymentRequested():
@@ -111,6 +132,17 @@ class Scheduler:
                 relocation.carried(cluster, event)
             case NodeLost():
                 lifecycle.lose_node(cluster, event.node_id, reason=event.reason)
+            case ProfilesLoaded():
+                for kept in event.profiles:
+                    cluster.planning.book.keep(kept)
+            case (
+                NodeCordoned()
+                | NodeUncordoned()
+                | JobMoveRequested()
+                | JobPinned()
+                | RepackRequested()
+            ):
+                packing.take_order(cluster, event)
             case _:
                 assert_never(event)
 
@@ -156,6 +188,8 @@ def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
         _initialized(cluster, wpg, operation, event)
     elif event.fault is None:
         lanes.answer(cluster, operation, run_us=event.run_us)
+        if operation.kind is OperationKind.PUBLISH:
+            learning.published(cluster, deployment)
     else:
         lanes.end_running(cluster, operation, event.fault, is_refusal=event.is_refusal)
     lanes.watch_gap(cluster, deployment)
@@ -179,9 +213,9 @@ def _initialized(
 def _account(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
     """Record how long it took, and give the device up when nothing else of it runs."""
     deployment = cluster.deployments[wpg.deployment_id]
-    spent_us = run_us or cluster.now_us - operation.started_us
-    known = deployment.service_us.get(operation.kind)
-    deployment.service_us[operation.kind] = order.smoothed(known, spent_us)
+    learning.measured(
+        cluster, wpg, operation, run_us=run_us or cluster.now_us - operation.started_us
+    )
     if not operation.needs_device:
         return
     for place in wpg.places:
@@ -263,13 +297,21 @@ def _move_failed(cluster: Cluster, event: MoveFailed) -> None:
 
 def _put_off(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     operation = dispatch.withdraw(cluster, wpg)
-    operation.move_failures += 1
-    if operation.move_failures >= cluster.limits.max_move_tries:
-        lanes.refuse(cluster, operation, fault, is_final=operation.kind is OperationKind.INITIALIZE)
-        if operation.kind is OperationKind.INITIALIZE:
-            lifecycle.fail_wpg(cluster, wpg, fault)
-        lanes.watch_gap(cluster, cluster.deployments[wpg.deployment_id])
+    if operation is None:
+        cluster.prefetches.wasted += 1
+        _retry_later(cluster, wpg)
         return
+    operation.move_failures += 1
+    if operation.move_failures < cluster.limits.max_move_tries:
+        _retry_later(cluster, wpg)
+        return
+    lanes.refuse(cluster, operation, fault, is_final=operation.kind is OperationKind.INITIALIZE)
+    if operation.kind is OperationKind.INITIALIZE:
+        lifecycle.fail_wpg(cluster, wpg, fault)
+    lanes.watch_gap(cluster, cluster.deployments[wpg.deployment_id])
+
+
+def _retry_later(cluster: Cluster, wpg: Wpg) -> None:
     wpg.retry_us = cluster.now_us + cluster.limits.move_retry_us
     admission.set_timer(cluster, f"retry/{wpg.wpg_id}", at_us=wpg.retry_us)
 

@@ -1,60 +1,44 @@
-"""The order in which waiting operations get a device: highest response ratio with setup (HRRS).
+"""The order in which waiting operations get a device, and how long a burst's next one is awaited.
 
-`S' = S + I*C`: expected run time plus, if a context switch is needed, its measured cost. Priority
-is `(W + S') / S'` with `W` the wait, compared exactly by cross multiplication (PlexRL, §4.4).
-
-Plain HRRS tears bursts: a follow-up has waited nothing, so a `step` loses the device to any waiter
-right after its `forward_backward`, and comes back at the price of two switches. So a follow-up that
-was already there when its predecessor ended keeps the device if that takes less than the two
-switches it saves, and if nobody has waited more than `PATIENCE` times its effective service.
+Who is next is decided by the rules that the simulator uses too (`planning/runtime_rules.py`):
+highest response ratio with setup (HRRS, PlexRL §4.4), bursts kept together, slack used, starvation
+bounded. Here they are asked again and again, since operations of a group may use different devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cmp_to_key
 from typing import Final
 
-from plexsvc.ids import WpgId
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
 
-PATIENCE: Final = 4
-"""Times its effective service an operation waits before it ends another's burst."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """An operation that could run now; times in microseconds."""
-
-    wpg_id: WpgId
-    wait_us: int
-    service_us: int
-    setup_us: int
-    is_follow_up: bool = False
-    """Its WPG is resident and it was waiting when that WPG's last operation ended."""
-
-    @property
-    def effective_us(self) -> int:
-        """Return `S'`, at least 1."""
-        return max(1, self.service_us + self.setup_us)
+LINGER_GRACE_US: Final = 2_000
+"""How much later than expected a burst's next operation may come and still find its device."""
 
 
-def in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return `candidates` by response ratio, those that end a burst cheaply ahead."""
-    ordered = by_response_ratio(candidates)
-    kept = [candidate for candidate in ordered if _ends_its_burst(candidate, ordered)]
-    return kept + [candidate for candidate in ordered if candidate not in kept]
+def in_turn(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> list[Entry]:
+    """Return `entries`, the one to run first ahead. `O(n^2)`."""
+    left = list(entries)
+    ordered: list[Entry] = []
+    while len(left) > 1:
+        chosen = choose(left, rules=rules, now_us=now_us)
+        ordered.append(chosen)
+        left.remove(chosen)
+    return ordered + left
 
 
-def by_response_ratio(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return `candidates`, highest `(W + S') / S'` first; ties by longer wait, then by position.
+def linger_us(*, gap_us: int, switch_us: int) -> int:
+    """Return how long a device is kept for the next operation of a burst, after the last one.
 
-    >>> def waiting(name, wait, setup):
-    ...     return Candidate(wpg_id=WpgId(name), wait_us=wait, service_us=10, setup_us=setup)
-    >>> [c.wpg_id for c in by_response_ratio([waiting("b", 9, 90), waiting("a", 2, 0)])]
-    ['a', 'b']
+    Not longer than the switch that waiting saves: at worst a wait of twice the switch, as in
+    anticipatory scheduling (Iyer and Druschel, SOSP 2001). Zero for a gap that is not worth it.
+
+    >>> linger_us(gap_us=1_000, switch_us=50_000)
+    4000
+    >>> linger_us(gap_us=60_000, switch_us=50_000)
+    0
     """
-    return sorted(candidates, key=cmp_to_key(_compare))
+    return 0 if gap_us > switch_us else min(2 * gap_us + LINGER_GRACE_US, switch_us)
 
 
 def smoothed(previous_us: int | None, measured_us: int) -> int:
@@ -62,18 +46,3 @@ def smoothed(previous_us: int | None, measured_us: int) -> int:
     if previous_us is None:
         return measured_us
     return previous_us + (measured_us - previous_us) // 4
-
-
-def _ends_its_burst(candidate: Candidate, among: Sequence[Candidate]) -> bool:
-    return candidate.is_follow_up and all(
-        candidate.service_us <= 2 * other.setup_us
-        and other.wait_us <= PATIENCE * other.effective_us
-        for other in among
-        if other is not candidate
-    )
-
-
-def _compare(a: Candidate, b: Candidate) -> int:
-    left = a.wait_us * b.effective_us
-    right = b.wait_us * a.effective_us
-    return (right > left) - (right < left) or (b.wait_us > a.wait_us) - (b.wait_us < a.wait_us)

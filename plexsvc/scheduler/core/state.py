@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.planners import Planning
+from plexsvc.scheduler.core.planning.profile import Profile
+from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.transitions import (
     OPERATION_TRANSITIONS,
@@ -113,6 +116,36 @@ class Relocation:
 
 
 @dataclass(slots=True, kw_only=True)
+class Pattern:
+    """What a deployment's operations taught: its cycle, their cost, when the next one comes."""
+
+    cycles: CycleProfiler = field(default_factory=CycleProfiler)
+    costs: dict[OperationKind, TokenCost] = field(default_factory=dict)
+    since_us: int = 0
+    busy_us: int = 0
+    waited_us: int = 0
+    cycle: int = -1
+    arrived_us: int = 0
+    """When the first operation of the current cycle could have run."""
+
+    last_end_us: int | None = None
+    gap_us: int | None = None
+    """How long after `last_end_us` the next operation is expected."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """Return the cycle, once it is known."""
+        return self.cycles.profile
+
+    @property
+    def expected_us(self) -> int | None:
+        """Return when the next operation is expected."""
+        if self.last_end_us is None or self.gap_us is None:
+            return None
+        return self.last_end_us + self.gap_us
+
+
+@dataclass(slots=True, kw_only=True)
 class Deployment:
     """A model a job wants runnable, and the order of its operations.
 
@@ -128,6 +161,9 @@ class Deployment:
     device_kind: str
     num_devices: int
     is_rollout: bool
+    name: str = ""
+    model: str = ""
+    layout: str = ""
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None
@@ -141,7 +177,7 @@ class Deployment:
     gap_seq: int | None = None
     gap_since_us: int = 0
     waits_for: OperationId | None = None
-    service_us: dict[OperationKind, int] = field(default_factory=dict)
+    pattern: Pattern = field(default_factory=Pattern)
     incarnations: int = 1
     is_window_open: bool = False
     """Whether gradients are accumulated, or an accumulation window is broken."""
@@ -165,7 +201,9 @@ class Deployment:
 class Switch:
     """A lease granted to a WPG whose state is not yet on its devices."""
 
-    operation_id: OperationId
+    operation_id: OperationId | None
+    """What it is for; None: a prefetch, nothing waits for it yet."""
+
     started_us: int
     victims: tuple[WpgId, ...]
     parking_us: int = 0
@@ -193,6 +231,8 @@ class Wpg:
     busy_since_us: int | None = None
     watch_us: int | None = None
     retry_us: int = 0
+    is_prefetched: bool = False
+    """Its state was brought in ahead, and nothing of it has run since."""
 
     def apply(self, trigger: WpgTrigger) -> None:
         """Change the life of the processes by the table."""
@@ -214,7 +254,25 @@ class Job:
     reason: str = ""
     deployments: list[DeploymentId] = field(default_factory=list)
     device_us: int = 0
+    waited_us: int = 0
+    """Time its training operations waited for devices, switches included."""
+
     phase: str = ""
+    name: str = ""
+    priority: int = 0
+    max_slowdown_ppm: int = 0
+    is_pinned: bool = False
+    cycle: int = 0
+    """How often it published weights."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefetches:
+    """What became of switches ordered ahead."""
+
+    ordered: int = 0
+    hits: int = 0
+    wasted: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,12 +282,16 @@ class Cluster:
     epoch: int
     limits: Limits
     timeline: Timeline
+    planning: Planning
     now_us: int = 0
     last_lease_no: int = 0
     last_wpg_no: int = 0
     last_move_no: int = 0
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     devices: dict[Place, Device] = field(default_factory=dict)
+    cordoned: dict[NodeId, bool] = field(default_factory=dict)
+    """Nodes that take no further work; the value: whether what is there shall leave."""
+
     jobs: dict[JobId, Job] = field(default_factory=dict)
     ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
     deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
@@ -239,6 +301,10 @@ class Cluster:
     groups: dict[WpgId, tuple[WpgId, ...]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)
     released: OrderedDict[OperationId, bool] = field(default_factory=OrderedDict)
+    waits: dict[tuple[JobId, JobId], int] = field(default_factory=dict)
+    """Microseconds a job waited while another (or its own switch) had its devices."""
+
+    prefetches: Prefetches = field(default_factory=Prefetches)
     actions: list[Action] = field(default_factory=list)
     dirty: dict[WpgId, None] = field(default_factory=dict)
 

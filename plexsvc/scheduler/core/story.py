@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plexsvc.ids import OperationId, WpgId, show
-from plexsvc.scheduler.core import lanes
+from plexsvc.scheduler.core import lanes, placing
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.words import Fault, OperationState, Residency, WpgState
 
@@ -61,7 +61,7 @@ def _waiting(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        return "waits for devices: its deployment is not placed yet", []
+        return f"waits for devices: {placing.why(cluster, deployment)}", []
     if wpg.state is WpgState.SPAWNING:
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     return _in_line(cluster, deployment, operation, now_us=now_us)

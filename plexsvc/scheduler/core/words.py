@@ -143,8 +143,6 @@ class Limits:
     """Operations a deployment may have waiting; the next is refused with `queue_full`."""
     max_gap: int = 64
     """How far a sequence number may be ahead of one that is missing."""
-    max_wpgs_per_device: int = 32
-    """WPGs that may share a device; a deployment beyond waits for room."""
     max_overlapping_generates: int = 16
     """Generates of one rollout deployment that run at the same time."""
     max_answered_per_deployment: int = 1024
@@ -163,10 +161,28 @@ class Limits:
     """How long an operation may run before its processes are taken for stuck."""
     spawn_timeout_us: int = 180_000_000
     """How long a WPG's processes may take to answer."""
-    placement_timeout_us: int = 600_000_000
+    placement_timeout_us: int = 86_400_000_000
     """How long a deployment waits for devices that others hold."""
     relocation_timeout_us: int = 600_000_000
     """How long a relocation waits for its new processes and a step boundary."""
+    policy: str = "plex"
+    """How jobs are placed and operations ordered, by the names that `plexctl simulate` knows."""
+    slot_us: int = 1_000_000
+    """Length of a slot of the planning horizon, which has 28,800."""
+    max_deployments_per_group: int = 5
+    """Training deployments that may time-share a group of devices."""
+    duty_cap_ppm: int = 900_000
+    """Bound on the sum of a group's duties, in parts per million."""
+    max_slowdown_ppm: int = 1_500_000
+    """How much longer a job's cycle may get by sharing, when the job does not say."""
+    target_slowdown_ppm: int = 1_050_000
+    """Predicted slowdown up to which a job with slack is placed with others."""
+    critical_target_ppm: int = 1_200_000
+    """The same for a job that waits on its critical path."""
+    prior_job_us: int = 3_600_000_000
+    """Run time assumed of a job, for the order of those that wait."""
+    probe_timeout_us: int = 600_000_000
+    """How long a cycle may take to be measured before the job counts by its busy share alone."""
     move_retry_us: int = 200_000
     """Pause before a context switch that found no room is tried again."""
     prior_service_us: int = 100_000

@@ -49,7 +49,7 @@ NODE_CHANGE_DRAIN: NodeChange
 NODE_CHANGE_UNCORDON: NodeChange
 
 class CreateJobRequest(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels")
+    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,12 +62,16 @@ class CreateJobRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_US_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
     session_ttl_us: int
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    priority: int
+    max_slowdown: float
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase")

@@ -22,6 +22,9 @@ _WEIGHT: Final = 4
 _PATIENCE: Final = 2
 """Odd cycles in a row that make a changed one."""
 
+_MAX_SEGMENTS: Final = 512
+"""A cycle of more is cut there: whatever it is, it is not a cycle."""
+
 _FAR_PPM: Final = 400_000
 """A period this far from the known one is odd."""
 
@@ -46,6 +49,8 @@ class CycleProfiler:
     ['nothing', 'nothing', 'profiled', 'nothing', 'nothing']
     >>> cycles.profile.period_us, [s.offset_us for s in cycles.profile.segments]
     (100, [0, 10])
+    >>> cycles.next_gap_us()
+    0
     """
 
     def __init__(
@@ -57,21 +62,45 @@ class CycleProfiler:
     ) -> None:
         """Start cold, or warm from the profile of an earlier run."""
         self.profile = known
+        self.is_first_of_cycle = False
+        """Whether the last operation observed began a cycle."""
         self._mode = known.mode if known else mode
         self._sync_at = known.sync_at if known else sync_at
         self._open: list[Segment] = []
         self._began_us = 0
+        self._last_run_us = 0
         self._odd: list[tuple[int, tuple[Segment, ...]]] = []
 
-    def observe(self, phase: str, *, start_us: int, end_us: int) -> News:
-        """Take one finished operation. `O(segments)`."""
+    def observe(
+        self,
+        phase: str,
+        *,
+        start_us: int,
+        end_us: int,
+        starts_cycle: bool | None = None,
+        is_beside_rollout: bool | None = None,
+    ) -> News:
+        """Take one finished operation. `O(segments)`.
+
+        Args:
+            phase: what it did.
+            start_us: when it started, on a clock that stands still while the job waits.
+            end_us: when it ended.
+            starts_cycle: whether it is known to begin a cycle; None: a cycle begins where its first
+                phase comes again.
+            is_beside_rollout: whether the job generates meanwhile; what is so for the first
+                operation of a cycle says its mode. None: the mode stays.
+        """
         assert start_us <= end_us, (phase, start_us, end_us)
         news = News.NOTHING
-        if self._open and phase == self._open[0].phase and len(self._open) > 1:
+        if self._open and self._is_boundary(phase, start_us, starts_cycle=starts_cycle):
             news = self._close(start_us)
+        self.is_first_of_cycle = not self._open
         if not self._open:
             self._began_us = start_us
-        if self._open and self._open[-1].phase == phase:
+            if is_beside_rollout is not None:
+                self._mode = Mode.ASYNC1 if is_beside_rollout else Mode.SYNC
+        if self._open and self._open[-1].phase == phase and self._is_joined(start_us):
             first = self._open[-1]
             length_us = end_us - self._began_us - first.offset_us
             self._open[-1] = replace(first, duration_us=length_us)
@@ -80,20 +109,62 @@ class CycleProfiler:
             self._open.append(
                 Segment(phase=phase, offset_us=offset_us, duration_us=end_us - start_us)
             )
+        self._last_run_us = end_us - start_us
         return news
 
+    def next_gap_us(self) -> int | None:
+        """Return how long after the last operation the next one is expected; None if unknown."""
+        known = self.profile
+        if known is None or not self._open:
+            return None
+        last, at = self._open[-1], len(self._open) - 1
+        if at >= len(known.segments):
+            return max(0, known.period_us - last.end_us)
+        planned = known.segments[at]
+        if planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4:
+            return 0
+        if at + 1 < len(known.segments):
+            return max(0, known.segments[at + 1].offset_us - planned.end_us)
+        return max(0, known.period_us - last.end_us)
+
+    def burst_left_us(self, *, max_gap_us: int) -> int:
+        """Return the device time known to follow the last operation without a longer gap."""
+        known, at = self.profile, len(self._open)
+        if known is None or not 0 < at <= len(known.segments):
+            return 0
+        left, end_us = 0, known.segments[at - 1].end_us
+        for segment in known.segments[at:]:
+            if segment.offset_us - end_us > max_gap_us:
+                break
+            left, end_us = left + segment.duration_us, segment.end_us
+        return left
+
+    def _is_boundary(self, phase: str, start_us: int, *, starts_cycle: bool | None) -> bool:
+        if len(self._open) >= _MAX_SEGMENTS:
+            return True
+        if starts_cycle is not None:
+            return starts_cycle
+        if phase != self._open[0].phase:
+            return False
+        return len(self._open) > 1 or not self._is_joined(start_us)
+
+    def _is_joined(self, start_us: int) -> bool:
+        """Return whether an operation that starts now goes on with the last one's segment."""
+        gap_us = start_us - self._began_us - self._open[-1].end_us
+        return 2 * gap_us <= self._last_run_us
+
     def _close(self, now_us: int) -> News:
-        period_us = now_us - self._began_us
+        period_us = max(1, now_us - self._began_us)
         segments, self._open = tuple(self._open), []
         known = self.profile
         if known is None:
             self._take(period_us, segments)
             return News.PROFILED
-        if _same_shape(known.segments, segments) and not _is_far(known.period_us, period_us):
+        if _same_phases(known.segments, segments) and not _is_far(known.period_us, period_us):
             self._odd.clear()
-            self.profile = _averaged(known, period_us, segments)
+            self.profile = replace(_averaged(known, period_us, segments), mode=self._mode)
             return News.NOTHING
-        if self._odd and not _same_shape(self._odd[-1][1], segments):
+        if self._odd and not _same_phases(self._odd[-1][1], segments):
             self._odd.clear()
         self._odd.append((period_us, segments))
         if len(self._odd) < _PATIENCE:
@@ -167,38 +238,50 @@ class ProfileKey:
     name: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptProfile:
+    """A profile of an earlier run, and when it was measured."""
+
+    key: ProfileKey
+    profile: Profile
+    at_us: int
+    device_bytes: int = 0
+    """What the state of its largest rank took on a device."""
+
+
 class ProfileBook:
     """Profiles of earlier runs, the least recently used dropped past `limit`."""
 
     def __init__(self, *, limit: int = 1000, max_age_us: int = 30 * 86_400_000_000) -> None:
         self.limit = limit
         self.max_age_us = max_age_us
-        self._kept: OrderedDict[ProfileKey, tuple[int, Profile]] = OrderedDict()
+        self._kept: OrderedDict[ProfileKey, KeptProfile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, key: ProfileKey, profile: Profile, *, now_us: int) -> None:
+    def keep(self, kept: KeptProfile) -> None:
         """Remember a profile. `O(1)`."""
-        self._kept[key] = (now_us, profile)
-        self._kept.move_to_end(key)
+        self._kept[kept.key] = kept
+        self._kept.move_to_end(kept.key)
         if len(self._kept) > self.limit:
             self._kept.popitem(last=False)
 
-    def warm(self, key: ProfileKey, *, now_us: int) -> Profile | None:
+    def warm(self, key: ProfileKey, *, now_us: int) -> KeptProfile | None:
         """Return the profile of an earlier run; None without one, or if too old. `O(1)`."""
         found = self._kept.get(key)
         if found is None:
             return None
-        if now_us - found[0] > self.max_age_us:
+        if now_us - found.at_us > self.max_age_us:
             del self._kept[key]
             return None
         self._kept.move_to_end(key)
-        return found[1]
+        return found
 
 
-def _same_shape(one: tuple[Segment, ...], two: tuple[Segment, ...]) -> bool:
-    return [s.phase for s in one] == [s.phase for s in two]
+def _same_phases(one: tuple[Segment, ...], two: tuple[Segment, ...]) -> bool:
+    """Return whether two cycles do the same things, however often each."""
+    return {s.phase for s in one} == {s.phase for s in two}
 
 
 def _is_far(known_us: int, period_us: int) -> bool:
@@ -207,6 +290,11 @@ def _is_far(known_us: int, period_us: int) -> bool:
 
 def _averaged(known: Profile, period_us: int, segments: tuple[Segment, ...]) -> Profile:
     deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
+    jitter_ppm = _toward(known.jitter_ppm, deviation_ppm)
+    mixed_us = _toward(known.period_us, period_us)
+    if [s.phase for s in known.segments] != [s.phase for s in segments]:
+        mixed_us = max(mixed_us, segments[-1].end_us)
+        return replace(known, period_us=mixed_us, segments=segments, jitter_ppm=jitter_ppm)
     mixed = []
     at_us = 0
     for old, new in zip(known.segments, segments, strict=True):
@@ -216,9 +304,9 @@ def _averaged(known: Profile, period_us: int, segments: tuple[Segment, ...]) -> 
         at_us = offset_us + duration_us
     return replace(
         known,
-        period_us=max(at_us, _toward(known.period_us, period_us)),
+        period_us=max(at_us, mixed_us),
         segments=tuple(mixed),
-        jitter_ppm=_toward(known.jitter_ppm, deviation_ppm),
+        jitter_ppm=jitter_ppm,
     )
 
 

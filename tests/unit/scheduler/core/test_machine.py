@@ -67,6 +67,7 @@ def test_a_deployment_is_spawned_initialised_and_ready() -> None:
         "DeploymentChanged",
         "SpawnWpg",
         "SetTimer",
+        "SetTimer",
     ]
     assert actions[2] == SpawnWpg(wpg_id=A, deployment_id="a/actor", incarnation=1, places=(place,))
     started = world.report_next(SpawnWpg)
@@ -494,7 +495,11 @@ def test_a_lost_node_fails_what_ran_there(world: FakeWorld) -> None:
     assert world.started[-1] == op_id("c1")
 
 
-def test_lease_numbers_grow_with_each_grant_to_another(world: FakeWorld) -> None:
+def test_lease_numbers_grow_with_each_grant_to_another() -> None:
+    world = FakeWorld(limits=Limits(policy="spread"))
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
     numbers = []
     for seq in (1, 2):
         for job in ("a", "b"):

@@ -1,78 +1,59 @@
-"""HRRS as a pure function, and what it does to a burst."""
+"""The order of a contest, asked again and again, and how long a burst is awaited."""
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.ids import WpgId
-from plexsvc.scheduler.core.order import PATIENCE, Candidate, by_response_ratio, in_turn, smoothed
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.order import in_turn, linger_us, smoothed
+from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, choose
 
-TIMES = st.integers(0, 10**12)
-
-
-def candidate(name: str, wait_us: int, service_us: int, setup_us: int) -> Candidate:
-    return Candidate(wpg_id=WpgId(name), wait_us=wait_us, service_us=service_us, setup_us=setup_us)
+NOW_US = 10**12
+TIMES = st.integers(0, 10**11)
 
 
-@given(st.lists(st.builds(candidate, st.just("w"), TIMES, TIMES, TIMES), max_size=12))
-def test_order_is_by_exact_response_ratio(candidates: list[Candidate]) -> None:
-    ordered = by_response_ratio(candidates)
-    ratios = [Fraction(c.wait_us + c.effective_us, c.effective_us) for c in ordered]
-    assert ratios == sorted(ratios, reverse=True)
-
-
-def test_a_resident_operation_goes_before_one_that_needs_a_switch() -> None:
-    switching = candidate("s", 100, 50, 1000)
-    resident = candidate("r", 100, 50, 0)
-    assert by_response_ratio([switching, resident]) == [resident, switching]
-
-
-def test_a_long_wait_overcomes_the_switch() -> None:
-    switching = candidate("s", 100_000, 50, 1000)
-    resident = candidate("r", 100, 50, 0)
-    assert by_response_ratio([resident, switching]) == [switching, resident]
-
-
-def test_a_follow_up_that_has_not_waited_loses_to_any_waiter() -> None:
-    follow_up = candidate("f", 0, 50, 0)
-    waiter = candidate("w", 1, 50, 10_000_000)
-    assert by_response_ratio([follow_up, waiter]) == [waiter, follow_up]
-
-
-def follow_up(service_us: int) -> Candidate:
-    return Candidate(
-        wpg_id=WpgId("f"), wait_us=0, service_us=service_us, setup_us=0, is_follow_up=True
+def entry(
+    name: str, *, waited_us: int, service_us: int = 50, setup_us: int = 0, burst: bool = False
+) -> Entry:
+    return Entry(
+        job_id=JobId(name),
+        phase="step",
+        since_us=NOW_US - waited_us,
+        service_us=service_us,
+        setup_us=setup_us,
+        burst_us=service_us,
+        deadline_us=NOW_US,
+        is_critical=True,
+        continues_burst=burst,
     )
 
 
-def test_a_follow_up_shorter_than_two_switches_ends_its_burst_first() -> None:
-    waiter = candidate("w", 300, 100, 50)
-    short, long = follow_up(100), follow_up(101)
-    assert in_turn([waiter, short]) == [short, waiter]
-    assert in_turn([waiter, long]) == [waiter, long]
+@given(st.lists(st.tuples(TIMES, TIMES, TIMES), max_size=8))
+def test_each_place_goes_to_the_best_of_those_left(facts: list[tuple[int, int, int]]) -> None:
+    left = [
+        entry(str(i), waited_us=w, service_us=s, setup_us=c) for i, (w, s, c) in enumerate(facts)
+    ]
+    ordered = in_turn(left, rules=PLEX_RULES, now_us=NOW_US)
+    assert len(ordered) == len(left)
+    for chosen in ordered:
+        assert choose(left, rules=PLEX_RULES, now_us=NOW_US) is chosen
+        left.remove(chosen)
 
 
-def test_a_follow_up_gives_way_to_a_neighbour_that_needs_no_switch() -> None:
-    resident = candidate("r", 1, 100, 0)
-    assert in_turn([resident, follow_up(1)]) == [resident, follow_up(1)]
+def test_a_burst_is_not_torn_by_a_waiter_until_that_one_starves() -> None:
+    follow_up = entry("f", waited_us=0, burst=True)
+    for waited_us, first in ((1_200, "f"), (1_300, "w")):
+        waiter = entry("w", waited_us=waited_us, service_us=60, setup_us=100)
+        assert in_turn([waiter, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].job_id == first
+    assert in_turn([waiter, follow_up], rules=HRRS, now_us=NOW_US)[0] is waiter
 
 
-@given(st.integers(0, 10**6), st.integers(1, 10**6))
-def test_nobody_waits_for_a_burst_beyond_its_patience(service_us: int, setup_us: int) -> None:
-    effective_us = service_us + setup_us
-    patient = candidate("w", PATIENCE * effective_us, service_us, setup_us)
-    tired = candidate("w", PATIENCE * effective_us + 1, service_us, setup_us)
-    short = follow_up(min(1, setup_us))
-    assert in_turn([patient, short])[0] == short
-    assert in_turn([tired, short])[0] == tired
-
-
-def test_equals_keep_their_order() -> None:
-    first, second = candidate("1", 5, 5, 0), candidate("2", 5, 5, 0)
-    assert by_response_ratio([first, second]) == [first, second]
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_device_is_kept_no_longer_than_the_switch_that_saves(gap_us: int, switch_us: int) -> None:
+    kept_us = linger_us(gap_us=gap_us, switch_us=switch_us)
+    assert kept_us <= switch_us
+    assert kept_us >= gap_us or gap_us > switch_us
 
 
 def test_smoothing_takes_the_first_measurement_whole_then_a_quarter() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.ids import TenantId
-from plexsvc.scheduler.core.planning.profile import Profile, Segment
+from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
+    KeptProfile,
     News,
     ProfileBook,
     ProfileKey,
@@ -111,10 +112,54 @@ def test_profiles_are_kept_by_key_with_an_age_and_a_limit() -> None:
         ProfileKey(tenant=TenantId("t"), model="m", layout="tp1", name=f"job-{i}") for i in range(3)
     ]
     book = ProfileBook(limit=2, max_age_us=50)
-    book.keep(keys[0], profile, now_us=0)
-    book.keep(keys[1], profile, now_us=10)
-    assert book.warm(keys[0], now_us=20) == profile
-    book.keep(keys[2], profile, now_us=20)
+    kept = [KeptProfile(key=key, profile=profile, at_us=10 * i) for i, key in enumerate(keys)]
+    book.keep(kept[0])
+    book.keep(kept[1])
+    assert book.warm(keys[0], now_us=20) == kept[0]
+    book.keep(kept[2])
     assert book.warm(keys[1], now_us=20) is None
     assert book.warm(keys[0], now_us=51) is None
     assert len(book) == 1
+
+
+def test_a_cycle_that_is_marked_may_repeat_its_phases() -> None:
+    profiler = CycleProfiler()
+    for cycle in range(3):
+        for step in range(4):
+            at = 1000 * cycle + 20 * step
+            profiler.observe("fwd", start_us=at, end_us=at + 10, starts_cycle=step == 0)
+            profiler.observe("step", start_us=at + 10, end_us=at + 15, starts_cycle=False)
+    assert profiler.profile is not None
+    assert profiler.profile.period_us == 1000
+    assert len(profiler.profile.segments) == 8
+
+
+def test_a_single_operation_a_cycle_is_a_cycle() -> None:
+    profiler = CycleProfiler()
+    news = [profiler.observe("fwd", start_us=100 * i, end_us=100 * i + 10) for i in range(3)]
+    assert news == [News.NOTHING, News.PROFILED, News.NOTHING]
+    assert profiler.profile is not None
+    assert (profiler.profile.period_us, profiler.profile.busy_us) == (100, 10)
+    assert profiler.next_gap_us() == 90
+
+
+def test_what_follows_is_predicted_from_the_cycle() -> None:
+    profiler = CycleProfiler()
+    play(profiler, 2, period=100, phases=["fwd", "bwd", "step"])
+    profiler.observe("fwd", start_us=200, end_us=210)
+    assert profiler.next_gap_us() == 0
+    assert profiler.burst_left_us(max_gap_us=1) == 20
+    profiler.observe("bwd", start_us=210, end_us=220)
+    profiler.observe("step", start_us=220, end_us=230)
+    assert profiler.next_gap_us() == 70
+    assert profiler.burst_left_us(max_gap_us=1) == 0
+
+
+def test_training_beside_rollout_is_one_step_behind() -> None:
+    profiler = CycleProfiler()
+    for cycle in range(2):
+        at = 100 * cycle
+        profiler.observe("fwd", start_us=at, end_us=at + 10, is_beside_rollout=True)
+        profiler.observe("step", start_us=at + 10, end_us=at + 20, is_beside_rollout=False)
+    assert profiler.profile is not None
+    assert profiler.profile.mode is Mode.ASYNC1

@@ -1,0 +1,224 @@
+"""Where deployments go: the planner's board of the live cluster, kept in step with its processes.
+
+Theory of operation. A *unit* of planning is one device; devices of a kind have a planner of their
+own (`core/planning`). A training deployment is a resident of the board from the moment it is placed
+until no process and no state of it is left; a rollout deployment holds its devices for itself. A
+job's cycle is known from an earlier run of the same tenant, model, layout and name (*warm*), or
+guessed until it was measured (*cold*). What waits is looked at again whenever something changed for
+it.
+"""
+
+from __future__ import annotations
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.core.planners import GUESS
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profiler import ProfileKey
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.words import DeviceFacts, Fault, Place
+
+
+def unit(place: Place) -> NodeId:
+    """Return a device's name on the board.
+
+    >>> unit(Place(node_id=NodeId("node-a"), device=3))
+    'node-a:3'
+    """
+    return NodeId(f"{place.node_id}:{place.device}")
+
+
+def place_of(name: NodeId) -> Place:
+    """Return the device of a unit."""
+    node_id, _, device = name.rpartition(":")
+    return Place(node_id=NodeId(node_id), device=int(device))
+
+
+def key_of(deployment: Deployment) -> JobId:
+    """Return a deployment's name on the board: there, it is what a job is in the simulator."""
+    return JobId(deployment.deployment_id)
+
+
+def join(
+    cluster: Cluster, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
+) -> None:
+    """Put a node's devices on the board, or open them again when the node is back."""
+    for facts in devices:
+        board = cluster.planning.planner(facts.kind).board
+        name = unit(Place(node_id=node_id, device=facts.index))
+        if name in board.rooms:
+            if node_id not in cluster.cordoned:
+                board.uncordon(name)
+            continue
+        parked_bytes = host_bytes // len(devices)
+        board.join(
+            NodeRoom(
+                node_id=name,
+                num_devices=1,
+                parked_bytes=parked_bytes,
+                host=node_id,
+                index=facts.index,
+            )
+        )
+        if node_id in cluster.cordoned:
+            board.cordon(name)
+
+
+def close(cluster: Cluster, node_id: NodeId) -> None:
+    """Let nothing further be placed on a node's devices."""
+    for planner, name in _units(cluster, node_id):
+        planner.board.cordon(name)
+
+
+def reopen(cluster: Cluster, node_id: NodeId) -> None:
+    """Let a node's devices take work again."""
+    for planner, name in _units(cluster, node_id):
+        planner.board.uncordon(name)
+
+
+def request(cluster: Cluster, deployment: Deployment) -> None:
+    """Have a deployment wait for devices."""
+    cluster.unplaced.append(deployment.deployment_id)
+    if not deployment.is_rollout:
+        planner = cluster.planning.planner(deployment.device_kind)
+        planner.submit(demand(cluster, deployment))
+
+
+def withdraw(cluster: Cluster, deployment: Deployment) -> None:
+    """Take a deployment out of those that wait."""
+    cluster.unplaced.remove(deployment.deployment_id)
+    if not deployment.is_rollout:
+        cluster.planning.planner(deployment.device_kind).withdraw(key_of(deployment))
+
+
+def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
+    """Place what can be placed now; returns each with its devices in rank order."""
+    done: list[tuple[Deployment, tuple[Place, ...]]] = []
+    for planner in cluster.planning.planners.values():
+        if planner.has_news:
+            for placed in planner.admit(cluster.now_us):
+                deployment = cluster.deployments[DeploymentId(placed.job_id)]
+                done.append((deployment, tuple(map(place_of, placed.nodes))))
+    for deployment_id in cluster.unplaced:
+        deployment = cluster.deployments[deployment_id]
+        places = _elsewhere(cluster, deployment)
+        if places is not None and all(deployment is not other for other, _ in done):
+            done.append((deployment, places))
+    for deployment, _ in done:
+        cluster.unplaced.remove(deployment.deployment_id)
+    return done
+
+
+def free(cluster: Cluster, deployment: Deployment) -> None:
+    """Give back what a deployment had on the board."""
+    planner = cluster.planning.planner(deployment.device_kind)
+    if deployment.is_rollout:
+        planner.release(key_of(deployment))
+    elif key_of(deployment) in planner.board.group_of:
+        planner.remove(key_of(deployment))
+
+
+def demand(cluster: Cluster, deployment: Deployment) -> Demand:
+    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
+    job = cluster.jobs[deployment.job_id]
+    warm = cluster.planning.book.warm(profile_key(cluster, deployment), now_us=cluster.now_us)
+    return Demand(
+        job_id=key_of(deployment),
+        num_nodes=deployment.num_devices,
+        profile=GUESS if warm is None else warm.profile,
+        arrived_us=deployment.requested_us,
+        expected_us=cluster.limits.prior_job_us,
+        state_bytes=0 if warm is None else warm.device_bytes,
+        max_slowdown_ppm=job.max_slowdown_ppm or cluster.limits.max_slowdown_ppm,
+        is_cold=warm is None,
+        priority=job.priority,
+        tenant=job.tenant,
+    )
+
+
+def profile_key(cluster: Cluster, deployment: Deployment) -> ProfileKey:
+    """Return what makes two runs the same for planning."""
+    job = cluster.jobs[deployment.job_id]
+    return ProfileKey(
+        tenant=job.tenant,
+        model=deployment.model,
+        layout=deployment.layout,
+        name=f"{job.name}/{deployment.name}",
+    )
+
+
+def can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
+    """Return whether the devices of all nodes, were they idle, could hold a deployment."""
+    rooms = cluster.planning.planner(deployment.device_kind).board.rooms
+    up = [name for name in rooms if rooms[name].host in cluster.nodes]
+    if deployment.is_rollout:
+        return len(up) >= deployment.num_devices
+    found = rooms.gangs(deployment.num_devices, among=up, burden=lambda _: 0)
+    return next(found, None) is not None
+
+
+def no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
+    """Return the fault of a deployment for which there is no place."""
+    counts: dict[str, int] = {}
+    for device in cluster.devices.values():
+        if device.kind == deployment.device_kind and device.place.node_id in cluster.nodes:
+            counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
+    waited_us = cluster.now_us - deployment.requested_us
+    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
+    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} needs {deployment.num_devices} "
+        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
+        f"{found}); ask for fewer devices, or end what holds them",
+        facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
+    )
+
+
+def why(cluster: Cluster, deployment: Deployment) -> str:
+    """Say why a deployment is not placed yet."""
+    planner = cluster.planning.planner(deployment.device_kind)
+    if not deployment.is_rollout and key_of(deployment) in planner.waiting:
+        return planner.why(key_of(deployment))
+    return (
+        f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
+        f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
+    )
+
+
+def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
+    """Place what the queue did not: rollout on idle devices, training beside its own job's.
+
+    A job that holds some of its deployments must not wait for others that wait likewise; its own
+    deployments take turns anyway.
+    """
+    planner = cluster.planning.planner(deployment.device_kind)
+    if deployment.is_rollout:
+        held = planner.hold(key_of(deployment), deployment.num_devices)
+        return None if held is None else tuple(map(place_of, held))
+    for other_id in cluster.jobs[deployment.job_id].deployments:
+        other = cluster.wpg_of(cluster.deployments[other_id])
+        if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
+            continue
+        places = other.places[: deployment.num_devices]
+        if any(place.node_id in cluster.cordoned for place in places):
+            continue
+        if key_of(deployment) not in planner.waiting:
+            return None
+        planner.withdraw(key_of(deployment))
+        planner.place_at(
+            demand(cluster, deployment), tuple(map(unit, places)), now_us=cluster.now_us
+        )
+        return places
+    return None
+
+
+def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, NodeId]]:
+    return [
+        (planner, name)
+        for planner in cluster.planning.planners.values()
+        for name in planner.board.rooms
+        if planner.board.rooms[name].host == node_id
+    ]

@@ -1,0 +1,63 @@
+"""The planners of a live cluster, one a device kind, under the configured policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import ProfileBook
+from plexsvc.scheduler.core.words import Limits
+
+GUESS: Final = Profile(
+    period_us=60 * SECOND_US,
+    segments=(Segment(phase="training", offset_us=0, duration_us=6 * SECOND_US),),
+)
+"""The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
+
+
+def live_policy(limits: Limits) -> Policy:
+    """Return the configured policy with the live service's bounds.
+
+    Live, devices are few and jobs differ in size: a smaller one may join a larger group, a larger
+    one may merge smaller groups, and a job never measured shares when no device is idle.
+    """
+    policy = policy_named(limits.policy)
+    if policy.preference is not Preference.PLEX:
+        return replace(policy, oversize=0, cold_shares=policy.max_jobs > 1)
+    return replace(
+        policy,
+        max_jobs=limits.max_deployments_per_group,
+        duty_cap_ppm=limits.duty_cap_ppm,
+        target_slowdown_ppm=limits.target_slowdown_ppm,
+        critical_target_ppm=limits.critical_target_ppm,
+        oversize=0,
+        merges=True,
+        cold_shares=True,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Planning:
+    """The planners of one cluster, by device kind, and the profiles of earlier runs."""
+
+    policy: Policy
+    slot_us: int
+    book: ProfileBook = field(default_factory=ProfileBook)
+    planners: dict[str, Planner] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, limits: Limits) -> Planning:
+        """Return the planning of an empty cluster."""
+        return cls(policy=live_policy(limits), slot_us=limits.slot_us)
+
+    def planner(self, kind: str) -> Planner:
+        """Return the planner of a device kind."""
+        known = self.planners.get(kind)
+        if known is None:
+            known = Planner(Board([], slot_us=self.slot_us), policy=self.policy)
+            self.planners[kind] = known
+        return known
