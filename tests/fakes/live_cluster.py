@@ -26,6 +26,11 @@ DEVICE_BYTES = 2 * MIB
 """One device: it holds the state of one tiny model's trainer, not of two."""
 TRAIN = f'{{ kind = "train", bytes_total = {DEVICE_BYTES} }}'
 ROLLOUT = f'{{ kind = "rollout", bytes_total = {1024 * MIB} }}'
+SHARES_ALL = (
+    "[scheduler]\nduty_cap_ppm = 100_000_000\nmax_slowdown_ppm = 100_000_000\n"
+    "target_slowdown_ppm = 100_000_000\ncritical_target_ppm = 100_000_000\n"
+)
+"""Bounds so wide that jobs share devices even where the planner knows that it costs them time."""
 DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
 
 
@@ -39,7 +44,7 @@ def configuration(state_dir: Path, nodes: Mapping[str, Sequence[str]]) -> str:
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
             f"staging_bytes = {256 * MIB}\ndevices = [{', '.join(devices)}]"
         )
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, SHARES_ALL])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
