@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.actions import (
     DropPayload,
     ForgetWpg,
     JobChanged,
+    KeepProfile,
     MoveState,
     RefuseOperation,
     ReleaseOperation,
@@ -275,7 +276,7 @@ class VirtualDriver:
                 self._carry(action)
             case DropPayload() | ReleaseOperation():
                 pass
-            case DropCarried() | CutOver() | RelocationChanged():
+            case DropCarried() | CutOver() | RelocationChanged() | KeepProfile():
                 pass
             case _:
                 assert_never(action)
