@@ -28,7 +28,7 @@ from plexsvc.cli.options import (
     show,
     state_dir_of,
 )
-from plexsvc.cli.pack import pack
+from plexsvc.cli.pack import pack, top
 from plexsvc.cli.replay import replay
 from plexsvc.cli.report import report
 from plexsvc.cli.simulate import simulate
@@ -231,6 +231,7 @@ def explain(
 
 app.command(epilog="Example: plexctl pack --window 120 --png pack.png")(pack)
 app.command(epilog="Example: plexctl report --json")(report)
+app.command(epilog="Example: plexctl top --window 60")(top)
 
 
 def _pair(item: str) -> tuple[str, str]:

@@ -60,7 +60,7 @@ def _residents(
             resident.tenant,
             resident.role,
             residency_name(resident.residency),
-            f"moves to {', '.join(resident.moving_to)}" if resident.moving_to else resident.stays,
+            resident.next,
         )
     return table
 

@@ -87,12 +87,15 @@ def print_json(value: object) -> None:
 
 def print_message(message: Message) -> None:
     """Print a reply as one line of JSON, every field present."""
+    print_json(to_dict(message))
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """Return a reply as JSON has it, every field present."""
     from google.protobuf.json_format import MessageToDict
 
-    print_json(
-        MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
+    return MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
 
 

@@ -3,6 +3,7 @@
 # ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,8 +16,11 @@ from plexsvc.cli.options import (
     Token,
     calls_to,
     console,
+    live,
+    print_json,
     print_message,
     show,
+    to_dict,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 _ANY_NODES: Final = 1 << 30
 _ANY_GB: Final = 1e9
 _APPLY_TIMEOUT_S: Final = 60.0
+_REFRESH_S: Final = 1.0
 
 
 def pack(
@@ -62,11 +67,57 @@ def pack(
             _picture(calls, window_us=round(window * 1e6), png=png, json=json)
 
 
-def _picture(calls: RouterCalls, *, window_us: int, png: Path | None, json: bool) -> None:
+def top(
+    window: Annotated[
+        float, typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0)
+    ] = 0.0,
+    state_dir: StateDir = None,
+    address: Address = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Keep jobs, devices and the rings of their groups on the screen until Ctrl-C."""
+    from rich.console import Group
+
+    from plexsvc.cli.pack_view import pack_view
+    from plexsvc.cli.view import status_view
+
+    window_us = round(window * 1e6)
+    with calls_to(state_dir, address=address, token=token) as calls:
+        if json:
+            _print_both(calls, window_us=window_us)
+            return
+        width = console().width
+        live(
+            (
+                Group(status_view(_status(calls)), pack_view(_pack(calls, window_us), width=width))
+                for _ in count()
+            ),
+            every_s=_REFRESH_S,
+        )
+
+
+def _print_both(calls: RouterCalls, *, window_us: int) -> None:
+    """Print what `top` shows, once."""
+    status, pack = _status(calls), _pack(calls, window_us)
+    print_json({"status": to_dict(status), "pack": to_dict(pack)})
+
+
+def _status(calls: RouterCalls) -> service_pb2.ClusterStatus:
+    from plexclient.wire.v1 import service_pb2
+
+    return calls.call("GetStatus", service_pb2.GetStatusRequest(), service_pb2.ClusterStatus)
+
+
+def _pack(calls: RouterCalls, window_us: int) -> service_pb2.PackReply:
     from plexclient.wire.v1 import service_pb2
 
     request = service_pb2.PackRequest(window_us=window_us)
-    reply = calls.call("GetPack", request, service_pb2.PackReply)
+    return calls.call("GetPack", request, service_pb2.PackReply)
+
+
+def _picture(calls: RouterCalls, *, window_us: int, png: Path | None, json: bool) -> None:
+    reply = _pack(calls, window_us)
     if png is not None:
         _draw(png, reply)
     if json:

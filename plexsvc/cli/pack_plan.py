@@ -76,6 +76,28 @@ def overlaps(lanes: Iterable[Spans]) -> Spans:
     return found
 
 
+def shared(group: service_pb2.PackGroup, window: Window) -> Spans:
+    """Return when some device of a group is planned for two or more at once."""
+    lanes = [(set(r.devices), planned(r, window)) for r in group.residents]
+    crowds = {frozenset(i for i, (on, _) in enumerate(lanes) if d in on) for d in group.devices}
+    return union([overlaps(lanes[i][1] for i in crowd) for crowd in crowds])
+
+
+def union(lanes: Iterable[Spans]) -> Spans:
+    """Return when any lane is busy.
+
+    >>> union([[(0, 2), (5, 6)], [(1, 3)]])
+    [(0, 3), (5, 6)]
+    """
+    found: Spans = []
+    for start, end in sorted(span for lane in lanes for span in lane):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
 def shares(spans: Spans, window: Window, *, columns: int) -> list[float]:
     """Return the busy share of each of `columns` equal parts of the window, 0 to 1.
 
@@ -101,6 +123,15 @@ def label(job_name: str, job_id: str, name: str) -> str:
     return f"{job}/{name}" if job else HIDDEN
 
 
+def slowdown(*, predicted_ppm: int, measured_ppm: int, bound_ppm: int) -> str:
+    """Return slowdown as predicted and as measured, and its bound.
+
+    >>> slowdown(predicted_ppm=1_040_000, measured_ppm=0, bound_ppm=1_500_000)
+    '1.04 / - ≤ 1.50'
+    """
+    return f"{ratio(predicted_ppm)} / {ratio(measured_ppm)} ≤ {ratio(bound_ppm)}"
+
+
 def ratio(ppm: int) -> str:
     """Return a slowdown or a dash where it is not known.
 
@@ -124,7 +155,7 @@ def notes(resident: service_pb2.PackResident) -> list[str]:
     told = [
         (resident.is_cold, "being profiled"),
         (resident.is_late, "late"),
-        (resident.is_paused, "paused"),
+        (bool(resident.paused), f"paused: {resident.paused}"),
         (resident.is_pinned, "pinned"),
         (bool(resident.moving_to), f"moves to {', '.join(resident.moving_to)}"),
     ]
@@ -135,9 +166,8 @@ def title(group: service_pb2.PackGroup) -> str:
     """Return a group's heading: where it is and how full."""
     devices = compact(group.devices)
     duty = f"duty {group.duty_ppm / PPM:.0%} of at most {group.duty_cap_ppm / PPM:.0%}"
-    return f"{group.kind} group {group.group_id} · {devices} · {duty}" + (
-        f" · closed: {group.closed}" if group.closed else ""
-    )
+    head = f"{group.kind} group {group.group_id} · {devices} · {duty}"
+    return f"{head}\nclosed: {group.closed}" if group.closed else head
 
 
 def compact(devices: Sequence[str]) -> str:

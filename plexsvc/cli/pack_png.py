@@ -18,10 +18,10 @@ from plexsvc.cli.pack_plan import (
     Window,
     label,
     notes,
-    overlaps,
     planned,
     ratio,
     seconds,
+    shared,
     title,
 )
 
@@ -61,7 +61,7 @@ def _draw_group(axes: Axes, group: service_pb2.PackGroup, window: Window) -> Non
     names = [_name(resident) for resident in group.residents]
     for number, lane in enumerate(lanes):
         _draw_lane(axes, lane, window, row=number, color=COLORS[number % len(COLORS)])
-    _draw_lane(axes, overlaps(lanes), window, row=len(lanes), color=OVERLAP_COLOR)
+    _draw_lane(axes, shared(group, window), window, row=len(lanes), color=OVERLAP_COLOR)
     axes.set_yticks(range(len(lanes) + 1), [*names, "overlap"], fontsize=7)
     axes.set(xlim=(0, window.length_us / 1e6), ylim=(len(lanes) + 0.5, -0.5))
     axes.set_xlabel("seconds from now", fontsize=7)

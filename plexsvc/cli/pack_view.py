@@ -16,11 +16,12 @@ from plexsvc.cli.pack_plan import (
     compact,
     label,
     notes,
-    overlaps,
     planned,
     ratio,
     seconds,
+    shared,
     shares,
+    slowdown,
     title,
 )
 from plexsvc.cli.view import table_of
@@ -57,7 +58,8 @@ def what_if_view(reply: service_pb2.WhatIfReply) -> RenderableType:
     """Return where a job would go and what it would cost, or why it would wait."""
     if not reply.fits:
         return Text("\n".join(["it would wait:", *(f"  {reason}" for reason in reply.reasons)]))
-    where = "a group of its own" if reply.opens_group else f"group {reply.group_id}"
+    joined = " and ".join(map(str, reply.group_ids))
+    where = "a group of its own" if reply.opens_group else f"group {joined}"
     head = (
         f"it would start at once on {compact(reply.devices)} ({where}), shifted by "
         f"{seconds(reply.shift_us)}, {reply.overlap_ppm / PPM:.0%} of its device time overlapping "
@@ -95,10 +97,9 @@ def _ring(group: service_pb2.PackGroup, window: Window, *, width: int) -> Render
     lines = [Text(title(group), style="bold"), Text(" " * (indent + 2) + _axis(window, columns))]
     for number, (name, lane) in enumerate(zip(labels, lanes, strict=True)):
         lines.append(_lane(name, lane, window, indent=indent, columns=columns, color=number))
-    shared = overlaps(lanes)
-    if shared:
-        row = _lane("overlap", shared, window, indent=indent, columns=columns, color=None)
-        lines.append(row)
+    both = shared(group, window)
+    if both:
+        lines.append(_lane("overlap", both, window, indent=indent, columns=columns, color=None))
     return Group(*lines)
 
 
@@ -126,8 +127,8 @@ def _axis(window: Window, columns: int) -> str:
 
 def _figures(group: service_pb2.PackGroup) -> Table:
     table = table_of(
-        *("deployment", "devices", "period", "shift", "duty", "predicted", "measured", "bound"),
-        *("wait", "parked MiB", "notes"),
+        *("deployment", "on", "period", "shift", "duty", "slowdown p / m ≤ bound", "wait"),
+        *("MiB", "notes"),
     )
     for number, resident in enumerate(group.residents):
         table.add_row(
@@ -136,9 +137,11 @@ def _figures(group: service_pb2.PackGroup) -> Table:
             seconds(resident.period_us),
             seconds(resident.shift_us),
             f"{resident.duty_ppm / PPM:.0%}",
-            ratio(resident.predicted_ppm),
-            ratio(resident.measured_ppm),
-            ratio(resident.bound_ppm),
+            slowdown(
+                predicted_ppm=resident.predicted_ppm,
+                measured_ppm=resident.measured_ppm,
+                bound_ppm=resident.bound_ppm,
+            ),
             f"{resident.wait_ratio_ppm / PPM:.0%}",
             f"{resident.state_bytes / _MIB:.1f}",
             ", ".join(notes(resident)),

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.cli.pack_plan import PPM, ratio, seconds
+from plexsvc.cli.pack_plan import PPM, seconds, slowdown
 from plexsvc.cli.view import table_of
 
 OTHERS = "others"
@@ -53,8 +53,8 @@ def _matrix(report: service_pb2.ReportReply) -> Table:
 
 def _jobs(report: service_pb2.ReportReply) -> Table:
     table = table_of(
-        *("job", "name", "tenant", "device s", "waited s", "wait", "switches", "predicted"),
-        *("measured", "bound", "waited most for"),
+        *("job", "name", "device s", "waited s", "wait", "switches", "slowdown p / m ≤ bound"),
+        "most for",
     )
     for job in report.jobs:
         worst = max(job.waits, key=lambda w: w.wait_us, default=None)
@@ -62,14 +62,15 @@ def _jobs(report: service_pb2.ReportReply) -> Table:
         table.add_row(
             job.job_id,
             job.name,
-            job.tenant,
             f"{job.device_us / 1e6:.1f}",
             f"{job.wait_us / 1e6:.1f}",
             f"{job.wait_ratio_ppm / PPM:.0%}",
             str(job.switches),
-            ratio(job.predicted_ppm),
-            ratio(job.measured_ppm),
-            ratio(job.bound_ppm),
+            slowdown(
+                predicted_ppm=job.predicted_ppm,
+                measured_ppm=job.measured_ppm,
+                bound_ppm=job.bound_ppm,
+            ),
             f"{most} {worst.wait_us / 1e6:.1f} s" if worst is not None else "-",
         )
     return table

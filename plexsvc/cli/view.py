@@ -109,6 +109,6 @@ def _state(job: service_pb2.Job) -> Text:
 def table_of(*columns: str) -> Table:
     """Return an empty table without a frame."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0)
     return table

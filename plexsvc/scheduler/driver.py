@@ -55,6 +55,7 @@ from plexsvc.scheduler.registry import Registry
 from plexsvc.scheduler.results import ResultBook
 from plexsvc.scheduler.sessions import Sessions
 from plexsvc.scheduler.storing import Storing
+from plexsvc.scheduler.tally import Tally
 from plexsvc.scheduler.timers import Timers
 from plexsvc.scheduler.versions import Versions
 from plexsvc.store.store import Store
@@ -94,6 +95,7 @@ class SchedulerDriver:
         )
         self.executor = Executor(reach, rollout=rollout_manager, post=self.post)
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
+        self.tally = Tally(self.core.cluster.timeline)
         self._store = store
         self._inbox: deque[Event] = deque()
         self._asked: dict[int, asyncio.Future[list[Action]]] = {}
@@ -286,6 +288,7 @@ class SchedulerDriver:
             await self.recorder.dirty.wait()
             await self.clock.sleep(self.config.rows_flush_us)
             self.recorder.dirty.clear()
+            self.tally.take()
             await storing.run(partial(self._store.append, (), self.recorder.take_rows()))
 
     def _timer_fired(self, key: str) -> None:

@@ -65,6 +65,7 @@ class NodeLink:
         self.agent = node_pb2_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call] # generated
         self.description = node_pb2.NodeDescription()
         self.is_up = False
+        self.reason = ""
         self.joined = asyncio.Event()
 
     @property
@@ -232,6 +233,7 @@ class NodeLink:
         self._state = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call] # generated
 
     def _lose(self, reason: str) -> None:
+        self.reason = reason
         if self.is_up:
             self.is_up = False
             log.error("node lost", node=self.node_id, reason=reason)

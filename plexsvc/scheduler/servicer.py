@@ -14,7 +14,7 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.errors import PlexError
 from plexsvc.ids import OperationId
-from plexsvc.scheduler import views
+from plexsvc.scheduler import admin, explaining, node_views, pictures, report, views
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.intake import Intake
 from plexsvc.transport.status import abort_with
@@ -145,9 +145,9 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     async def ExplainOperation(
         self, request: service_pb2.ExplainRequest, context: Context = None
     ) -> service_pb2.ExplainReply:
-        """Say why an operation waits, from the core's own record."""
+        """Say why an operation or a job waits, from the core's own record."""
         del context
-        return views.explain(self._driver, request)
+        return explaining.explain(self._driver, request)
 
     @_typed
     async def Timeline(
@@ -156,6 +156,78 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         """Return what devices did after a span index."""
         del context
         return views.timeline(self._driver, request)
+
+    @_typed
+    async def ListNodes(
+        self, request: service_pb2.ListNodesRequest, context: Context = None
+    ) -> service_pb2.ListNodesReply:
+        """Return the nodes, and who lives on each."""
+        del context
+        return await node_views.list_nodes(self._driver, request)
+
+    @_typed
+    async def ChangeNode(
+        self, request: service_pb2.ChangeNodeRequest, context: Context = None
+    ) -> service_pb2.NodeView:
+        """Cordon, drain or uncordon a node."""
+        del context
+        return await admin.change_node(self._driver, request)
+
+    @_typed
+    async def AddNode(
+        self, request: service_pb2.AddNodeRequest, context: Context = None
+    ) -> service_pb2.NodeView:
+        """Take one more node agent in; returns when it has joined."""
+        del context
+        return await admin.add_node(self._driver, request)
+
+    @_typed
+    async def GetPack(
+        self, request: service_pb2.PackRequest, context: Context = None
+    ) -> service_pb2.PackReply:
+        """Return who owns which slots of each node group."""
+        del context
+        return pictures.pack(self._driver, request)
+
+    @_typed
+    async def WhatIf(
+        self, request: service_pb2.WhatIfRequest, context: Context = None
+    ) -> service_pb2.WhatIfReply:
+        """Say where a job would go and what it would cost the others."""
+        del context
+        return pictures.what_if(self._driver, request)
+
+    @_typed
+    async def Repack(
+        self, request: service_pb2.RepackRequest, context: Context = None
+    ) -> service_pb2.MovesReply:
+        """Order the moves that pay for themselves now."""
+        del context
+        return await admin.repack(self._driver, request)
+
+    @_typed
+    async def MoveJob(
+        self, request: service_pb2.MoveJobRequest, context: Context = None
+    ) -> service_pb2.MovesReply:
+        """Order a job's training deployments elsewhere."""
+        del context
+        return await admin.move_job(self._driver, request)
+
+    @_typed
+    async def PinJob(
+        self, request: service_pb2.PinJobRequest, context: Context = None
+    ) -> service_pb2.PinJobReply:
+        """Keep a job where it is, or let it be moved again."""
+        del context
+        return await admin.pin_job(self._driver, request)
+
+    @_typed
+    async def GetReport(
+        self, request: service_pb2.ReportRequest, context: Context = None
+    ) -> service_pb2.ReportReply:
+        """Say who waited for whom."""
+        del context
+        return report.report(self._driver, request)
 
 
 def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:

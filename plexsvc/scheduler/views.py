@@ -10,14 +10,12 @@ import grpc
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, OperationId, show
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core import room
 from plexsvc.scheduler.core.state import Device
-from plexsvc.scheduler.core.story import explain as explain_operation
 from plexsvc.scheduler.core.words import Residency
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.nodes import NodeLink
-from plexsvc.scheduler.outcomes import WIRE_STATES
 from plexsvc.scheduler.registry import DeploymentRecord, JobRecord
 
 RESIDENCIES: Final = {
@@ -101,40 +99,17 @@ async def status(
     reply = service_pb2.ClusterStatus(
         now_us=driver.clock.wall_us(), scheduler_epoch=driver.epoch, jobs=jobs
     )
-    inventories = await asyncio.gather(*(_inventory(link) for link in driver.nodes.links))
+    inventories = await asyncio.gather(*(inventory_of(link) for link in driver.nodes.links))
     for link, inventory in zip(driver.nodes.links, inventories, strict=True):
         reply.nodes.append(_node(link, inventory))
     for device in driver.core.cluster.devices.values():
-        reply.devices.append(_device(driver, device))
+        reply.devices.append(device_status(driver, device))
     for view in jobs:
         for deployment_id in view.deployment_ids:
             found = driver.registry.deployments[DeploymentId(deployment_id)]
             reply.deployments.append(deployment(driver, found))
         _progress(reply, driver.registry.jobs[JobId(view.job_id)])
     return reply
-
-
-def explain(
-    driver: SchedulerDriver, request: service_pb2.ExplainRequest
-) -> service_pb2.ExplainReply:
-    """Return why an operation is where it is.
-
-    Raises:
-        PlexError: `not_found`.
-    """
-    driver.registry.job(request.job_id, tenant=request.tenant)
-    operation_id = OperationId(request.operation_id)
-    found = driver.core.cluster.operations.get(operation_id)
-    story = explain_operation(driver.core.cluster, operation_id, now_us=driver.clock.wall_us())
-    if story is None or found is None or found.job_id != request.job_id:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"job {request.job_id!r} has no operation {show(operation_id)} that waits, runs or was "
-            "lately answered",
-        )
-    return service_pb2.ExplainReply(
-        text=story.text, facts=story.facts, state=WIRE_STATES[story.state]
-    )
 
 
 def timeline(
@@ -172,7 +147,8 @@ def _progress(reply: service_pb2.ClusterStatus, record: JobRecord) -> None:
     progress.at_us = record.metrics_us
 
 
-async def _inventory(link: NodeLink) -> statemanager_pb2.InventoryReply | None:
+async def inventory_of(link: NodeLink) -> statemanager_pb2.InventoryReply | None:
+    """Return what a node's state manager holds; None when it is lost or does not answer soon."""
     if not link.is_up:
         return None
     try:
@@ -197,7 +173,8 @@ def _node(
     )
 
 
-def _device(driver: SchedulerDriver, device: Device) -> service_pb2.DeviceStatus:
+def device_status(driver: SchedulerDriver, device: Device) -> service_pb2.DeviceStatus:
+    """Return what one device holds and does."""
     cluster, now_us = driver.core.cluster, driver.clock.wall_us()
     holder = cluster.wpgs.get(device.holder) if device.holder is not None else None
     busy_us = device.busy_us

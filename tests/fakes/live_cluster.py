@@ -34,8 +34,10 @@ SHARES_ALL = (
 DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
 
 
-def configuration(state_dir: Path, nodes: Mapping[str, Sequence[str]]) -> str:
-    """Return the TOML of a cluster with these nodes and devices."""
+def configuration(
+    state_dir: Path, nodes: Mapping[str, Sequence[str]], *, scheduler: str = SHARES_ALL
+) -> str:
+    """Return the TOML of a cluster with these nodes, devices and bounds."""
     tables = [
         f'state_dir = "{state_dir}"\nlisten = "127.0.0.1:0"\nscheduler_listen = "127.0.0.1:0"'
     ]
@@ -44,7 +46,7 @@ def configuration(state_dir: Path, nodes: Mapping[str, Sequence[str]]) -> str:
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
             f"staging_bytes = {256 * MIB}\ndevices = [{', '.join(devices)}]"
         )
-    return "\n\n".join([*tables, SHARES_ALL])
+    return "\n\n".join([*tables, scheduler])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +92,15 @@ def start_cluster(
     nodes: Mapping[str, Sequence[str]] = DEFAULT_NODES,
     boot_s: float = 120,
     extra: str = "",
+    scheduler: str = SHARES_ALL,
 ) -> Iterator[LiveCluster]:
-    """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end."""
+    """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end.
+
+    `scheduler` is the table of that name.
+    """
     state_dir = directory / "state"
     config = directory / "cluster.toml"
-    config.write_text(extra + configuration(state_dir, nodes))
+    config.write_text(extra + configuration(state_dir, nodes, scheduler=scheduler))
     log = (directory / "up.log").open("wb")
     command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -1,22 +1,26 @@
-"""Why an operation waits, told from the core's own record."""
+"""Why an operation or a job waits, told from the core's own record."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from plexsvc.ids import OperationId, WpgId, show
-from plexsvc.scheduler.core import lanes, placing
+from plexsvc.ids import JobId, OperationId, WpgId, show
+from plexsvc.scheduler.core import lanes, learning, placing
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.words import Fault, OperationState, Residency, WpgState
+
+MAX_BLOCKERS: Final = 3
+"""Jobs that a job waited for, named in its story."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One sentence, the facts behind it, and the operation's state."""
+    """One sentence, the facts behind it, and the operation's state; None for a job's story."""
 
     text: str
     facts: tuple[str, ...]
-    state: OperationState
+    state: OperationState | None = None
 
 
 def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Story | None:
@@ -35,6 +39,120 @@ def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Stor
         facts=(*facts, *more),
         state=operation.state,
     )
+
+
+def explain_job(cluster: Cluster, job_id: JobId, *, now_us: int) -> Story | None:
+    """Return what each deployment of a job does or waits for; `None` for a job that has ended."""
+    job = cluster.jobs.get(job_id)
+    if job is None:
+        return None
+    shown = [cluster.deployments[d] for d in job.deployments]
+    deployments = [d for d in shown if d.stands_in_for is None]
+    told: list[str] = []
+    facts: list[str] = []
+    for deployment in deployments:
+        sentence, more = _deployment_story(cluster, deployment, now_us=now_us)
+        told.append(f"{_name(deployment)} {sentence}")
+        facts += [f"{_name(deployment)}: {fact}" for fact in more]
+    state = "ending" if job.ending is not None else str(job.state)
+    pinned = " and pinned" if job.is_pinned else ""
+    doing = "; ".join(told) or "it has no deployment yet"
+    return Story(
+        text=f"{job_id} is {state}{pinned}: {doing}", facts=(*facts, *_waits(cluster, job_id))
+    )
+
+
+def _deployment_story(
+    cluster: Cluster, deployment: Deployment, *, now_us: int
+) -> tuple[str, list[str]]:
+    if deployment.fault is not None:
+        return f"failed with {deployment.fault.code}: {deployment.fault.message}", []
+    wpg = cluster.wpg_of(deployment)
+    if wpg is None:
+        since = _ms(now_us - deployment.requested_us)
+        return f"waits for devices since {since}: {placing.why(cluster, deployment)}", []
+    facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
+    facts += _plan(cluster, deployment)
+    if wpg.state is WpgState.SPAWNING:
+        return "waits for its processes to come up", facts
+    sentence, more = _doing(cluster, deployment, now_us=now_us)
+    return sentence, [*facts, *_relocation(deployment, now_us=now_us), *more]
+
+
+def _doing(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
+    """Say what runs, else what the head of the line waits for, else since when it is idle."""
+    for operation in deployment.running.values():
+        since = _ms(now_us - operation.started_us)
+        return f"runs {operation.kind} since {since}", [f"{show(operation.operation_id)} runs"]
+    head = deployment.pending.get(deployment.next_seq)
+    if head is not None:
+        reason, more = _reason(cluster, deployment, head, now_us=now_us)
+        since = _ms(now_us - head.submitted_us)
+        return f"{reason} (its next operation, {head.kind}, came {since} ago)", more
+    if deployment.pending:
+        return f"waits for seq {deployment.next_seq}, which has not been submitted", []
+    last_us = deployment.pattern.last_end_us
+    since = f" since {_ms(now_us - last_us)}" if last_us is not None else ""
+    return f"is idle{since}: nothing is submitted", _next_turn(deployment, now_us=now_us)
+
+
+def _next_turn(deployment: Deployment, *, now_us: int) -> list[str]:
+    expected_us = deployment.pattern.expected_us
+    if expected_us is None:
+        return []
+    late = "in" if expected_us >= now_us else "for"
+    return [f"by its cycle, its next operation is due {late} {_ms(abs(expected_us - now_us))}"]
+
+
+def _relocation(deployment: Deployment, *, now_us: int) -> list[str]:
+    relocation = deployment.relocation
+    if relocation is not None:
+        where = ", ".join(f"{p.node_id}:{p.device}" for p in relocation.places)
+        held = "; its operations wait until it arrives" if deployment.is_held else ""
+        since = _ms(now_us - relocation.started_us)
+        return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
+    if deployment.relocation_fault is not None:
+        return [f"its last move did not happen: {deployment.relocation_fault.message}"]
+    return []
+
+
+def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
+    """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
+    planner = cluster.planning.planner(deployment.device_kind)
+    key = placing.key_of(deployment)
+    if key not in planner.board.group_of:
+        return []
+    group = planner.board.groups[planner.board.group_of[key]]
+    demand, measured = group.residents[key].demand, planner.measured(key)
+    ratios = [
+        f"bound {_ratio(demand.max_slowdown_ppm)}",
+        f"predicted {_ratio(planner.predicted(group)[key])}",
+        f"measured {_ratio(measured)}" if measured is not None else "not measured yet",
+    ]
+    company = f"shares its devices with {len(group.residents) - 1} others"
+    facts = [f"{company}; slowdown: {', '.join(ratios)}"]
+    if demand.is_cold:
+        facts.append("its cycle is being profiled")
+    if key in group.late:
+        facts.append("it is late: measured past its bound, so its group takes no further job")
+    if key in group.paused:
+        facts.append(
+            f"it is paused, and runs when nobody else of its group waits: {group.paused[key]}"
+        )
+    return facts
+
+
+def _waits(cluster: Cluster, job_id: JobId) -> list[str]:
+    """Say for whom a job waited most."""
+    waits = [
+        (waited_us, blocker)
+        for (waiter, blocker), waited_us in cluster.waits.items()
+        if waiter == job_id and blocker != job_id
+    ]
+    return [
+        f"since it began it waited {_ms(waited_us)} for job {blocker}"
+        for waited_us, blocker in sorted(waits, reverse=True)[:MAX_BLOCKERS]
+    ]
 
 
 def _reason(
@@ -112,6 +230,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
             f"{holder} of job {cluster.wpgs[holder].job_id} since {_ms(now_us - since_us)}"
             for holder, since_us in holders.items()
         ]
+        facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
         return f"waits for its device, held by {', '.join(told)}", facts
     if wpg.retry_us > now_us:
         return "waits to try again: its last context switch found no room", facts
@@ -121,6 +240,20 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         "waits for its turn on its device: an operation with a higher response ratio is first",
         facts,
     )
+
+
+def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
+    """Say what the holder of a device runs and when that is expected to end."""
+    wpg = cluster.wpgs[holder]
+    deployment = cluster.deployments[wpg.deployment_id]
+    if wpg.switch is not None:
+        return [f"{holder} is being brought onto it since {_ms(now_us - wpg.switch.started_us)}"]
+    told = []
+    for operation in deployment.running.values():
+        left_us = operation.started_us + learning.predicted_us(cluster, deployment, operation)
+        ends = f"in about {_ms(left_us - now_us)}" if left_us > now_us else "any moment"
+        told.append(f"{holder} runs {operation.kind}, expected to end {ends}")
+    return told
 
 
 def _switching(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
@@ -148,6 +281,14 @@ def _since_us(operation: Operation) -> int:
             return operation.finished_us
         case _:
             return operation.submitted_us
+
+
+def _name(deployment: Deployment) -> str:
+    return deployment.name or deployment.deployment_id
+
+
+def _ratio(ppm: int) -> str:
+    return f"{ppm / 1e6:.2f}"
 
 
 def _ms(duration_us: int) -> str:

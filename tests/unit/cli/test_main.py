@@ -35,6 +35,7 @@ COMMANDS = [
     ["node", "add"],
     ["pack"],
     ["report"],
+    ["top"],
 ]
 NOUNS = [["job"], ["node"]]
 run = CliRunner().invoke
@@ -77,6 +78,7 @@ def test_help_imports_nothing_heavy() -> None:
         ["node", "drain", "n"],
         ["pack"],
         ["report"],
+        ["top"],
     ],
 )
 def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(

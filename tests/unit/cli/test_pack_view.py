@@ -80,11 +80,11 @@ def test_figures_say_shift_slowdowns_wait_and_what_is_special() -> None:
     lines = [line.split() for line in shown(pack_view(pack, width=160), width=160)]
     math = next(line for line in lines if line[:2] == ["math/actor", "n:0"])
     assert math[2:] == [
-        *("10", "s", "2", "s", "20%", "1.04", "1.10", "1.50", "4%", "0.0"),
+        *("10", "s", "2", "s", "20%", "1.04", "/", "1.10", "≤", "1.50", "4%", "0.0"),
         *("pinned,", "moves", "to", "m:0"),
     ]
     code = next(line for line in lines if line[:2] == ["code/actor", "n:0"])
-    assert code[7:10] == ["-", "-", "1.50"]
+    assert code[7:12] == ["-", "/", "-", "≤", "1.50"]
     assert code[-2:] == ["being", "profiled"]
 
 
@@ -112,7 +112,7 @@ def test_a_what_if_says_where_and_what_it_costs_or_why_it_waits() -> None:
         job_name="math", name="actor", before_ppm=1_000_000, after_ppm=1_030_000
     )
     fits = pb.WhatIfReply(
-        fits=True, devices=["n:0"], group_id=3, shift_us=4 * S, predicted_ppm=1_060_000
+        fits=True, devices=["n:0"], group_ids=[3], shift_us=4 * S, predicted_ppm=1_060_000
     )
     fits.neighbours.append(one)
     lines = shown(what_if_view(fits), width=200)

@@ -594,7 +594,7 @@ class NodeView(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ...) -> None: ...
 
 class NodeResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "stays", "name")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -603,7 +603,7 @@ class NodeResident(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
-    STAYS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     job_id: str
@@ -613,9 +613,9 @@ class NodeResident(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     residency: _common_pb2.Residency
     moving_to: _containers.RepeatedScalarFieldContainer[str]
-    stays: str
+    next: str
     name: str
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., moving_to: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ChangeNodeRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "node_id", "change")
@@ -710,7 +710,7 @@ class PackGroup(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., group_id: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., duty_ppm: _Optional[int] = ..., duty_cap_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., closed: _Optional[str] = ..., residents: _Optional[_Iterable[_Union[PackResident, _Mapping]]] = ...) -> None: ...
 
 class PackResident(_message.Message):
-    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "is_paused", "moving_to", "residency", "is_running", "name", "busy")
+    __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "devices", "anchor_us", "shift_us", "period_us", "segments", "duty_ppm", "bound_ppm", "predicted_ppm", "measured_ppm", "wait_us", "wait_ratio_ppm", "state_bytes", "is_cold", "is_pinned", "is_late", "paused", "moving_to", "residency", "is_running", "name", "busy")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -730,7 +730,7 @@ class PackResident(_message.Message):
     IS_COLD_FIELD_NUMBER: _ClassVar[int]
     IS_PINNED_FIELD_NUMBER: _ClassVar[int]
     IS_LATE_FIELD_NUMBER: _ClassVar[int]
-    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -755,13 +755,13 @@ class PackResident(_message.Message):
     is_cold: bool
     is_pinned: bool
     is_late: bool
-    is_paused: bool
+    paused: str
     moving_to: _containers.RepeatedScalarFieldContainer[str]
     residency: _common_pb2.Residency
     is_running: bool
     name: str
     busy: _containers.RepeatedCompositeFieldContainer[BusySpan]
-    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., anchor_us: _Optional[int] = ..., shift_us: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., duty_ppm: _Optional[int] = ..., bound_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., measured_ppm: _Optional[int] = ..., wait_us: _Optional[int] = ..., wait_ratio_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., is_cold: _Optional[bool] = ..., is_pinned: _Optional[bool] = ..., is_late: _Optional[bool] = ..., paused: _Optional[str] = ..., moving_to: _Optional[_Iterable[str]] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., is_running: _Optional[bool] = ..., name: _Optional[str] = ..., busy: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ...) -> None: ...
 
 class PackWaiting(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "since_us", "reason", "name")
@@ -822,11 +822,11 @@ class WhatIfRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., job: _Optional[_Union[JobShape, _Mapping]] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class WhatIfReply(_message.Message):
-    __slots__ = ("fits", "devices", "opens_group", "group_id", "shift_us", "overlap_ppm", "predicted_ppm", "neighbours", "reasons")
+    __slots__ = ("fits", "devices", "opens_group", "group_ids", "shift_us", "overlap_ppm", "predicted_ppm", "neighbours", "reasons")
     FITS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     OPENS_GROUP_FIELD_NUMBER: _ClassVar[int]
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     SHIFT_US_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_PPM_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_PPM_FIELD_NUMBER: _ClassVar[int]
@@ -835,13 +835,13 @@ class WhatIfReply(_message.Message):
     fits: bool
     devices: _containers.RepeatedScalarFieldContainer[str]
     opens_group: bool
-    group_id: int
+    group_ids: _containers.RepeatedScalarFieldContainer[int]
     shift_us: int
     overlap_ppm: int
     predicted_ppm: int
     neighbours: _containers.RepeatedCompositeFieldContainer[WhatIfNeighbour]
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_id: _Optional[int] = ..., shift_us: _Optional[int] = ..., overlap_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, fits: _Optional[bool] = ..., devices: _Optional[_Iterable[str]] = ..., opens_group: _Optional[bool] = ..., group_ids: _Optional[_Iterable[int]] = ..., shift_us: _Optional[int] = ..., overlap_ppm: _Optional[int] = ..., predicted_ppm: _Optional[int] = ..., neighbours: _Optional[_Iterable[_Union[WhatIfNeighbour, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WhatIfNeighbour(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "before_ppm", "after_ppm", "bound_ppm", "name")

@@ -70,7 +70,7 @@ def refusal(
     """
     for group in spot.groups:
         if group.is_closed or group.late or (group.probing and not policy.cold_shares):
-            return _why_closed(group)
+            return why_closed(group)
     num_jobs, duty_ppm, spare_bytes = spot.crowd()
     if num_jobs >= policy.max_jobs:
         return f"holds {policy.max_jobs} jobs (max_jobs)"
@@ -150,7 +150,8 @@ def _among(
     return slowdown_ppm(load, [other for other, _ in there], total_ppm=max(totals.values()))
 
 
-def _why_closed(group: Group) -> str:
+def why_closed(group: Group) -> str:
+    """Return why a closed group takes no further job."""
     if group.is_closed:
         return "a node is cordoned"
     if group.late:

@@ -1,0 +1,248 @@
+"""What operators see and order, on a driver over fake nodes with two tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from tests.fakes.fake_cluster import FakeAgent
+from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
+
+RIVAL = "rival"
+CORDON, DRAIN, UNCORDON = pb.NODE_CHANGE_CORDON, pb.NODE_CHANGE_DRAIN, pb.NODE_CHANGE_UNCORDON
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two nodes with a training device each: a job of the lab on one, a rival's on the other."""
+    async with start_rig(tmp_path, nodes=[{"train": 1}, {"train": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await of_rival(rig, "job-2")
+        yield rig
+
+
+async def of_rival(rig: Rig, job_id: str) -> None:
+    request = pb.CreateJobRequest(job_id=job_id, name=job_id, tenant=RIVAL)
+    await rig.scheduler.CreateJob(request)
+    spec = pb.DeploymentSpec(role="actor", backend="noop")
+    await rig.scheduler.CreateDeployment(
+        pb.CreateDeploymentRequest(
+            deployment_id=f"{job_id}/actor", job_id=job_id, tenant=RIVAL, name="actor", spec=spec
+        )
+    )
+
+
+async def nodes(rig: Rig, *, tenant: str = "ops", is_operator: bool = True) -> list[pb.NodeView]:
+    request = pb.ListNodesRequest(tenant=tenant, is_operator=is_operator)
+    return list((await rig.scheduler.ListNodes(request)).nodes)
+
+
+async def change(rig: Rig, node_id: str, to: pb.NodeChange) -> pb.NodeView:
+    return await rig.scheduler.ChangeNode(
+        pb.ChangeNodeRequest(tenant="ops", is_operator=True, node_id=node_id, change=to)
+    )
+
+
+async def add(rig: Rig, agent: str) -> pb.NodeView:
+    return await rig.scheduler.AddNode(pb.AddNodeRequest(is_operator=True, agent=agent))
+
+
+async def refusal(call: object) -> PlexError:
+    with pytest.raises(PlexError) as caught:
+        await call  # type: ignore[misc] # any awaitable
+    return caught.value
+
+
+async def test_nodes_show_who_lives_there_and_hide_foreign_names(two: Rig) -> None:
+    seen = [(n.node_id, n.state, [r.deployment_id for r in n.residents]) for n in await nodes(two)]
+    assert seen == [("node-0", "up", ["job-1/actor"]), ("node-1", "up", ["job-2/actor"])]
+    mine = await nodes(two, tenant=TENANT, is_operator=False)
+    assert [[(r.job_id, r.job_name, r.tenant, r.role) for r in n.residents] for n in mine] == [
+        [("job-1", "job-1", TENANT, "actor")],
+        [("", "", "", "actor")],
+    ]
+    assert mine[0].host_bytes_used == 11
+    assert [(d.kind, d.bytes_total) for d in mine[0].devices] == [("train", 100)]
+
+
+async def test_a_cordoned_node_takes_nothing_until_it_is_opened(two: Rig) -> None:
+    found = await change(two, "node-1", CORDON)
+    assert (found.state, "uncordon" in found.reason) == ("cordoned", True)
+    await two.job("job-3")
+    placed = await two.deploy("job-3")
+    assert [block.node_id for block in placed.blocks] == ["node-0"]
+    assert (await change(two, "node-1", UNCORDON)).state == "up"
+
+
+async def test_an_empty_node_is_drained_at_once(two: Rig) -> None:
+    agent = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    added = await add(two, await agent.start())
+    assert (added.node_id, added.state) == ("node-9", "up")
+    assert (await change(two, "node-9", DRAIN)).state == "drained"
+    await agent.stop()
+
+
+async def test_adding_again_changes_nothing_and_bad_additions_say_why(two: Rig) -> None:
+    agent = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    where = await agent.start()
+    await add(two, where)
+    assert (await add(two, where)).node_id == "node-9"
+    assert len(await nodes(two)) == 3
+    twin = FakeAgent("node-9", two.behaviour, kinds={"train": 1})
+    taken = await refusal(add(two, await twin.start()))
+    assert (taken.code, where in taken.message) == (ErrorCode.BAD_REQUEST, True)
+    nobody = await refusal(add(two, "127.0.0.1:1"))
+    assert (nobody.code, "node.agent --config" in nobody.message) == (ErrorCode.UNAVAILABLE, True)
+    assert len(await nodes(two)) == 3
+    await twin.stop()
+    await agent.stop()
+
+
+async def test_orders_about_what_is_not_there_say_what_is(two: Rig) -> None:
+    unknown = await refusal(change(two, "node-7", DRAIN))
+    assert (unknown.code, "node-0, node-1" in unknown.message) == (ErrorCode.NOT_FOUND, True)
+    pin = pb.PinJobRequest(is_operator=True, job_id="nobody", is_pinned=True)
+    assert (await refusal(two.scheduler.PinJob(pin))).code is ErrorCode.NOT_FOUND
+    move = pb.MoveJobRequest(is_operator=True, job_id="job-1", node_id="node-7")
+    assert (await refusal(two.scheduler.MoveJob(move))).code is ErrorCode.NOT_FOUND
+    await two.end("job-1")
+    move = pb.MoveJobRequest(is_operator=True, job_id="job-1")
+    assert (await refusal(two.scheduler.MoveJob(move))).code is ErrorCode.JOB_ENDED
+
+
+async def test_a_job_that_only_rolls_out_cannot_be_moved(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", "rollout", role="rollout")
+    move = pb.MoveJobRequest(is_operator=True, job_id="job-1")
+    refused = await refusal(rig.scheduler.MoveJob(move))
+    assert (refused.code, "no training" in refused.message) == (ErrorCode.BAD_REQUEST, True)
+
+
+async def test_a_pin_is_told_by_explain_and_pack_and_comes_off_again(two: Rig) -> None:
+    for is_pinned in (True, False):
+        pin = pb.PinJobRequest(is_operator=True, job_id="job-1", is_pinned=is_pinned)
+        assert (await two.scheduler.PinJob(pin)).is_pinned == is_pinned
+        told = await two.scheduler.ExplainOperation(
+            pb.ExplainRequest(job_id="job-1", tenant=TENANT)
+        )
+        assert told.text.startswith("job-1 is running" + " and pinned" * is_pinned)
+        pack = await two.scheduler.GetPack(pb.PackRequest(is_operator=True))
+        pins = {r.job_id: r.is_pinned for g in pack.groups for r in g.residents}
+        assert pins == {"job-1": is_pinned, "job-2": False}
+
+
+async def test_a_pack_shows_groups_with_names_for_those_who_may_read_them(two: Rig) -> None:
+    pack = await two.scheduler.GetPack(pb.PackRequest(tenant=TENANT, window_us=5_000_000))
+    assert (pack.window_us, pack.policy, pack.slot_us) == (5_000_000, "plex", 1_000_000)
+    groups = [(list(g.devices), [(r.name, r.is_cold) for r in g.residents]) for g in pack.groups]
+    assert groups == [(["node-0:0"], [("actor", True)]), (["node-1:0"], [("", True)])]
+    assert all(r.period_us and r.busy for g in pack.groups for r in g.residents)
+
+
+async def test_a_deployment_that_waits_is_in_the_pack_with_its_reason(rig: Rig) -> None:
+    for job_id in ("job-1", "job-2", "job-3"):
+        await rig.job(job_id)
+    for job_id in ("job-1", "job-2"):
+        await rig.deploy(job_id, "rollout", role="rollout")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rig.deploy("job-3", "rollout", role="rollout"))
+        while not rig.driver.core.cluster.unplaced:
+            await rig.driver.clock.sleep(1000)
+        pack = await rig.scheduler.GetPack(pb.PackRequest(tenant=TENANT))
+        foreign = await rig.scheduler.GetPack(pb.PackRequest(tenant=RIVAL))
+        told = await rig.scheduler.ExplainOperation(
+            pb.ExplainRequest(job_id="job-3", tenant=TENANT)
+        )
+        await rig.end("job-1")
+    assert [(w.deployment_id, w.name, "0 are idle" in w.reason) for w in pack.waiting] == [
+        ("job-3/rollout", "rollout", True)
+    ]
+    assert [(w.job_id, "another tenant's waits" in w.reason) for w in foreign.waiting] == [
+        ("", True)
+    ]
+    assert "rollout waits for devices since" in told.text
+
+
+def shape(**more: object) -> pb.JobShape:
+    cycle = [pb.CycleSegment(phase="train", offset_us=0, duration_us=3_000_000)]
+    facts = {"job_id": "new", "num_devices": 1, "period_us": 30_000_000, "segments": cycle}
+    return pb.JobShape(**(facts | more))  # type: ignore[arg-type]
+
+
+async def test_a_what_if_changes_nothing_and_says_where_or_why_not(two: Rig) -> None:
+    before = (await two.scheduler.GetPack(pb.PackRequest(is_operator=True))).groups
+    fits = await two.scheduler.WhatIf(pb.WhatIfRequest(is_operator=True, job=shape()))
+    assert (fits.fits, len(fits.devices), len(fits.neighbours)) == (True, 1, 1)
+    assert not fits.opens_group
+    foreign = await two.scheduler.WhatIf(pb.WhatIfRequest(tenant="third", job=shape()))
+    assert [n.job_id for n in foreign.neighbours] == [""]
+    lacking = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(rollout_devices=1)))
+    assert (lacking.fits, "0 are idle" in lacking.reasons[0]) == (False, True)
+    large = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(num_devices=64)))
+    assert (large.fits, bool(large.reasons)) == (False, True)
+    kind = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(), kind="abacus")))
+    assert kind.code is ErrorCode.NO_PLACEMENT
+    mode = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(mode="odd"))))
+    assert (mode.code, "sync, async1" in mode.message) == (ErrorCode.BAD_REQUEST, True)
+    assert (await two.scheduler.GetPack(pb.PackRequest(is_operator=True))).groups == before
+
+
+async def test_a_report_shows_each_tenant_by_name_to_operators_only(two: Rig) -> None:
+    for _ in range(3):
+        await two.run("job-1", "step")
+    report = await two.scheduler.GetReport(pb.ReportRequest(is_operator=True))
+    assert [(t.tenant, t.jobs) for t in report.tenants] == [(TENANT, 1), (RIVAL, 1)]
+    assert [job.job_id for job in report.jobs] == ["job-1", "job-2"]
+    assert report.jobs[0].device_us > 0
+    own = await two.scheduler.GetReport(pb.ReportRequest(tenant=TENANT))
+    assert [(t.tenant, t.jobs) for t in own.tenants] == [(TENANT, 1), ("", 1)]
+    assert [job.job_id for job in own.jobs] == ["job-1"]
+
+
+async def test_who_waited_for_whom_is_in_the_report(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await of_rival(rig, "job-2")
+        rival = pb.ReportRequest(tenant=RIVAL)
+        for _ in range(3):
+            theirs = rig.operation("job-2", "step")
+            theirs.tenant = RIVAL
+            await asyncio.gather(rig.run("job-1", "step"), rig.scheduler.SubmitOperation(theirs))
+        report = await rig.scheduler.GetReport(pb.ReportRequest(is_operator=True))
+        waits = {(w.waiting, w.blocking): w.wait_us for w in report.matrix}
+        assert any(w > 0 for w in waits.values())
+        assert all(waiting != blocking for waiting, blocking in waits)
+        assert sum(t.wait_us for t in report.tenants) == sum(waits.values())
+        assert sum(t.switches for t in report.tenants) >= 2
+        for one in (await rig.scheduler.GetReport(rival)).matrix:
+            assert {one.waiting, one.blocking} == {RIVAL, ""}
+
+
+async def test_a_job_is_explained_to_its_tenant_and_to_operators_only(two: Rig) -> None:
+    ask = two.scheduler.ExplainOperation
+    told = await ask(pb.ExplainRequest(job_id="job-1", tenant=TENANT))
+    assert "actor is idle" in told.text
+    assert any("node-0:0" in fact for fact in told.facts)
+    assert (await ask(pb.ExplainRequest(job_id="job-2", is_operator=True))).text.startswith("job-2")
+    hidden = await refusal(ask(pb.ExplainRequest(job_id="job-2", tenant=TENANT)))
+    assert hidden.code is ErrorCode.NOT_FOUND
+    await two.end("job-1")
+    ended = await ask(pb.ExplainRequest(job_id="job-1", tenant=TENANT))
+    assert ended.text == "job-1 (job-1) is completed: done"
+
+
+async def test_an_operation_is_explained_without_naming_its_job(two: Rig) -> None:
+    operation = two.operation("job-1", "step")
+    await two.scheduler.SubmitOperation(operation)
+    ask = pb.ExplainRequest(operation_id=operation.operation_id, tenant=TENANT)
+    assert "applied and answered" in (await two.scheduler.ExplainOperation(ask)).text
+    ask.tenant = RIVAL
+    hidden = await refusal(two.scheduler.ExplainOperation(ask))
+    assert hidden.code is ErrorCode.NOT_FOUND
