@@ -112,9 +112,11 @@ class EmbeddedCluster:
 
     Attributes:
         card: address and token, once entered.
+        driver: the scheduler, once entered.
     """
 
     card: Card
+    driver: SchedulerDriver
 
     def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
         token = secrets.token_urlsafe(24)
@@ -159,6 +161,7 @@ class EmbeddedCluster:
         inner = _open_inner(self._config)
         told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
         driver = SchedulerDriver(told, store, self._clock, agents, rollout)
+        self.driver = driver
         _run_beside(stack, tasks.create_task(driver.run()))
         await driver.ready()
         scheduler = SchedulerServicer(driver)

@@ -58,12 +58,16 @@ class Downloads:
             PlexError: `not_found`, `result_gone`, or what the operation itself failed with.
         """
         check_operation_id(request.operation_id)
-        deployment = await self._deployments.get(
-            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
-        )
+        deployment = await self._deployment(request, tenant=tenant)
         payload = (await self._shard(request, tenant=tenant)).payload
         if payload.WhichOneof("form") == "staged":
             target = _holder(payload.staged, deployment)
+            if target is None:  # it may have moved since the router last asked
+                self._deployments.forget(deployment)
+                deployment = await self._deployment(request, tenant=tenant)
+                target = _holder(payload.staged, deployment)
+            if target is None:
+                raise _result_gone(payload.staged, deployment)
             read = statemanager_pb2.ReadStagedRequest(
                 staging_id=payload.staged.staging_id, offset=request.offset
             )
@@ -117,6 +121,13 @@ class Downloads:
             yield common_pb2.Chunk(offset=offset, data=data).SerializeToString()
             offset += len(data)
 
+    async def _deployment(
+        self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
+    ) -> service_pb2.Deployment:
+        return await self._deployments.get(
+            tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
+        )
+
     def _frames_of(
         self, deployment: service_pb2.Deployment, ask: worker_pb2.StreamFramesRequest
     ) -> AsyncGenerator[bytes]:
@@ -165,11 +176,14 @@ async def _serialised(frames: AsyncIterator[operations_pb2.GenerateFrame]) -> As
         yield frame.SerializeToString()
 
 
-def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str:
-    for node in [*deployment.staging_nodes, *deployment.former_nodes]:
-        if node.node_id in staged.node_ids:
-            return node.state_manager
-    raise PlexError(
+def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str | None:
+    """Return the state manager that has a result, if the deployment is or was on its node."""
+    nodes = (*deployment.staging_nodes, *deployment.former_nodes)
+    return next((node.state_manager for node in nodes if node.node_id in staged.node_ids), None)
+
+
+def _result_gone(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> PlexError:
+    return PlexError(
         ErrorCode.RESULT_GONE,
         f"the result is on {', '.join(staged.node_ids) or 'no node'}, which deployment "
         f"{deployment.name!r} no longer runs on; run the operation again",

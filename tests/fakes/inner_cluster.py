@@ -1,0 +1,188 @@
+"""The real service inside the test's process: its driver can be told events and stopped midway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+import plexclient as plex
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexsvc.cli.cluster import ClusterConfig, EmbeddedCluster, NodeConfig
+from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.node.config import DeviceConfig
+from plexsvc.scheduler import carrying
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
+from plexsvc.scheduler.core.events import JobEndRequested, RelocationRequested
+from plexsvc.scheduler.core.words import JobState, Place, RelocationStage
+from plexsvc.scheduler.driver import SchedulerDriver
+from plexsvc.scheduler.reach import Reach
+from plexsvc.transport import loops
+
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class InnerCluster:
+    """A running service, its driver, and what became of relocations."""
+
+    address: str
+    token: str
+    driver: SchedulerDriver
+    loop: asyncio.AbstractEventLoop
+    changes: list[RelocationChanged] = field(default_factory=list)
+    on_stage: dict[RelocationStage, Callable[[], None]] = field(default_factory=dict)
+    """Called on the driver's loop, before anything that follows from the stage is done."""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def connect(self) -> plex.Cluster:
+        """Return a client connection."""
+        return plex.connect(self.address, token=self.token)
+
+    def relocate(self, deployment: plex.Deployment, *places: tuple[str, int]) -> None:
+        """Ask for a deployment to move; `ended` is set when it has, or will not."""
+        self.ended.clear()
+        event = RelocationRequested(
+            at_us=0,
+            deployment_id=DeploymentId(deployment.deployment_id),
+            places=tuple(Place(node_id=NodeId(node), device=device) for node, device in places),
+            reason="a test asked",
+        )
+        self.loop.call_soon_threadsafe(self.driver.post, event)
+
+    def wait(self) -> RelocationChanged:
+        """Return how the relocation ended."""
+        assert self.ended.wait(60), self.changes
+        return self.changes[-1]
+
+    def places(self, deployment: plex.Deployment) -> tuple[tuple[str, int], ...]:
+        """Return where the ranks of a deployment are."""
+        record = self.driver.registry.deployments[DeploymentId(deployment.deployment_id)]
+        return tuple((place.node_id, place.device) for place in record.places)
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return the processes of each WPG; blocks whoever asks."""
+        found: dict[str, list[int]] = {}
+        for link in self.driver.nodes.links:
+            with grpc.insecure_channel(link.target) as channel:
+                reply = node_pb2_grpc.NodeStub(channel).Describe(
+                    node_pb2.NodeDescribeRequest(), timeout=5
+                )
+            for proc in reply.procs:
+                found.setdefault(proc.wpg_id, []).append(proc.pid)
+        return found
+
+    def kill(self, deployment: plex.Deployment, *, is_new: bool) -> None:
+        """Kill -9 a rank of a deployment that is being moved; on the driver's loop."""
+        record = self.driver.registry.deployments[DeploymentId(deployment.deployment_id)]
+        pids = self.pids()
+        mine = [
+            wpg_id
+            for wpg_id, other in self.driver.registry.by_wpg.items()
+            if other.view is record.view and (other is record) is not is_new
+        ]
+        os.kill(pids[mine[-1]][0], signal.SIGKILL)
+
+    def cancel(self, deployment: plex.Deployment) -> None:
+        """Cancel a deployment's job; on the driver's loop."""
+        job_id = JobId(deployment.info.job_id)
+        self.driver.post(
+            JobEndRequested(at_us=0, job_id=job_id, outcome=JobState.CANCELLED, reason="a test")
+        )
+
+    def changed(self, action: RelocationChanged) -> None:
+        """Note a relocation's progress."""
+        self.changes.append(action)
+        self.on_stage.pop(action.stage, lambda: None)()
+        if action.stage in {RelocationStage.DONE, RelocationStage.FAILED}:
+            self.ended.set()
+
+
+class Gate:
+    """Holds back the copying of a relocation's state until `open`."""
+
+    def __init__(self, inner: InnerCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = inner.loop
+        self._entered, self._opened = threading.Event(), asyncio.Event()
+        carry = carrying.carry
+
+        async def held(reach: Reach, action: CarryState) -> int:
+            self._entered.set()
+            await self._opened.wait()
+            return await carry(reach, action)
+
+        monkeypatch.setattr(carrying, "carry", held)
+
+    def wait_until_entered(self) -> None:
+        """Return once the deployment is held."""
+        assert self._entered.wait(60)
+
+    def open(self) -> None:
+        """Let the copying begin."""
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+
+def node(node_id: str, *, train: int = 1, device_bytes: int = 2 * MIB) -> NodeConfig:
+    """Return a node with training devices that hold one tiny trainer each."""
+    devices = (DeviceConfig(kind="train", bytes_total=device_bytes),) * train
+    return NodeConfig(
+        node_id=node_id, devices=devices, host_bytes=2048 * MIB, staging_bytes=256 * MIB
+    )
+
+
+@contextlib.contextmanager
+def start_inner(
+    directory: Path, *, nodes: tuple[NodeConfig, ...], scheduler: SchedulerConfig | None = None
+) -> Iterator[InnerCluster]:
+    """Run a cluster on a thread of its own until the block ends."""
+    config = ClusterConfig(
+        state_dir=directory / "state",
+        listen="127.0.0.1:0",
+        nodes=nodes,
+        scheduler=scheduler or SchedulerConfig(),
+    )
+    up, leave = threading.Event(), asyncio.Event()
+    running: list[InnerCluster] = []
+    failures: list[BaseException] = []
+
+    async def serve() -> None:
+        async with EmbeddedCluster(config) as cluster:
+            inner = InnerCluster(
+                cluster.card.address,
+                cluster.card.token,
+                cluster.driver,
+                asyncio.get_running_loop(),
+            )
+            recorder = cluster.driver.recorder
+            recorder.relocation_changed = inner.changed  # type: ignore[method-assign] # listens in
+            running.append(inner)
+            up.set()
+            await leave.wait()
+
+    def run() -> None:
+        try:
+            loops.run(serve())
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            failures.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=run, name="cluster")
+    thread.start()
+    try:
+        assert up.wait(120)
+        assert running, failures
+        yield running[0]
+    finally:
+        if running:
+            running[0].loop.call_soon_threadsafe(leave.set)
+        thread.join(60)

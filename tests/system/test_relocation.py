@@ -1,0 +1,212 @@
+"""A live training deployment moves to other devices with the same bits, or stays with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from plexsvc.scheduler.core.words import RelocationStage
+from tests.fakes.inner_cluster import Gate, InnerCluster, node, start_inner
+from tests.fakes.waiting import wait_until
+from tests.fakes.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ONE = plex.Parallel()
+NODES = (node("left", train=2), node("right", train=2))
+
+
+@pytest.fixture(scope="module")
+def inner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
+    with start_inner(tmp_path_factory.mktemp("inner"), nodes=NODES) as running:
+        yield running
+
+
+def deploy(
+    job: plex.Job,
+    model: Path,
+    *,
+    backend: str = "megatron",
+    parallel: plex.Parallel = ONE,
+    seed: int,
+) -> plex.Deployment:
+    return job.deploy(
+        "actor",
+        model=str(model),
+        backend=backend,
+        parallel=parallel,
+        optimizer=plex.AdamW(lr=1e-2),
+        seed=seed,
+        micro_batch_tokens=64,
+    )
+
+
+LEFT, RIGHT = (("left", 0), ("left", 1)), (("right", 0), ("right", 1))
+SPREAD = (("right", 1), ("left", 0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "parallel", "hops"),
+    [
+        ("megatron", ONE, [RIGHT[1:]]),
+        ("megatron", plex.Parallel(tp=2), [RIGHT]),
+        ("megatron", plex.Parallel(pp=2), [RIGHT]),
+        ("megatron", plex.Parallel(dp=2), [SPREAD, LEFT]),
+        ("megatron", plex.Parallel(tp=2), [SPREAD, LEFT]),
+        ("fsdp", plex.Parallel(dp=2), [SPREAD, RIGHT]),
+    ],
+    ids=["one", "tp2", "pp2", "dp2-spread", "tp2-spread", "fsdp2-spread"],
+)
+def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
+    inner: InnerCluster,
+    tiny_model: Path,
+    backend: str,
+    parallel: plex.Parallel,
+    hops: list[tuple[tuple[str, int], ...]],
+) -> None:
+    with inner.connect() as connection:
+        with connection.job("alone") as job:
+            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, seed=0)
+            run_interleaved([Program(actor, 0)])
+            alone = actor.digest()
+        with connection.job("moved") as job:
+            actor = deploy(job, tiny_model, backend=backend, parallel=parallel, seed=0)
+            turns = Program(actor, 0).operations()
+            for hop in hops:
+                next(turns)
+                inner.relocate(actor, *hop)
+                next(turns)
+                next(turns)
+                assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
+                assert inner.places(actor) == hop
+            for _ in turns:
+                pass
+            assert actor.digest() == alone
+
+
+def test_a_neighbour_on_the_same_device_notices_nothing(
+    inner: InnerCluster, tiny_model: Path
+) -> None:
+    with inner.connect() as connection:
+        alone = []
+        for seed in range(2):
+            with connection.job("alone") as job:
+                actor = deploy(job, tiny_model, seed=seed)
+                run_interleaved([Program(actor, seed)])
+                alone.append(actor.digest())
+        with connection.job("fill") as fill, connection.job("a") as a, connection.job("b") as b:
+            first = deploy(a, tiny_model, seed=0)
+            fill_other_devices(fill, 3, model=tiny_model)
+            second = deploy(b, tiny_model, seed=1)
+            assert inner.places(first) == inner.places(second)
+            programs = [Program(first, 0), Program(second, 1)]
+            turns = [program.operations() for program in programs]
+            for _ in range(4):
+                for turn in turns:
+                    next(turn)
+            inner.relocate(first, ("right", 0))
+            while turns:
+                turns = [turn for turn in turns if next(turn, StopIteration) is None]
+            assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
+            assert inner.places(first) == (("right", 0),)
+            assert [first.digest(), second.digest()] == alone
+
+
+def test_what_waits_during_the_move_runs_after_it_payloads_included(
+    inner: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = fixed_batch(4, sequences=800, longest=40)
+
+    def train(actor: plex.Deployment, *, moves: bool) -> dict[str, str]:
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        actor.step()
+        if moves:
+            gate = Gate(inner, monkeypatch)
+            inner.relocate(actor, ("right", 1))
+            gate.wait_until_entered()
+        waiting = [
+            actor.forward_backward.submit(big, loss="ppo"),
+            actor.step.submit(),
+            actor.forward.submit(big),
+        ]
+        if moves:
+            with pytest.raises(TimeoutError):
+                waiting[0].result(1)
+            gate.open()
+            assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
+        for future in waiting:
+            future.result(60)
+        return actor.digest()
+
+    with inner.connect() as connection:
+        with connection.job("alone") as job:
+            alone = train(deploy(job, tiny_model, seed=0), moves=False)
+        with connection.job("moved") as job:
+            assert train(deploy(job, tiny_model, seed=0), moves=True) == alone
+
+
+STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_new_rank_that_dies_leaves_the_deployment_where_it_is(
+    inner: InnerCluster, tiny_model: Path, stage: RelocationStage
+) -> None:
+    with inner.connect() as connection:
+        with connection.job("alone") as job:
+            actor = deploy(job, tiny_model, seed=0)
+            run_interleaved([Program(actor, 0)])
+            alone = actor.digest()
+        with connection.job("stays") as job:
+            actor = deploy(job, tiny_model, seed=0)
+            turns = Program(actor, 0).operations()
+            next(turns)
+            inner.on_stage[stage] = lambda: inner.kill(actor, is_new=True)
+            inner.relocate(actor, ("right", 0))
+            for _ in turns:
+                pass
+            ended = inner.wait()
+            assert ended.stage is RelocationStage.FAILED
+            assert ended.fault is not None
+            assert ended.fault.code == "worker_died", ended
+            assert inner.places(actor) == (("left", 0),)
+            assert actor.digest() == alone
+    wait_until(lambda: not inner.pids(), what="no process is left")
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_an_old_rank_that_dies_fails_the_deployment_and_frees_both_places(
+    inner: InnerCluster, tiny_model: Path, stage: RelocationStage
+) -> None:
+    with inner.connect() as connection:
+        with pytest.raises(plex.PlexError) as caught, connection.job("dies") as job:  # noqa: PT012 - leaving the job is part of it
+            actor = deploy(job, tiny_model, seed=0)
+            turns = Program(actor, 0).operations()
+            next(turns)
+            inner.on_stage[stage] = lambda: inner.kill(actor, is_new=False)
+            inner.relocate(actor, ("right", 0))
+            for _ in turns:
+                pass
+            actor.step()
+        assert caught.value.code in {"worker_died", "deployment_failed"}
+        assert inner.wait().stage is RelocationStage.FAILED
+    wait_until(lambda: not inner.pids(), what="no process is left")
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_job_that_is_cancelled_on_the_way_frees_both_places(
+    inner: InnerCluster, tiny_model: Path, stage: RelocationStage
+) -> None:
+    with inner.connect() as connection:
+        with connection.job("cancelled") as job:
+            actor = deploy(job, tiny_model, seed=0)
+            inner.on_stage[stage] = lambda: inner.cancel(actor)
+            inner.relocate(actor, ("right", 0))
+            ended = inner.wait()
+        assert ended.stage is RelocationStage.FAILED
+        assert ended.fault is not None
+        assert ended.fault.code == "job_ended"
+    wait_until(lambda: not inner.pids(), what="no process is left")
