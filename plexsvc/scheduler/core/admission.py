@@ -285,6 +285,10 @@ def _probe_timer(cluster: Cluster, name: str) -> None:
     learning.end_probe(cluster, DeploymentId(name))
 
 
+def _nothing(_cluster: Cluster, _name: str) -> None:
+    """What follows after every event follows after this one too."""
+
+
 TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
     "gap": _gap_timer,
     "stage": _stage_timer,
@@ -296,5 +300,6 @@ TIMERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
     "retry": _look_again,
     "linger": _look_again,
     "probe": _probe_timer,
+    "drain": _nothing,
 }
 """Who handles `TimerFired(kind/name)`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from plexsvc.ids import JobId, WpgId
-from plexsvc.scheduler.core import learning, order
+from plexsvc.scheduler.core import learning, order, placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival
 from plexsvc.scheduler.core.planning.profile import PPM, Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry
@@ -59,6 +59,8 @@ def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
         at_us, profile = pattern.expected_us, pattern.profile
         is_still = wpg.switch is None and wpg.move_id is None
         if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
+            continue
+        if placing.paused(cluster, cluster.deployments[wpg.deployment_id]) is not None:
             continue
         if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
             continue
@@ -160,6 +162,7 @@ def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
         deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
         is_critical=profile is None or profile.is_critical(operation.kind),
         continues_burst=False,
+        is_paused=placing.paused(cluster, deployment) is not None,
     )
 
 

@@ -75,7 +75,7 @@ def end_probe(cluster: Cluster, deployment_id: DeploymentId) -> None:
         return
     pattern = deployment.pattern
     elapsed_us = cluster.now_us - pattern.since_us
-    if elapsed_us < cluster.limits.probe_timeout_us or not _is_placed(cluster, deployment):
+    if elapsed_us < cluster.limits.probe_timeout_us or not placing.is_placed(cluster, deployment):
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
     profile = Profile(
@@ -120,7 +120,7 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     if pattern.cycles.is_first_of_cycle:
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = cluster.now_us, pattern.cycles.next_gap_us()
-    if not _is_placed(cluster, deployment):
+    if not placing.is_placed(cluster, deployment):
         return
     planner, key = cluster.planning.planner(deployment.device_kind), placing.key_of(deployment)
     if news is not News.NOTHING:
@@ -131,11 +131,6 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
         keep(cluster, deployment)
     elif pattern.cycles.is_first_of_cycle and pattern.profile is not None:
         planner.note_phase(key, operation.started_us)
-
-
-def _is_placed(cluster: Cluster, deployment: Deployment) -> bool:
-    planner = cluster.planning.planner(deployment.device_kind)
-    return placing.key_of(deployment) in planner.board.group_of
 
 
 def _rolls_out(cluster: Cluster, deployment: Deployment) -> bool:

@@ -138,6 +138,7 @@ def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> Non
             fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
             return
     wpg.apply(WpgTrigger.CAME_UP)
+    placing.resize(cluster, deployment, device_bytes)
     if deployment.stands_in_for is None:
         queue_initialize(cluster, deployment)
 

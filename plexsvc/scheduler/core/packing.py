@@ -1,14 +1,20 @@
-"""The operator's orders, and what follows for placement whenever something changed.
+"""The operator's orders and what follows for placement: draining, repacking, relief of the late.
 
-Cordon, drain, pin, move and repack come as events; admission of what waits, moves off a draining
-node and repacking follow after every event that changed something for them.
+Cordon, drain, pin, move and repack come as events. After every event: what waits is placed if
+something changed for it, jobs leave draining nodes, a job whose measured cycle passed its bound is
+relieved, and groups are emptied for those who wait where that pays. A move is booked on the board
+when it begins; if the relocation fails, the deployment is booked back where it is.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Iterable
+from typing import Final, assert_never
 
-from plexsvc.scheduler.core import lifecycle, placing
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.core import lifecycle, placing, relocation
+from plexsvc.scheduler.core.actions import RelocationChanged, SetTimer
 from plexsvc.scheduler.core.events import (
     JobMoveRequested,
     JobPinned,
@@ -16,9 +22,15 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
     RepackRequested,
 )
-from plexsvc.scheduler.core.state import Cluster
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
+from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.words import DeploymentState, Fault, RelocationStage
 
 Order = NodeCordoned | NodeUncordoned | JobMoveRequested | JobPinned | RepackRequested
+
+RELIEF_EVERY_US: Final = 10_000_000
+"""Shortest time between two looks at groups in which a job is late."""
 
 
 def take_order(cluster: Cluster, event: Order) -> None:
@@ -34,13 +46,195 @@ def take_order(cluster: Cluster, event: Order) -> None:
             job = cluster.jobs.get(event.job_id)
             if job is not None:
                 job.is_pinned = event.is_pinned
-        case JobMoveRequested() | RepackRequested():
-            pass
+        case JobMoveRequested():
+            _move_job(cluster, event)
+        case RepackRequested():
+            for planner in cluster.planning.planners.values():
+                _repack(cluster, planner, wanted=len(planner.board.rooms))
         case _:
             assert_never(event)
 
 
 def settle(cluster: Cluster) -> None:
-    """Place what waits if something changed for it."""
+    """Do what follows from the event in hand."""
+    _book_as_it_is(cluster)
     if cluster.unplaced:
         lifecycle.place_waiting(cluster)
+    if any(cluster.cordoned.values()):
+        _drain(cluster)
+    for kind, planner in cluster.planning.planners.items():
+        if planner.needs_relief and _is_due(cluster, f"relief/{kind}", every_us=RELIEF_EVERY_US):
+            _relieve(cluster, planner)
+        every_us = cluster.planning.policy.repack_every_us
+        if planner.waiting and every_us and _is_due(cluster, f"repack/{kind}", every_us=every_us):
+            _repack(cluster, planner, wanted=None)
+
+
+def _is_due(cluster: Cluster, what: str, *, every_us: int) -> bool:
+    last_us = cluster.planning.looked_us.get(what)
+    if last_us is not None and cluster.now_us - last_us < every_us:
+        return False
+    cluster.planning.looked_us[what] = cluster.now_us
+    return True
+
+
+def _move_job(cluster: Cluster, event: JobMoveRequested) -> None:
+    job = cluster.jobs.get(event.job_id)
+    for deployment_id in [] if job is None else list(job.deployments):
+        deployment = cluster.deployments[deployment_id]
+        if deployment.is_rollout or deployment.stands_in_for is not None:
+            continue
+        reason = "an operator moved the job"
+        if event.node_id is None:
+            is_on_its_way = _send(cluster, deployment, reason=reason)
+        else:
+            is_on_its_way = _send_to(cluster, deployment, event.node_id, reason=reason)
+        if not is_on_its_way:
+            _say_stays(cluster, deployment, where=event.node_id)
+
+
+def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reason: str) -> bool:
+    """Begin a move to a node: within bounds if they allow it, else where it burdens least."""
+    if deployment.relocation is not None or not placing.is_placed(cluster, deployment):
+        return False
+    planner, key = placing.planner_of(cluster, deployment)
+    onto = placing.units_of(cluster, node_id)
+    placed = planner.rehome(key, now_us=cluster.now_us, onto=onto)
+    nodes = placed.nodes if placed else placing.least_used(cluster, deployment, among=onto)
+    if nodes is None:
+        return False
+    if placed is None:
+        planner.move(key, nodes, now_us=cluster.now_us)
+    _begin(cluster, deployment, nodes, reason=reason)
+    return True
+
+
+def _send(cluster: Cluster, deployment: Deployment, *, reason: str) -> bool:
+    """Begin a move to wherever the planner finds a place; return whether it found one."""
+    if deployment.relocation is not None or not placing.is_placed(cluster, deployment):
+        return False
+    planner, key = placing.planner_of(cluster, deployment)
+    placed = planner.rehome(key, now_us=cluster.now_us)
+    if placed is None:
+        return False
+    _begin(cluster, deployment, placed.nodes, reason=reason)
+    return True
+
+
+def _begin(
+    cluster: Cluster, deployment: Deployment, nodes: Iterable[NodeId], *, reason: str
+) -> None:
+    """Relocate a deployment to where it is booked; book it back if that cannot begin."""
+    places = tuple(map(placing.place_of, nodes))
+    fault = relocation.begin(cluster, deployment, places, reason=reason)
+    if fault is not None:
+        deployment.relocation_fault = fault
+        _tell_failed(cluster, deployment, reason=reason, fault=fault)
+        _try_later(cluster, deployment)
+    cluster.planning.moved[deployment.deployment_id] = None
+
+
+def _book_as_it_is(cluster: Cluster) -> None:
+    """Book deployments whose relocation is over where their processes are now."""
+    for deployment_id in list(cluster.planning.moved):
+        deployment = cluster.deployments.get(deployment_id)
+        if deployment is not None and deployment.relocation is not None:
+            continue
+        del cluster.planning.moved[deployment_id]
+        wpg = None if deployment is None else cluster.wpg_of(deployment)
+        if deployment is None or wpg is None or not placing.is_placed(cluster, deployment):
+            continue
+        planner, key = placing.planner_of(cluster, deployment)
+        nodes = tuple(map(placing.unit, wpg.places))
+        if planner.group_of(key).residents[key].nodes != nodes:
+            planner.move(key, nodes, now_us=cluster.now_us)
+            _try_later(cluster, deployment)
+
+
+def _drain(cluster: Cluster) -> None:
+    """Move what lives on draining nodes to wherever there is a place within bounds."""
+    for wpg in list(cluster.wpgs.values()):
+        deployment = cluster.deployments[wpg.deployment_id]
+        leaves = any(cluster.cordoned.get(place.node_id, False) for place in wpg.places)
+        if leaves and _may_move(cluster, deployment):
+            node_id = next(p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id, False))
+            if not _send(cluster, deployment, reason=f"node {node_id} is drained"):
+                _try_later(cluster, deployment)
+
+
+def _relieve(cluster: Cluster, planner: Planner) -> None:
+    relief = relieve(planner, busy=_busy(cluster, planner), rules=_rules(cluster))
+    for job_id in (*relief.paused, *relief.resumed):
+        cluster.touch(cluster.deployments[DeploymentId(job_id)].wpg_id)
+    _carry_out(cluster, planner, relief.moves, reason="a job of its group waits past its bound")
+
+
+def _repack(cluster: Cluster, planner: Planner, *, wanted: int | None) -> None:
+    moves = propose(
+        planner,
+        busy=_busy(cluster, planner),
+        rules=_rules(cluster),
+        now_us=cluster.now_us,
+        wanted=wanted,
+    )
+    _carry_out(cluster, planner, moves, reason="its group is emptied into others")
+
+
+def _carry_out(cluster: Cluster, planner: Planner, moves: Iterable[Move], *, reason: str) -> None:
+    for move in moves:
+        deployment = cluster.deployments[DeploymentId(move.job_id)]
+        planner.move(move.job_id, move.nodes, now_us=cluster.now_us)
+        _begin(cluster, deployment, move.nodes, reason=reason)
+
+
+def _rules(cluster: Cluster) -> Repacking:
+    return Repacking(link_bytes_s=cluster.limits.link_bytes_s)
+
+
+def _busy(cluster: Cluster, planner: Planner) -> set[JobId]:
+    """Return the residents that stay where they are for now."""
+    return {
+        key
+        for key in planner.board.group_of
+        if not _may_move(cluster, cluster.deployments[DeploymentId(key)])
+        or cluster.jobs[cluster.deployments[DeploymentId(key)].job_id].is_pinned
+    }
+
+
+def _may_move(cluster: Cluster, deployment: Deployment) -> bool:
+    return (
+        not deployment.is_rollout
+        and deployment.stands_in_for is None
+        and deployment.relocation is None
+        and deployment.state is DeploymentState.READY
+        and deployment.stays_until_us <= cluster.now_us
+        and cluster.jobs[deployment.job_id].ending is None
+    )
+
+
+def _try_later(cluster: Cluster, deployment: Deployment) -> None:
+    deployment.stays_until_us = cluster.now_us + cluster.limits.drain_retry_us
+    key = f"drain/{deployment.deployment_id}"
+    cluster.emit(SetTimer(key=key, at_us=deployment.stays_until_us))
+
+
+def _say_stays(cluster: Cluster, deployment: Deployment, *, where: NodeId | None) -> None:
+    there = "elsewhere" if where is None else f"on node {where}"
+    fault = Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} stays where it is: no place {there} takes it within "
+        "everyone's bounds, or it is not up",
+    )
+    _tell_failed(cluster, deployment, reason="an operator moved the job", fault=fault)
+
+
+def _tell_failed(cluster: Cluster, deployment: Deployment, *, reason: str, fault: Fault) -> None:
+    cluster.emit(
+        RelocationChanged(
+            deployment_id=deployment.deployment_id,
+            stage=RelocationStage.FAILED,
+            places=(),
+            reason=reason,
+            fault=fault,
+        )
+    )

@@ -10,6 +10,8 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.core.planners import GUESS
@@ -76,6 +78,49 @@ def reopen(cluster: Cluster, node_id: NodeId) -> None:
     """Let a node's devices take work again."""
     for planner, name in _units(cluster, node_id):
         planner.board.uncordon(name)
+
+
+def units_of(cluster: Cluster, node_id: NodeId) -> tuple[NodeId, ...]:
+    """Return the names on the board of a node's devices."""
+    return tuple(name for _, name in _units(cluster, node_id))
+
+
+def least_used(
+    cluster: Cluster, deployment: Deployment, *, among: Collection[NodeId]
+) -> tuple[NodeId, ...] | None:
+    """Return the block of `among` on whose devices the fewest live; None if there is no block."""
+
+    def used(name: NodeId) -> int:
+        return len(cluster.devices[place_of(name)].wpgs)
+
+    rooms = cluster.planning.planner(deployment.device_kind).board.rooms
+    there = [name for name in among if name in rooms]
+    blocks = rooms.gangs(deployment.num_devices, among=there, burden=used)
+    return min(blocks, key=lambda block: max(map(used, block)), default=None)
+
+
+def planner_of(cluster: Cluster, deployment: Deployment) -> tuple[Planner, JobId]:
+    """Return the planner a deployment is, or will be, booked with, and its name there."""
+    return cluster.planning.planner(deployment.device_kind), key_of(deployment)
+
+
+def is_placed(cluster: Cluster, deployment: Deployment) -> bool:
+    """Return whether a training deployment has its place on the board."""
+    planner, key = planner_of(cluster, deployment)
+    return key in planner.board.group_of
+
+
+def paused(cluster: Cluster, deployment: Deployment) -> str | None:
+    """Return why a deployment runs only when no other of its group waits; None if it is free."""
+    planner, key = planner_of(cluster, deployment)
+    return planner.group_of(key).paused.get(key) if key in planner.board.group_of else None
+
+
+def resize(cluster: Cluster, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
+    """Book what a deployment's state takes, now that it is known."""
+    planner, key = planner_of(cluster, deployment)
+    if key in planner.board.group_of:
+        planner.resize(key, max(device_bytes, default=0))
 
 
 def request(cluster: Cluster, deployment: Deployment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
@@ -48,6 +49,11 @@ class Planning:
     slot_us: int
     book: ProfileBook = field(default_factory=ProfileBook)
     planners: dict[str, Planner] = field(default_factory=dict)
+    looked_us: dict[str, int] = field(default_factory=dict)
+    """When repacking and relief were last considered, by planner."""
+
+    moved: dict[DeploymentId, None] = field(default_factory=dict)
+    """Deployments booked at places they are still on the way to."""
 
     @classmethod
     def of(cls, limits: Limits) -> Planning:

@@ -183,6 +183,9 @@ class Deployment:
     """Whether gradients are accumulated, or an accumulation window is broken."""
     relocation: Relocation | None = None
     relocation_fault: Fault | None = None
+    stays_until_us: int = 0
+    """Until when it is not asked to move again."""
+
     stands_in_for: DeploymentId | None = None
     is_retired: bool = False
 

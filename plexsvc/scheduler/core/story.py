@@ -232,6 +232,9 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         ]
         facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
         return f"waits for its device, held by {', '.join(told)}", facts
+    paused = placing.paused(cluster, cluster.deployments[wpg.deployment_id])
+    if paused is not None:
+        return f"is paused, it runs only when no other job of its group waits: {paused}", facts
     if wpg.retry_us > now_us:
         return "waits to try again: its last context switch found no room", facts
     if wpg.residency is not Residency.DEVICE:

@@ -181,6 +181,10 @@ class Limits:
     """The same for a job that waits on its critical path."""
     prior_job_us: int = 3_600_000_000
     """Run time assumed of a job, for the order of those that wait."""
+    link_bytes_s: int = 10_000_000_000
+    """Bytes a second between nodes: what a move is charged by."""
+    drain_retry_us: int = 2_000_000
+    """Pause before a deployment that found no place off a draining node is tried again."""
     probe_timeout_us: int = 600_000_000
     """How long a cycle may take to be measured before the job counts by its busy share alone."""
     move_retry_us: int = 200_000

@@ -59,13 +59,19 @@ class Repacking:
 
 
 def propose(
-    planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking, now_us: int
+    planner: Planner,
+    *,
+    busy: AbstractSet[JobId],
+    rules: Repacking,
+    now_us: int,
+    wanted: int | None = None,
 ) -> list[Move]:
     """Return moves that empty groups for those who wait; jobs in `busy` stay where they are.
 
+    `wanted` says how many nodes to free; by default as many as some waiting job lacks.
     `O(groups^2)` within one size at worst; the least busy groups are tried first.
     """
-    wanted = _wanted_nodes(planner)
+    wanted = _wanted_nodes(planner) if wanted is None else wanted
     moves: list[Move] = []
     if wanted == 0:
         return moves
