@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.room import resident_bytes
 from plexsvc.scheduler.core.state import MOVING, Cluster, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
@@ -16,6 +17,7 @@ def check(cluster: Cluster) -> None:
         _check_wpg(cluster, wpg)
     for deployment in cluster.deployments.values():
         _check_order(cluster, deployment)
+        _check_booking(cluster, deployment)
     for operation in cluster.operations.values():
         deployment = cluster.deployments[operation.deployment_id]
         is_pending = deployment.pending.get(operation.seq) is operation
@@ -90,3 +92,17 @@ def _check_order(cluster: Cluster, deployment: Deployment) -> None:
     kinds = [op.kind for op in deployment.running.values()]
     overlap = len(kinds) > 1
     assert not overlap or all(kind is OperationKind.GENERATE for kind in kinds), deployment
+
+
+def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
+    """Assert that a deployment that is not on its way is booked where its processes are."""
+    wpg = cluster.wpg_of(deployment)
+    is_waiting = deployment.deployment_id in cluster.unplaced
+    planner, key = placing.planner_of(cluster, deployment)
+    if deployment.is_rollout or deployment.stands_in_for is not None:
+        return
+    assert is_waiting == (key in planner.waiting), deployment
+    assert (wpg is not None) == placing.is_placed(cluster, deployment), deployment
+    if wpg is not None and deployment.deployment_id not in cluster.planning.moved:
+        booked = planner.group_of(key).residents[key].nodes
+        assert booked == tuple(map(placing.unit, wpg.places)), (deployment, booked)

@@ -126,8 +126,6 @@ class Scheduler:
                 _process_event(cluster, event)
             case NodeJoined():
                 lifecycle.join_node(cluster, event)
-            case RelocationRequested():
-                relocation.request(cluster, event)
             case StateCarried() | CarryFailed():
                 relocation.carried(cluster, event)
             case NodeLost():
@@ -140,6 +138,7 @@ class Scheduler:
                 | NodeUncordoned()
                 | JobMoveRequested()
                 | JobPinned()
+                | RelocationRequested()
                 | RepackRequested()
             ):
                 packing.take_order(cluster, event)

@@ -20,6 +20,7 @@ from plexsvc.scheduler.core.events import (
     JobPinned,
     NodeCordoned,
     NodeUncordoned,
+    RelocationRequested,
     RepackRequested,
 )
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -27,7 +28,14 @@ from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, rel
 from plexsvc.scheduler.core.state import Cluster, Deployment
 from plexsvc.scheduler.core.words import DeploymentState, Fault, RelocationStage
 
-Order = NodeCordoned | NodeUncordoned | JobMoveRequested | JobPinned | RepackRequested
+Order = (
+    NodeCordoned
+    | NodeUncordoned
+    | JobMoveRequested
+    | JobPinned
+    | RelocationRequested
+    | RepackRequested
+)
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
@@ -48,6 +56,8 @@ def take_order(cluster: Cluster, event: Order) -> None:
                 job.is_pinned = event.is_pinned
         case JobMoveRequested():
             _move_job(cluster, event)
+        case RelocationRequested():
+            _relocate(cluster, event)
         case RepackRequested():
             for planner in cluster.planning.planners.values():
                 _repack(cluster, planner, wanted=len(planner.board.rooms))
@@ -91,6 +101,21 @@ def _move_job(cluster: Cluster, event: JobMoveRequested) -> None:
             is_on_its_way = _send_to(cluster, deployment, event.node_id, reason=reason)
         if not is_on_its_way:
             _say_stays(cluster, deployment, where=event.node_id)
+
+
+def _relocate(cluster: Cluster, event: RelocationRequested) -> None:
+    """Begin a move to exactly these devices, bounds or not."""
+    deployment = cluster.deployments.get(event.deployment_id)
+    if deployment is None:
+        return
+    fault = relocation.why_not(cluster, deployment, event.places)
+    if fault is not None:
+        _tell_failed(cluster, deployment, reason=event.reason, fault=fault)
+        return
+    planner, key = placing.planner_of(cluster, deployment)
+    nodes = tuple(map(placing.unit, event.places))
+    planner.move(key, nodes, now_us=cluster.now_us)
+    _begin(cluster, deployment, nodes, reason=event.reason)
 
 
 def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reason: str) -> bool:

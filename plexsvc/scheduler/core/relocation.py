@@ -32,7 +32,6 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.events import (
     CarryFailed,
     OperationFinished,
-    RelocationRequested,
     StateCarried,
 )
 from plexsvc.scheduler.core.state import (
@@ -55,24 +54,6 @@ OPERATION_ID_BYTES: Final = 16
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
 CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})
-
-
-def request(cluster: Cluster, event: RelocationRequested) -> None:
-    """Begin a relocation, or say why not."""
-    deployment = cluster.deployments.get(event.deployment_id)
-    if deployment is None:
-        return
-    fault = begin(cluster, deployment, event.places, reason=event.reason)
-    if fault is not None:
-        cluster.emit(
-            RelocationChanged(
-                deployment_id=deployment.deployment_id,
-                stage=RelocationStage.FAILED,
-                places=event.places,
-                reason=event.reason,
-                fault=fault,
-            )
-        )
 
 
 def begin(

@@ -7,19 +7,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, NodeId
+from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.scheduler.core.actions import (
     CarryState,
     MoveState,
     RefuseOperation,
     StartOperation,
 )
-from plexsvc.scheduler.core.events import Acknowledged, NodeLost
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    JobMoveRequested,
+    NodeCordoned,
+    NodeLost,
+    NodeUncordoned,
+    RepackRequested,
+)
 from plexsvc.scheduler.core.words import Fault, JobState, Limits, OperationKind
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
 SLOTS = ("a", "b", "c")
 SLOT = st.sampled_from(SLOTS)
+SOMETIMES = st.sampled_from([False] * 4 + [True])
 RARELY = st.sampled_from([False] * 9 + [True])
 NAMES = ("actor", "critic", "rollout")
 TRAINING = [
@@ -147,6 +155,28 @@ class AnyHistory(RuleBasedStateMachine):
         seq = self.next_seq.get(deployment_id, 1) - 1
         self.world.tell(Acknowledged(at_us=self.world.tick(), deployment_id=deployment_id, seq=seq))
 
+    @rule(node=st.sampled_from(["n0", "n1"]), what=st.integers(0, 2), happens=SOMETIMES)
+    def change_node(self, node: str, what: int, happens: bool) -> None:
+        if happens and what:
+            cordoned = NodeCordoned(
+                at_us=self.world.tick(), node_id=NodeId(node), is_drained=what == 2
+            )
+            self.world.tell(cordoned)
+        elif happens:
+            self.world.tell(NodeUncordoned(at_us=self.world.tick(), node_id=NodeId(node)))
+
+    @rule(slot=SLOT, node=st.sampled_from([None, "n0", "n1"]), happens=SOMETIMES)
+    def move_job(self, slot: str, node: str | None, happens: bool) -> None:
+        if happens:
+            to = None if node is None else NodeId(node)
+            job_id = JobId(self.job(slot))
+            self.world.tell(JobMoveRequested(at_us=self.world.tick(), job_id=job_id, node_id=to))
+
+    @rule(happens=SOMETIMES)
+    def repack(self, happens: bool) -> None:
+        if happens:
+            self.world.tell(RepackRequested(at_us=self.world.tick()))
+
     @rule(slot=SLOT, outcome=st.sampled_from(list(JobState)[2:]), happens=RARELY)
     def end(self, slot: str, outcome: JobState, happens: bool) -> None:
         if happens:
@@ -167,6 +197,10 @@ class AnyHistory(RuleBasedStateMachine):
         assert not cluster.relocating
         assert not self.world.copies
         assert all(not d.wpgs and d.holder is None for d in cluster.devices.values())
+        for planner in cluster.planning.planners.values():
+            planner.board.check()
+            assert not planner.board.groups
+            assert not planner.waiting
         for name in self.submitted:
             assert len(self.world.answers[op_id(name)]) == 1, name
 
