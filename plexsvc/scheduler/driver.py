@@ -289,6 +289,7 @@ class SchedulerDriver:
             await self.clock.sleep(self.config.rows_flush_us)
             self.recorder.dirty.clear()
             self.tally.take()
+            self.tally.forget(set(self.registry.jobs))
             await storing.run(partial(self._store.append, (), self.recorder.take_rows()))
 
     def _timer_fired(self, key: str) -> None:

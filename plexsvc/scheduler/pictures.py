@@ -5,6 +5,7 @@ A resident of the planner's board is a training deployment; a node of the board 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from plexclient.wire.v1 import common_pb2, service_pb2
@@ -22,7 +23,7 @@ from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segme
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.node_views import moving_to
-from plexsvc.scheduler.waiting import wait_ratio_ppm, waited_us
+from plexsvc.scheduler.waiting import Waits
 
 DEFAULT_KIND: Final = "train"
 ROLLOUT_KIND: Final = "rollout"
@@ -35,9 +36,18 @@ GIB: Final = 1 << 30
 _Choice = TypeVar("_Choice", Mode, SyncAt)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What one answer is made from: the driver, what its caller may see, the waits so far."""
+
+    driver: SchedulerDriver
+    lens: Lens
+    waits: Waits
+
+
 def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_pb2.PackReply:
     """Return the node groups with their residents, and the deployments that wait for devices."""
-    lens = Lens(driver.registry, request)
+    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     planning = driver.core.cluster.planning
     reply = service_pb2.PackReply(
         now_us=driver.clock.wall_us(), slot_us=planning.slot_us, policy=planning.policy.name
@@ -46,8 +56,8 @@ def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_p
         reply.horizon_us = planner.board.ring.size * planner.board.slot_us
         reply.idle.extend(planner.board.idle)
         for group in planner.board.groups.values():
-            reply.groups.append(_group(driver, planner, group, kind=kind, lens=lens))
-    _waiting(driver, reply, lens)
+            reply.groups.append(_group(look, planner, group, kind=kind))
+    _waiting(look, reply)
     reply.window_us = _window_us(reply, asked_us=request.window_us)
     return reply
 
@@ -58,7 +68,7 @@ def what_if(driver: SchedulerDriver, request: service_pb2.WhatIfRequest) -> serv
     Raises:
         PlexError: `no_placement` when the cluster has no device of the kind.
     """
-    lens = Lens(driver.registry, request)
+    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     kind = request.kind or DEFAULT_KIND
     planner = driver.core.cluster.planning.planners.get(kind)
     if planner is None or not planner.board.rooms:
@@ -69,7 +79,7 @@ def what_if(driver: SchedulerDriver, request: service_pb2.WhatIfRequest) -> serv
         )
     now_us = driver.clock.wall_us()
     demand = _demand(driver, request.job, tenant=TenantId(request.tenant), now_us=now_us)
-    reply = _answer(driver, planner, planner.what_if(demand, now_us=now_us), lens=lens)
+    reply = _answer(look, planner, planner.what_if(demand, now_us=now_us))
     lacking = _lacks_rollout(driver, request.job)
     if lacking:
         reply.fits = False
@@ -86,9 +96,7 @@ def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpa
     ]
 
 
-def _group(
-    driver: SchedulerDriver, planner: Planner, group: Group, *, kind: str, lens: Lens
-) -> service_pb2.PackGroup:
+def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
     predicted, crowd = planner.predicted(group), group.crowd(group.nodes)
     view = service_pb2.PackGroup(
         kind=kind,
@@ -98,14 +106,14 @@ def _group(
         duty_cap_ppm=planner.policy.duty_cap_ppm,
         state_bytes=group.parked_bytes - crowd.spare_bytes,
         parked_bytes=group.parked_bytes,
-        closed=lens.text(_closed(group, planner.policy)),
+        closed=look.lens.text(_closed(group, planner.policy)),
     )
     for key, resident in group.residents.items():
-        shown = _resident(driver, planner.board, resident, lens=lens)
+        shown = _resident(look, planner.board, resident)
         shown.predicted_ppm = predicted.get(key, 0)
         shown.measured_ppm = planner.measured(key) or 0
         shown.is_late = key in group.late
-        shown.paused = lens.text(group.paused.get(key, ""))
+        shown.paused = look.lens.text(group.paused.get(key, ""))
         view.residents.append(shown)
     return view
 
@@ -116,9 +124,7 @@ def _closed(group: Group, policy: Policy) -> str:
     return "" if is_open else why_closed(group)
 
 
-def _resident(
-    driver: SchedulerDriver, board: Board, resident: Resident, *, lens: Lens
-) -> service_pb2.PackResident:
+def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.PackResident:
     demand = resident.demand
     view = service_pb2.PackResident(
         anchor_us=resident.anchor_slot * board.slot_us,
@@ -137,19 +143,13 @@ def _resident(
             for s in demand.profile.segments
         ],
     )
-    _live(driver, view, deployment_id=DeploymentId(demand.job_id), lens=lens)
+    _live(look, view, deployment_id=DeploymentId(demand.job_id))
     return view
 
 
-def _live(
-    driver: SchedulerDriver,
-    view: service_pb2.PackResident,
-    *,
-    deployment_id: DeploymentId,
-    lens: Lens,
-) -> None:
+def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: DeploymentId) -> None:
     """Add what the deployment of a resident does now, and its names where they may be shown."""
-    cluster = driver.core.cluster
+    cluster = look.driver.core.cluster
     deployment = cluster.deployments.get(deployment_id)
     if deployment is None:
         return
@@ -159,19 +159,20 @@ def _live(
     view.is_running = bool(deployment.running)
     view.is_pinned = cluster.jobs[job_id].is_pinned
     view.moving_to.extend(moving_to(deployment))
-    view.wait_us = waited_us(cluster, job_id)
-    view.wait_ratio_ppm = wait_ratio_ppm(driver, job_id)
-    _name(driver, view, deployment_id=deployment_id, lens=lens)
+    view.wait_us = look.waits.total_us(job_id)
+    view.wait_ratio_ppm = look.waits.ratio_ppm(job_id)
+    _name(look, view, deployment_id=deployment_id)
 
 
-def _waiting(driver: SchedulerDriver, reply: service_pb2.PackReply, lens: Lens) -> None:
-    cluster = driver.core.cluster
+def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
+    cluster = look.driver.core.cluster
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
         view = service_pb2.PackWaiting(
-            since_us=deployment.requested_us, reason=lens.text(placing.why(cluster, deployment))
+            since_us=deployment.requested_us,
+            reason=look.lens.text(placing.why(cluster, deployment)),
         )
-        _name(driver, view, deployment_id=deployment_id, lens=lens)
+        _name(look, view, deployment_id=deployment_id)
         reply.waiting.append(view)
 
 
@@ -222,11 +223,9 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
         ) from error
 
 
-def _answer(
-    driver: SchedulerDriver, planner: Planner, found: WhatIf, *, lens: Lens
-) -> service_pb2.WhatIfReply:
+def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfReply:
     if not found.nodes:
-        return service_pb2.WhatIfReply(reasons=map(lens.text, found.refusals))
+        return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
     reply = service_pb2.WhatIfReply(
         fits=True,
         devices=found.nodes,
@@ -244,7 +243,7 @@ def _answer(
             .residents[meeting.job_id]
             .demand.max_slowdown_ppm,
         )
-        _name(driver, view, deployment_id=DeploymentId(meeting.job_id), lens=lens)
+        _name(look, view, deployment_id=DeploymentId(meeting.job_id))
         reply.neighbours.append(view)
     return reply
 
@@ -261,16 +260,15 @@ def _lacks_rollout(driver: SchedulerDriver, job: service_pb2.JobShape) -> str:
 
 
 def _name(
-    driver: SchedulerDriver,
+    look: _Look,
     view: service_pb2.PackResident | service_pb2.PackWaiting | service_pb2.WhatIfNeighbour,
     *,
     deployment_id: DeploymentId,
-    lens: Lens,
 ) -> None:
     """Add the names of a deployment where they may be shown."""
-    record = driver.registry.deployments.get(deployment_id)
-    if record is None or not lens.sees(record.view.job_id):
+    record = look.driver.registry.deployments.get(deployment_id)
+    if record is None or not look.lens.sees(record.view.job_id):
         return
     view.deployment_id, view.job_id = deployment_id, record.view.job_id
     view.name, view.tenant = record.view.name, record.view.tenant
-    view.job_name = lens.job_name(record.view.job_id)
+    view.job_name = look.lens.job_name(record.view.job_id)

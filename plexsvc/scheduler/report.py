@@ -15,12 +15,12 @@ from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.registry import JobRecord
-from plexsvc.scheduler.waiting import lasted_us, wait_ratio_ppm, waited_us, waits_of
+from plexsvc.scheduler.waiting import Waits, lasted_us
 
 
 def report(driver: SchedulerDriver, request: service_pb2.ReportRequest) -> service_pb2.ReportReply:
     """Return the report of every job still known, ended ones too (`scheduler.max_ended_jobs`)."""
-    lens = Lens(driver.registry, request)
+    lens, waits = Lens(driver.registry, request), Waits(driver)
     records = list(driver.registry.jobs.values())
     now_us = driver.clock.wall_us()
     reply = service_pb2.ReportReply(
@@ -28,18 +28,20 @@ def report(driver: SchedulerDriver, request: service_pb2.ReportRequest) -> servi
     )
     uses: dict[str, service_pb2.TenantUse] = {}
     for record in records:
-        use = _job(driver, record, lens=lens)
+        use = _job(driver, record, waits=waits, lens=lens)
         tenant = lens.tenant_of(record.view.job_id)
         _add(uses.setdefault(tenant, service_pb2.TenantUse(tenant=tenant)), use)
         if lens.sees(record.view.job_id):
             reply.jobs.append(use)
     reply.tenants.extend(uses[tenant] for tenant in sorted(uses, key=lambda t: (not t, t)))
-    _matrix(driver, reply, lens=lens)
+    _matrix(reply, waits=waits, lens=lens)
     return reply
 
 
-def _job(driver: SchedulerDriver, record: JobRecord, *, lens: Lens) -> service_pb2.JobUse:
-    cluster, job_id = driver.core.cluster, JobId(record.view.job_id)
+def _job(
+    driver: SchedulerDriver, record: JobRecord, *, waits: Waits, lens: Lens
+) -> service_pb2.JobUse:
+    job_id = JobId(record.view.job_id)
     tally = driver.tally.of(job_id)
     use = service_pb2.JobUse(
         job_id=job_id,
@@ -48,12 +50,12 @@ def _job(driver: SchedulerDriver, record: JobRecord, *, lens: Lens) -> service_p
         state=record.view.state,
         lasted_us=lasted_us(driver, job_id),
         device_us=views.job(driver, record).device_us,
-        wait_us=waited_us(cluster, job_id),
-        wait_ratio_ppm=wait_ratio_ppm(driver, job_id),
+        wait_us=waits.total_us(job_id),
+        wait_ratio_ppm=waits.ratio_ppm(job_id),
         switches=tally.switches,
         switch_us=tally.switch_us,
     )
-    for blocker, blocked_us in sorted(waits_of(cluster, job_id).items(), key=lambda w: -w[1]):
+    for blocker, blocked_us in sorted(waits.by_blocker(job_id).items(), key=lambda w: -w[1]):
         seen = lens.sees(blocker)
         use.waits.append(
             service_pb2.JobWait(
@@ -90,11 +92,10 @@ def _add(total: service_pb2.TenantUse, use: service_pb2.JobUse) -> None:
     total.switch_us += use.switch_us
 
 
-def _matrix(driver: SchedulerDriver, reply: service_pb2.ReportReply, *, lens: Lens) -> None:
+def _matrix(reply: service_pb2.ReportReply, *, waits: Waits, lens: Lens) -> None:
     cells: dict[tuple[str, str], int] = defaultdict(int)
-    for (waiter, blocker), wait_us in driver.core.cluster.waits.items():
-        if waiter != blocker:
-            cells[lens.tenant_of(waiter), lens.tenant_of(blocker)] += wait_us
+    for waiter, blocker, wait_us in waits.pairs():
+        cells[lens.tenant_of(waiter), lens.tenant_of(blocker)] += wait_us
     for (waiting, blocking), wait_us in sorted(cells.items()):
         reply.matrix.append(
             service_pb2.Interference(waiting=waiting, blocking=blocking, wait_us=wait_us)

@@ -129,6 +129,12 @@ def charge_switch(cluster: Cluster, wpg: Wpg, *, spent_us: int) -> None:
     _charge(cluster, wpg.job_id, wpg.job_id, spent_us)
 
 
+def forget_waits(cluster: Cluster, job_id: JobId) -> None:
+    """Drop what a job waited, and what others waited for it: nobody asks about it any more."""
+    for pair in [pair for pair in cluster.waits if job_id in pair]:
+        del cluster.waits[pair]
+
+
 def switch_us(cluster: Cluster, wpg: Wpg) -> int:
     """Return what a context switch to `wpg` costs: measured, or by the prior for its bytes."""
     if wpg.switch_cost_us is not None:

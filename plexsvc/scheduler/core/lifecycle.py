@@ -6,7 +6,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
-from plexsvc.scheduler.core import dispatch, lanes, learning, placing
+from plexsvc.scheduler.core import contest, dispatch, lanes, learning, placing
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     DeploymentChanged,
@@ -302,7 +302,8 @@ def _drop_stand_in(cluster: Cluster, stand_in: Deployment) -> None:
 def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
     cluster.ended[job_id] = state
     if len(cluster.ended) > MAX_ENDED_JOBS:
-        cluster.ended.popitem(last=False)
+        forgotten, _ = cluster.ended.popitem(last=False)
+        contest.forget_waits(cluster, forgotten)
 
 
 def _continue_switch(cluster: Cluster, wpg: Wpg) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core import lifecycle
 from plexsvc.scheduler.core.actions import MoveState
-from plexsvc.scheduler.core.story import explain
+from plexsvc.scheduler.core.story import explain, explain_job
 from plexsvc.scheduler.core.words import OperationState
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
@@ -63,3 +65,56 @@ def test_it_tells_how_an_operation_ended(world: FakeWorld) -> None:
     assert story.state is OperationState.FAILED
     assert "worker_died" in story.text
     assert explain(world.core.cluster, op_id("nobody"), now_us=world.now_us) is None
+
+
+def job_told(world: FakeWorld, job: str) -> tuple[str, str]:
+    story = explain_job(world.core.cluster, JobId(job), now_us=world.now_us)
+    assert story is not None
+    return story.text, "\n".join(story.facts)
+
+
+def test_a_job_tells_what_each_deployment_does(world: FakeWorld) -> None:
+    text, facts = job_told(world, "a")
+    assert text.startswith("a is running: actor is idle")
+    assert "wpg-1-1 is ready, its state on host, at n0:0" in facts
+    assert "shares its devices with 1 others; slowdown: bound 1.50" in facts
+    world.submit("b1", job="b", seq=1)
+    assert "actor runs step since 0.0 ms" in job_told(world, "b")[0]
+
+
+def test_a_job_that_waits_tells_for_whom_and_when_that_is_expected_to_end(
+    world: FakeWorld,
+) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1)
+    text, facts = job_told(world, "a")
+    assert "held by wpg-1-2 of job b since" in text
+    assert "its next operation, step, came 0.0 ms ago" in text
+    assert "wpg-1-2 runs step, expected to end in about" in facts
+    world.drain()
+    assert "since it began it waited" in job_told(world, "a")[1]
+    assert "for job b" in job_told(world, "a")[1]
+
+
+def test_a_job_without_devices_tells_why(world: FakeWorld) -> None:
+    world.job("c")
+    assert job_told(world, "c")[0] == "c is queued: it has no deployment yet"
+    world.join("n1", train=0, rollout=1)
+    world.bring_up("c", "one", rollout=True)
+    world.job("d")
+    world.deploy("d", "two", rollout=True)
+    assert "two waits for devices since 0.0 ms" in job_told(world, "d")[0]
+
+
+def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
+    world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "MAX_ENDED_JOBS", 0)
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    assert world.core.cluster.waits
+    world.end("b")
+    world.drain()
+    assert explain_job(world.core.cluster, JobId("b"), now_us=world.now_us) is None
+    assert all("b" not in pair for pair in world.core.cluster.waits)
