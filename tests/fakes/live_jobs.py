@@ -30,6 +30,10 @@ class PacedJob:
     longest: int = 48
     seed: int = 0
     start_s: float = 0.0
+    pipelines: bool = False
+    """Submit a cycle's operations together and wait for the last."""
+    samples: bool = False
+    """Generate before each training and sync after, on a rollout deployment of its own."""
 
     def run(self, connection: plex.Cluster, *, model: Path) -> int:
         """Run it to its end; return the trained cycles."""
@@ -43,17 +47,38 @@ class PacedJob:
                 optimizer=plex.AdamW(lr=1e-3),
                 seed=self.seed,
             )
+            rollout = self._rollout(job, actor)
             for cycle in range(self.cycles):
                 _pause(self.gap_s * float(rng.lognormal(0, self.jitter)))
+                if rollout is not None:
+                    rollout.generate([[3, 4, 12], [7, 9, 16]], n=4, max_tokens=16, seed=cycle)
                 self._train(actor, cycle)
+                if rollout is not None:
+                    rollout.sync(actor)
         return self.cycles
 
+    def _rollout(self, job: plex.Job, actor: plex.Deployment) -> plex.Rollout | None:
+        if not self.samples:
+            return None
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
+        rollout.sync(actor)
+        return rollout
+
     def _train(self, actor: plex.Deployment, cycle: int) -> None:
+        waiting = []
         for part in range(self.passes):
             seed = 10_000 * self.seed + self.passes * cycle + part
             batch = fixed_batch(seed, sequences=self.sequences, longest=self.longest)
-            actor.forward_backward(batch, loss="ppo", **PPO_ARGS)
-        actor.step(lr=1e-3)
+            if self.pipelines:
+                waiting.append(actor.forward_backward.submit(batch, loss="ppo", **PPO_ARGS))
+            else:
+                actor.forward_backward(batch, loss="ppo", **PPO_ARGS)
+        if self.pipelines:
+            waiting.append(actor.step.submit(lr=1e-3))
+        else:
+            actor.step(lr=1e-3)
+        for call in waiting:
+            call.result(60)
 
 
 def run_together(cluster: LiveCluster, jobs: Sequence[PacedJob], *, model: Path) -> list[int]:
