@@ -8,7 +8,7 @@ operation starts elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 
 import grpc
 
@@ -98,11 +98,7 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     errors: list[str] = []
     for source in held.staged_on:
         try:
-            target = reach.nodes.link(to).state
-            chunks = _chunks(reach, held, source=source)
-            reply = await target.Stage(chunks, timeout=reach.move_s)
-            if reply.HasField("error"):
-                raise error_of(fault_from_wire(reply.error))
+            await _relay(reach, held, source=source, to=to)
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("payload not passed on", source=source, target=to, error=error)
             errors.append(f"{source}: {error}")
@@ -116,20 +112,36 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     )
 
 
-async def _chunks(
-    reach: Reach, held: Held, *, source: NodeId
-) -> AsyncIterator[service_pb2.StageRequest]:
+async def _relay(reach: Reach, held: Held, *, source: NodeId, to: NodeId) -> None:
+    """Pass a payload on a chunk at a time.
+
+    Raises:
+        PlexError: what the target refused; `node_lost`.
+        AioRpcError: the source does not have it, or one of them does not answer.
+    """
     operation, staged = held.operation, held.operation.payload.staged
-    yield service_pb2.StageRequest(
-        header=service_pb2.StageHeader(
-            operation_id=operation.operation_id,
-            job_id=operation.job_id,
-            deployment_id=operation.deployment_id,
-            tensors=staged.tensors,
-            nbytes=staged.nbytes,
-        )
-    )
     request = statemanager_pb2.ReadStagedRequest(staging_id=operation.operation_id)
     stream = reach.nodes.link(source).state.ReadStaged(request, timeout=reach.move_s)
-    async for chunk in stream:
-        yield service_pb2.StageRequest(chunk=chunk)
+    call = reach.nodes.link(to).state.Stage(timeout=reach.move_s)
+    header = service_pb2.StageHeader(
+        operation_id=operation.operation_id,
+        job_id=operation.job_id,
+        deployment_id=operation.deployment_id,
+        tensors=staged.tensors,
+        nbytes=staged.nbytes,
+    )
+    try:
+        await call.write(service_pb2.StageRequest(header=header))
+        async for chunk in stream:
+            await call.write(service_pb2.StageRequest(chunk=chunk))
+        await call.done_writing()
+    except asyncio.InvalidStateError:
+        pass  # it has answered already
+    except BaseException:
+        call.cancel()
+        raise
+    finally:
+        stream.cancel()
+    reply = await call
+    if reply.HasField("error"):
+        raise error_of(fault_from_wire(reply.error))

@@ -16,6 +16,7 @@ from plexclient.wire.v1 import (
     node_pb2,
     node_pb2_grpc,
     operations_pb2,
+    service_pb2,
     statemanager_pb2,
     statemanager_pb2_grpc,
     worker_pb2,
@@ -55,6 +56,7 @@ class Behaviour:
     on_execute: Hook | None = None
     spawn_error: PlexError | None = None
     move_errors: list[PlexError] = field(default_factory=list)
+    publish_errors: list[PlexError | None] = field(default_factory=list)
     executed: list[tuple[str, str, int]] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
     leases: list[int] = field(default_factory=list)
@@ -63,6 +65,8 @@ class Behaviour:
     dropped: list[bytes] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
     manifests: list[int] = field(default_factory=list)
+    staged: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+    """Payloads by node and staging id."""
     executing: int = 0
     most_executing: int = 0
 
@@ -107,8 +111,9 @@ class FakeRank(worker_pb2_grpc.WorkerServicer):
 class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     """Agrees to every move unless told to refuse."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, *, node_id: str) -> None:
         self._behaviour = behaviour
+        self._node_id = node_id
 
     async def Move(
         self, request: statemanager_pb2.MoveRequest, context: Any
@@ -122,6 +127,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def Publish(
         self, request: statemanager_pb2.PublishRequest, context: Any
     ) -> statemanager_pb2.PublishReply:
+        error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
+        if error is not None:
+            return statemanager_pb2.PublishReply(error=to_wire(error))
         manifest = statemanager_pb2.VersionManifest(
             deployment_id=request.deployment_id, version=request.version, nbytes=5
         )
@@ -154,6 +162,24 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.InventoryReply:
         return statemanager_pb2.InventoryReply(host_bytes_used=11)
 
+    async def Stage(
+        self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Any
+    ) -> service_pb2.StageReply:
+        data, staging_id = b"", b""
+        async for request in request_iterator:
+            data += request.chunk.data
+            staging_id = staging_id or request.header.operation_id
+        self._behaviour.staged[self._node_id, staging_id] = data
+        return service_pb2.StageReply(nbytes=len(data))
+
+    async def ReadStaged(
+        self, request: statemanager_pb2.ReadStagedRequest, context: Any
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        data = self._behaviour.staged.get((self._node_id, request.staging_id))
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is staged under this id")
+        yield common_pb2.Chunk(offset=0, data=data)
+
     async def DropStaged(
         self, request: statemanager_pb2.DropStagedRequest, context: Any
     ) -> statemanager_pb2.DropStagedReply:
@@ -173,6 +199,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.port = 0
         self.specs: list[node_pb2.ProcSpec] = []
         self.ranks: dict[str, grpc.aio.Server] = {}
+        self.incarnations: dict[str, int] = {}
         self.log: list[node_pb2.NodeEvent] = []
         self.more = asyncio.Event()
         self.state_address = ""
@@ -183,7 +210,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         """Serve the agent and its state manager; return the agent's address."""
         self.state_server = new_server()
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
-            FakeStateManager(self.behaviour), self.state_server
+            FakeStateManager(self.behaviour, node_id=self.node_id), self.state_server
         )
         state_port = self.state_server.add_insecure_port("127.0.0.1:0")
         await self.state_server.start()
@@ -212,7 +239,10 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         server = self.ranks.pop(proc_id)
         await server.stop(None)
         event = node_pb2.ProcExited(
-            proc_id=proc_id, signal=signal, log_tail=log_tail, incarnation=1
+            proc_id=proc_id,
+            signal=signal,
+            log_tail=log_tail,
+            incarnation=self.incarnations[proc_id],
         )
         self.log.append(node_pb2.NodeEvent(index=len(self.log) + 1, exited=event))
         self.more.set()
@@ -226,6 +256,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self.ranks[request.spec.proc_id] = server
+        self.incarnations[request.spec.proc_id] = request.fence.incarnation
         return node_pb2.SpawnReply(pid=1, address=f"127.0.0.1:{port}")
 
     async def Stop(self, request: node_pb2.StopRequest, context: Any) -> node_pb2.StopReply:

@@ -82,9 +82,11 @@ class Daemon:
     def inventory(self) -> statemanager_pb2.InventoryReply:
         return self.stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)
 
-    def publish(self, wpg_id: str, version: int) -> statemanager_pb2.PublishReply:
+    def publish(
+        self, wpg_id: str, version: int, *, complete: bool = False
+    ) -> statemanager_pb2.PublishReply:
         request = statemanager_pb2.PublishRequest(
-            wpg_id=wpg_id, deployment_id="job/actor", version=version
+            wpg_id=wpg_id, deployment_id="job/actor", version=version, complete=complete
         )
         return self.stub.Publish(request, timeout=DEADLINE_S)
 

@@ -182,6 +182,8 @@ def _waiting(
         return f"waits for devices: {placing.why(cluster, deployment)}", []
     if wpg.state is WpgState.SPAWNING:
         return f"waits for the processes of {wpg.wpg_id} to come up", []
+    if deployment.is_held and operation.seq == deployment.next_seq:
+        return _being_moved(deployment, now_us=now_us)
     return _in_line(cluster, deployment, operation, now_us=now_us)
 
 
@@ -201,6 +203,14 @@ def _in_line(
     if blocked is not None:
         return _after(cluster, blocked), []
     return _for_device(cluster, wpg, now_us=now_us)
+
+
+def _being_moved(deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
+    relocation = deployment.relocation
+    assert relocation is not None, deployment
+    where = ", ".join(f"{place.node_id}:{place.device}" for place in relocation.places)
+    facts = [f"the relocation began {_ms(now_us - relocation.started_us)} ago: {relocation.reason}"]
+    return f"waits for its deployment to arrive on {where} ({relocation.stage})", facts
 
 
 def _behind(deployment: Deployment, operation: Operation) -> tuple[str, list[str]]:

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.process
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
 
+HALVES = [slice(0, 2), slice(2, 4)]
+
 MAX_VERSIONS = 8
 """`StateManagerConfig.max_versions_per_deployment`, by default."""
 
@@ -96,6 +98,35 @@ def test_a_published_version_stays_frozen_while_training_goes_on(daemon: Daemon)
     assert reader("hash_held") == opened == hashlib.sha256(packed(WEIGHT)).hexdigest()
     assert [bytes(x) for x in manifest.block_checksums] == [xxhash.xxh3_128_digest(packed(WEIGHT))]
     assert daemon.publish("a", 5).manifest == manifest
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_a_complete_copy_holds_moments_scalars_and_the_last_number(
+    daemon: Daemon, is_parked: bool
+) -> None:
+    build(daemon, "a", [slice(0, 2), slice(2, 4)])
+    if is_parked:
+        daemon.move("a", "HOST")
+    manifest = daemon.publish("a", 1, complete=True).manifest
+    assert [piece.kind for piece in manifest.pieces] == ["exp_avg"] * 2 + ["param"] * 2
+    assert json.loads(manifest.scalars_json) == {"0": {"adam_step": 2}, "1": {"adam_step": 2}}
+    assert manifest.applied_seq == 5
+    reader = daemon.client("reader")
+    got = reader("open_version", deployment_id="job/actor", version=1, nbytes=manifest.nbytes)
+    halves = [packed(array[rows]) for array in (WEIGHT * 10, WEIGHT) for rows in HALVES]
+    assert got == hashlib.sha256(b"".join(halves)).hexdigest()
+    assert not daemon.publish("a", 2).manifest.scalars_json
+
+
+def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
+    rank = daemon.client("a")
+    rank("allocate", regions=[{"name": "grads", "nbytes": 4096, "droppable": True}])
+    rank("set", dirty=["grads"])
+    refused = daemon.publish("a", 1, complete=True).error
+    assert refused.code == "bad_request"
+    assert "step or zero_grad" in refused.message
+    rank("set", dirty=[])
+    assert daemon.publish("a", 1, complete=True).manifest.nbytes == 0
 
 
 def packed(array: np.ndarray) -> bytes:
