@@ -1,21 +1,31 @@
 """A trace through the whole core: the same jobs and records as the simulator, decided live.
 
 The simulator holds a job's cycle and asks planning and the groups' runtime directly; here each job
-is a client that submits operations, and all of `Scheduler` decides. One host has all devices, one
-device stands for a node of the trace, and a device holds one job's state.
+is a client that submits operations, and all of `Scheduler` decides. One host has all training
+devices, one device stands for a node of the trace and holds one job's state; each job has a rollout
+device. Jobs come with the trace's profiles (`is_warm`), as after earlier runs, or without any.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg
-from plexsvc.scheduler.core.events import Event, NodeJoined, ResidencyMoved, WpgForgotten
+from plexsvc.scheduler.core.events import (
+    Event,
+    NodeJoined,
+    ProfilesLoaded,
+    ResidencyMoved,
+    WpgForgotten,
+)
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.policies import Policy
+from plexsvc.scheduler.core.planning.profile import Profile
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.runtime import Counts
 from plexsvc.scheduler.core.words import DeviceFacts, Limits, Place, Residency
 from plexsvc.sim.live_driver import Moved, Spawned, Took, VirtualDriver, Work
@@ -23,7 +33,7 @@ from plexsvc.sim.presets import Workload
 from plexsvc.sim.programs import Outside
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.run import Timed
-from plexsvc.sim.trace_client import DEVICE_KIND, TraceClient
+from plexsvc.sim.trace_client import DEVICE_KIND, ROLLOUT_KIND, TraceClient, kinds_of
 
 HOST: Final = NodeId("host")
 FOREVER_US: Final = 10**15
@@ -41,7 +51,7 @@ class _TraceCosts:
     def spawn(
         self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
     ) -> Spawned:
-        assert deployment_id in self.switch_us, deployment_id
+        del deployment_id
         return Spawned(ready_us=now_us, device_bytes=(STATE_BYTES,) * len(places))
 
     def operation(self, work: Work) -> Took:
@@ -90,8 +100,10 @@ class _Books:
                 self._loading[action.wpg_id] = event.at_us
 
     def _arrive(self, action: SpawnWpg, *, at_us: int) -> None:
+        record = self.records.get(action.deployment_id)
+        if record is None:
+            return  # a rollout deployment
         self._lives[action.wpg_id] = action
-        record = self.records[action.deployment_id]
         nodes = tuple(NodeId(f"{p.node_id}:{p.device}") for p in action.places)
         record.stays.append(Stay(since_us=at_us, group_id=action.places[0].device, nodes=nodes))
         if record.start_us is None:
@@ -100,7 +112,8 @@ class _Books:
             self._on_device[place] = self._on_device.get(place, 0) + 1
 
     def _leave(self, wpg_id: WpgId) -> None:
-        for place in self._lives.pop(wpg_id).places:
+        life = self._lives.pop(wpg_id, None)
+        for place in () if life is None else life.places:
             self._on_device[place] -= 1
             if not self._on_device[place]:
                 del self._on_device[place]
@@ -114,14 +127,13 @@ class _Books:
         record.switch.append((since_us, event.at_us))
 
 
-def play_live(workload: Workload, *, seed: int, limits: Limits | None = None) -> Timed:
-    """Return what the whole core makes of a workload.
+def play_live(workload: Workload, *, policy: Policy, seed: int, is_warm: bool = True) -> Timed:
+    """Return what the whole core makes of a workload under the live form of a policy.
 
     Faults of the cluster are not played. Devices come in aligned power-of-two blocks, so gangs of
     other sizes leave some idle.
     """
     began = time.perf_counter()
-    cluster = workload.cluster
     costs = _TraceCosts(durations_us={}, switch_us={})
     clients = []
     for job in workload.jobs:
@@ -130,23 +142,22 @@ def play_live(workload: Workload, *, seed: int, limits: Limits | None = None) ->
         costs.switch_us[client.deployment_id] = job.demand.profile.switch_us
         clients.append(client)
     books = _Books(records={client.deployment_id: client.record for client in clients})
-    devices = tuple(
-        DeviceFacts(index=at, kind=DEVICE_KIND, bytes_total=STATE_BYTES)
-        for at in range(cluster.nodes)
-    )
-    joined = NodeJoined(at_us=0, node_id=HOST, devices=devices, host_bytes=FOREVER_US)
+    core = Scheduler(limits=patient_limits(len(clients), policy=policy), epoch=1)
     driver = VirtualDriver(
-        core=Scheduler(limits=limits or patient_limits(len(clients)), epoch=1),
+        core=core,
         costs=costs,
-        clients=[Outside(events=[joined]), *clients],
+        clients=[Outside(events=_cluster_events(workload, is_warm=is_warm)), *clients],
         watch=books.note,
     )
     is_complete = driver.run()
     records = tuple(client.record for client in clients)
     unfinished = [r.job.demand.job_id for r in records if r.finish_us is None]
     assert is_complete, f"{len(unfinished)} jobs never ended, {unfinished[:1]} first"
+    prefetches = core.cluster.prefetches
+    books.counts.prefetches = prefetches.ordered
+    books.counts.prefetch_hits, books.counts.prefetch_wasted = prefetches.hits, prefetches.wasted
     outcome = Outcome(
-        policy="live",
+        policy=f"{policy.name} (live core)",
         records=records,
         counts=books.counts,
         events=driver.events,
@@ -156,12 +167,47 @@ def play_live(workload: Workload, *, seed: int, limits: Limits | None = None) ->
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 
 
-def patient_limits(num_jobs: int) -> Limits:
-    """Return limits under which no job of a trace is refused for waiting."""
+def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
+    """Return limits of a policy under which no job of a trace is refused for waiting."""
     return Limits(
         max_jobs=num_jobs,
+        policy=policy.name,
+        max_deployments_per_group=policy.max_jobs,
+        duty_cap_ppm=policy.duty_cap_ppm,
+        target_slowdown_ppm=policy.target_slowdown_ppm,
+        critical_target_ppm=policy.critical_target_ppm,
         placement_timeout_us=FOREVER_US,
         operation_timeout_us=FOREVER_US,
         spawn_timeout_us=FOREVER_US,
         gap_timeout_us=FOREVER_US,
     )
+
+
+def _cluster_events(workload: Workload, *, is_warm: bool) -> list[Event]:
+    """Return the profiles of earlier runs, if there were any, and the node of all devices."""
+    devices = [(DEVICE_KIND, workload.cluster.nodes), (ROLLOUT_KIND, len(workload.jobs))]
+    kinds = [kind for kind, count in devices for _ in range(count)]
+    facts = tuple(
+        DeviceFacts(index=at, kind=kind, bytes_total=STATE_BYTES) for at, kind in enumerate(kinds)
+    )
+    joined = NodeJoined(at_us=0, node_id=HOST, devices=facts, host_bytes=FOREVER_US)
+    if not is_warm:
+        return [joined]
+    kept = tuple(
+        KeptProfile(
+            key=ProfileKey(
+                tenant=job.demand.tenant, model="", layout="", name=f"{job.demand.job_id}/actor"
+            ),
+            profile=_as_live(job.demand.profile),
+            at_us=0,
+        )
+        for job in workload.jobs
+    )
+    return [ProfilesLoaded(at_us=0, profiles=kept), joined]
+
+
+def _as_live(profile: Profile) -> Profile:
+    """Return a trace's profile with the phases by which the core will see it."""
+    kinds = kinds_of(profile)
+    segments = tuple(replace(s, phase=kinds[s.phase]) for s in profile.segments)
+    return replace(profile, segments=segments)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.policies import policy_named
+from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.live_run import play_live
@@ -36,8 +36,9 @@ def spans(outcome: Outcome) -> dict[str, list[tuple[int, int]]]:
 @pytest.mark.parametrize("mode", Mode)
 def test_jobs_alone_run_as_in_the_simulator(mode: Mode) -> None:
     loose = workload(jobs=2, nodes=4, mode=mode)
-    live = play_live(loose, seed=3).outcome
-    simulated = play(loose, policy=policy_named("isolated"), seed=3).outcome
+    isolated = policy_named("isolated")
+    live = play_live(loose, policy=isolated, seed=3).outcome
+    simulated = play(loose, policy=isolated, seed=3).outcome
     for one, other in zip(live.records, simulated.records, strict=True):
         assert [end - start for start, end in one.busy] == [
             end - start for start, end in other.busy
@@ -50,7 +51,7 @@ def test_jobs_alone_run_as_in_the_simulator(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
-    outcome = play_live(workload(jobs=3, nodes=1, mode=mode), seed=1).outcome
+    outcome = play_live(workload(jobs=3, nodes=1, mode=mode), policy=PLEX, seed=1).outcome
     (used,) = spans(outcome).values()
     for (_, end), (start, _) in itertools.pairwise(sorted(used)):
         assert end <= start
@@ -64,7 +65,7 @@ def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
     wide = Workload(
         jobs=(job("wide", nodes=4, jitter=0.0),), cluster=SimCluster(nodes=8, devices_per_node=1)
     )
-    outcome = play_live(wide, seed=1).outcome
+    outcome = play_live(wide, policy=PLEX, seed=1).outcome
     (record,) = outcome.records
     assert len(record.stays[0].nodes) == 4
     assert outcome.group_node_us == pytest.approx(4 * record.alone_us, rel=1e-5)
@@ -72,7 +73,7 @@ def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
 
 def test_the_same_seed_gives_the_same_history() -> None:
     shared = workload(jobs=3, nodes=1)
-    first, again, other = (play_live(shared, seed=seed).outcome for seed in (5, 5, 6))
+    first, again, other = (play_live(shared, policy=PLEX, seed=seed).outcome for seed in (5, 5, 6))
     assert first == again
     assert spans(first) != spans(other)
 
@@ -82,4 +83,6 @@ def test_a_trace_the_cluster_cannot_hold_is_no_silent_success() -> None:
     wide = workload(jobs=1, nodes=1).jobs[0]
     demand = replace(wide.demand, num_nodes=2, job_id=JobId("wide"))
     with pytest.raises(AssertionError, match="no_placement"):
-        play_live(Workload(jobs=(replace(wide, demand=demand),), cluster=small), seed=1)
+        play_live(
+            Workload(jobs=(replace(wide, demand=demand),), cluster=small), policy=PLEX, seed=1
+        )
