@@ -1,16 +1,20 @@
 """`plexctl simulate`: plays a trace or a preset under a policy and says what it came to."""
 
+# ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from plexsvc.sim.presets import Workload
     from plexsvc.sim.summary import Summary
+
+
+_CORES: Final = ("planning", "live", "live-cold")
 
 
 def simulate(
@@ -22,6 +26,10 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="isolated, pack, spread, spread_backfill, plex, ...")
     ] = "plex",
+    core: Annotated[
+        str,
+        typer.Option(help="planning; live: the whole scheduler core; live-cold: no profiles yet."),
+    ] = "planning",
     seed: Annotated[int, typer.Option(help="Seed of samples and faults.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
@@ -33,11 +41,20 @@ def simulate(
     from plexsvc.sim.output import write_outputs
     from plexsvc.sim.run import compare, play
 
+    if core not in _CORES:
+        raise typer.BadParameter(f"--core {core!r} is none of {', '.join(_CORES)}")
     chosen = policy_named(policy)
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
     typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
     isolated = play(workload, policy=policy_named("isolated"), seed=seed)
-    summary, outcome = compare(workload, policy=chosen, seed=seed, isolated=isolated)
+    if core == "planning":
+        summary, outcome = compare(workload, policy=chosen, seed=seed, isolated=isolated)
+    else:
+        from plexsvc.sim.live_run import compare_live
+
+        summary, outcome = compare_live(
+            workload, policy=chosen, seed=seed, isolated=isolated, is_warm=core == "live"
+        )
     if out is not None:
         write_outputs(
             out, workload=workload, summary=summary, outcome=outcome, isolated=isolated.outcome

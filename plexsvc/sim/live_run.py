@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg
 from plexsvc.scheduler.core.events import (
     Event,
@@ -33,6 +35,7 @@ from plexsvc.sim.presets import Workload
 from plexsvc.sim.programs import Outside
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.run import Timed
+from plexsvc.sim.summary import Summary, summarise
 from plexsvc.sim.trace_client import DEVICE_KIND, ROLLOUT_KIND, TraceClient, kinds_of
 
 HOST: Final = NodeId("host")
@@ -132,6 +135,9 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_warm: bool = 
 
     Faults of the cluster are not played. Devices come in aligned power-of-two blocks, so gangs of
     other sizes leave some idle.
+
+    Raises:
+        PlexError: `no_placement` when the cluster cannot hold a job.
     """
     began = time.perf_counter()
     costs = _TraceCosts(durations_us={}, switch_us={})
@@ -151,8 +157,8 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_warm: bool = 
     )
     is_complete = driver.run()
     records = tuple(client.record for client in clients)
-    unfinished = [r.job.demand.job_id for r in records if r.finish_us is None]
-    assert is_complete, f"{len(unfinished)} jobs never ended, {unfinished[:1]} first"
+    if not is_complete:
+        raise _never_ended(records, core)
     prefetches = core.cluster.prefetches
     books.counts.prefetches = prefetches.ordered
     books.counts.prefetch_hits, books.counts.prefetch_wasted = prefetches.hits, prefetches.wasted
@@ -165,6 +171,21 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_warm: bool = 
         pruned_share=0.0,
     )
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
+
+
+def compare_live(
+    workload: Workload, *, policy: Policy, seed: int, isolated: Timed, is_warm: bool
+) -> tuple[Summary, Outcome]:
+    """Return the summary of the whole core's run against the simulator's `isolated`."""
+    timed = play_live(workload, policy=policy, seed=seed, is_warm=is_warm)
+    summary = summarise(
+        timed.outcome,
+        isolated=isolated.outcome,
+        cluster=workload.cluster,
+        seed=seed,
+        wall_s=timed.wall_s,
+    )
+    return summary, timed.outcome
 
 
 def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
@@ -180,6 +201,17 @@ def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
         operation_timeout_us=FOREVER_US,
         spawn_timeout_us=FOREVER_US,
         gap_timeout_us=FOREVER_US,
+    )
+
+
+def _never_ended(records: Sequence[Record], core: Scheduler) -> PlexError:
+    job_ids = [record.job.demand.job_id for record in records if record.finish_us is None]
+    first = DeploymentId(f"{job_ids[0]}/actor")
+    deployment = core.cluster.deployments.get(first)
+    why = "it ended early" if deployment is None else placing.why(core.cluster, deployment)
+    return PlexError(
+        ErrorCode.NO_PLACEMENT,
+        f"{len(job_ids)} of {len(records)} jobs never ended, {job_ids[0]} first: {why}",
     )
 
 

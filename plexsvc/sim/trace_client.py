@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final
 
+from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.scheduler.core.actions import AnswerOperation, DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.events import (
@@ -137,7 +138,8 @@ class TraceClient(Client):
             case JobChanged(state=state):
                 self._is_done = state in ENDED
             case DeploymentChanged(state=DeploymentState.FAILED, fault=fault):
-                assert fault is None, fault
+                assert fault is not None, answer
+                raise PlexError(fault.code, fault.message)
             case _:
                 pass
         return ()

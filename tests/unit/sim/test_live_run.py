@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from plexsvc.cli.main import app
+from plexsvc.errors import PlexError
 from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode
@@ -82,7 +86,20 @@ def test_a_trace_the_cluster_cannot_hold_is_no_silent_success() -> None:
     small = SimCluster(nodes=1, devices_per_node=1)
     wide = workload(jobs=1, nodes=1).jobs[0]
     demand = replace(wide.demand, num_nodes=2, job_id=JobId("wide"))
-    with pytest.raises(AssertionError, match="no_placement"):
+    with pytest.raises(PlexError, match="no_placement"):
         play_live(
             Workload(jobs=(replace(wide, demand=demand),), cluster=small), policy=PLEX, seed=1
         )
+
+
+def test_the_command_plays_the_live_core_warm_and_cold() -> None:
+    command = ["simulate", "--preset", "two-job-7b", "--json", "--core"]
+    drains = []
+    for core in ("planning", "live", "live-cold"):
+        result = CliRunner().invoke(app, [*command, core])
+        assert result.exit_code == 0, result.output
+        drains.append(json.loads(result.stdout)["drain_s"])
+    assert max(drains) < 1.05 * min(drains)
+    refused = CliRunner().invoke(app, [*command, "dead"])
+    assert refused.exit_code == 2
+    assert "none of planning, live, live-cold" in refused.stderr
