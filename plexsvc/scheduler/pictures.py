@@ -49,8 +49,14 @@ def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_p
     """Return the node groups with their residents, and the deployments that wait for devices."""
     look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     planning = driver.core.cluster.planning
+    prefetches = driver.core.cluster.prefetches
     reply = service_pb2.PackReply(
-        now_us=driver.clock.wall_us(), slot_us=planning.slot_us, policy=planning.policy.name
+        now_us=driver.clock.wall_us(),
+        slot_us=planning.slot_us,
+        policy=planning.policy.name,
+        prefetches=prefetches.ordered,
+        prefetch_hits=prefetches.hits,
+        prefetches_wasted=prefetches.wasted,
     )
     for kind, planner in planning.planners.items():
         reply.horizon_us = planner.board.ring.size * planner.board.slot_us

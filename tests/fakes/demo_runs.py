@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plexsvc.cli.demo.records import Record, Step
-from plexsvc.cli.demo.report import Run
+from plexsvc.cli.demo.report import PlanFigures, Run
 from plexsvc.cli.demo.spans import Span, Window
+
+SHARED = PlanFigures(
+    predicted_slowdown={"bits": 1.2},
+    measured_slowdown={"bits": 1.3},
+    was_warm=True,
+    prefetches=10,
+    prefetch_hits=9,
+)
+"""A plan in which the jobs shared the device."""
 
 
 def make_run(

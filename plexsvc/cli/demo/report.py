@@ -65,18 +65,34 @@ class DeviceFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures:
+    """How the planner saw the jobs share the device: cycle shared over alone, by job name."""
+
+    predicted_slowdown: dict[str, float]
+    measured_slowdown: dict[str, float]
+    was_warm: bool
+    """Whether every job's cycle was known from its run alone when it was placed."""
+
+    prefetches: int
+    prefetch_hits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What `summary.json` holds."""
 
     jobs: tuple[JobFigures, ...]
     device: DeviceFigures
+    plan: PlanFigures
     wall_seconds_alone: float
     wall_seconds_shared: float
     speedup: float
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON object."""
-        return asdict(self)
+        """Return the JSON object; the plan's figures are in `checks.json`."""
+        figures = asdict(self)
+        del figures["plan"]
+        return figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +119,9 @@ class Cap:
         return min(self.longest_job, self.cores, self.training_device)
 
 
-def summarise(alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span]) -> Summary:
+def summarise(
+    alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Span], plan: PlanFigures
+) -> Summary:
     """Return the figures of a demo; `alone` and `shared` hold the same jobs in the same order."""
     jobs = tuple(
         _figures(by_itself, together, spans=spans)
@@ -114,6 +132,7 @@ def summarise(alone: Sequence[Run], shared: Sequence[Run], *, spans: Sequence[Sp
     return Summary(
         jobs=jobs,
         device=device_figures(within(spans, window), window=window),
+        plan=plan,
         wall_seconds_alone=wall_alone,
         wall_seconds_shared=window.seconds,
         speedup=wall_alone / window.seconds,
@@ -172,7 +191,7 @@ def _figures(alone: Run, shared: Run, *, spans: Sequence[Span]) -> JobFigures:
 def checks(summary: Summary, *, preset: Preset, alone: Sequence[Run]) -> list[Check]:
     """Return every check of a demo, passed or not."""
     found = [check for job in summary.jobs for check in _job_checks(job)]
-    found.append(_turns(summary.device))
+    found += [_turns(summary.device), _warm(summary.plan, prefetches=bool(preset.wait_share))]
     if preset.wait_share:
         found += [_waits(run) for run in alone]
     if preset.min_speedup:
@@ -216,6 +235,17 @@ def _turns(device: DeviceFigures) -> Check:
         name="turns on the device",
         passed=device.switches > 2,
         found=f"{device.switches} switches; jobs that share a device take turns",
+    )
+
+
+def _warm(plan: PlanFigures, *, prefetches: bool) -> Check:
+    """Check the placement; there is time to prefetch only where the device is idle now and then."""
+    due = "known cycles and prefetches are" if prefetches else "known cycles are"
+    return Check(
+        name="warm placement",
+        passed=plan.was_warm and (plan.prefetches > 0 or not prefetches),
+        found=f"cycles {'known' if plan.was_warm else 'not known'} from the runs alone, "
+        f"{plan.prefetches} prefetches; {due} due",
     )
 
 

@@ -14,8 +14,10 @@ from typing import Final
 from rich.console import Console
 
 import plexsvc
+from plexclient.wire.v1 import service_pb2
 from plexsvc.cli.demo import plots
 from plexsvc.cli.demo.model import device_bytes_for_one, make_model
+from plexsvc.cli.demo.plan import plan_figures
 from plexsvc.cli.demo.presets import Preset, find_preset, wait_ms_for
 from plexsvc.cli.demo.processors import cores, tree_seconds
 from plexsvc.cli.demo.records import read_record
@@ -24,13 +26,21 @@ from plexsvc.cli.demo.show import Show, verdict
 from plexsvc.cli.demo.spans import Span, covered_s, training, within
 from plexsvc.cli.demo.stage import Ended, Stage, open_stage
 from plexsvc.cli.demo.trace import chrome_trace
+from plexsvc.cli.pack_png import draw_pack
 from plexsvc.errors import ErrorCode, PlexError
 
 ACT_TIMEOUT_S: Final = 900.0
 ROLLOUT_BYTES: Final = 1 << 30
 _OWN: Final = ("state", "models", "records", "logs")
 """Folders that an earlier demo left in the output directory and this one replaces."""
-FILES: Final = ("summary.json", "checks.json", "rewards.png", "timeline.png", "trace.json")
+FILES: Final = (
+    "summary.json",
+    "checks.json",
+    "rewards.png",
+    "timeline.png",
+    "plan.png",
+    "trace.json",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,7 @@ class _Outcome:
     shared: list[Run]
     spans: list[Span]
     job_names: dict[str, str]
+    plan: service_pb2.PackReply | None
 
 
 def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
@@ -64,7 +75,8 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     with Show(talk) as show:
         outcome = _Demo(preset, out_dir=out_dir, show=show).run()
-    summary = summarise(outcome.alone.runs, outcome.shared, spans=outcome.spans)
+    planned = plan_figures(outcome.plan)
+    summary = summarise(outcome.alone.runs, outcome.shared, spans=outcome.spans, plan=planned)
     found = checks(summary, preset=preset, alone=outcome.alone.runs)
     limit = _cap(outcome)
     _write(out_dir, outcome, summary=summary)
@@ -73,6 +85,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         {
             "preset": asdict(preset),
             "cap": asdict(limit),
+            "plan": asdict(planned),
             "checks": [asdict(check) for check in found],
         },
     )
@@ -115,7 +128,11 @@ class _Demo:
             self._show.act("both jobs share the device")
             shared = self._play(stage, self._preset.tasks, label="shared", waits_ms=waits_ms)
             return _Outcome(
-                alone=alone, shared=shared, spans=stage.spans(), job_names=dict(stage.job_names)
+                alone=alone,
+                shared=shared,
+                spans=stage.spans(),
+                job_names=dict(stage.job_names),
+                plan=stage.plan,
             )
 
     def _warm_up(self, stage: Stage, *, fresh: Path) -> None:
@@ -179,7 +196,8 @@ class _Demo:
                 *self._arguments(
                     task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
                 ),
-                name=name,
+                name=task,
+                label=label,
             )
             for task, name in zip(tasks, names, strict=True)
         ]
@@ -268,6 +286,8 @@ def _write(out_dir: Path, outcome: _Outcome, *, summary: Summary) -> None:
     _write_json(out_dir / "summary.json", summary.to_json())
     _write_json(out_dir / "trace.json", chrome_trace(outcome.spans, names=outcome.job_names))
     plots.plot_rewards(out_dir / "rewards.png", alone=outcome.alone.runs, shared=outcome.shared)
+    if outcome.plan is not None:
+        draw_pack(out_dir / "plan.png", outcome.plan)
     plots.plot_timeline(out_dir / "timeline.png", spans=outcome.spans, window=window, names=names)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.cli.demo.report import Cap, Check, JobFigures, Summary
+from plexsvc.cli.demo.report import Cap, Check, JobFigures, PlanFigures, Summary
 from plexsvc.cli.view import busy_share, status_view
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -121,7 +122,11 @@ def verdict(summary: Summary, *, checks: list[Check], cap: Cap) -> RenderableTyp
         table.add_column(job.name, justify="right")
     for label, values in _rows(summary.jobs):
         table.add_row(label, *values)
-    lines = [Text(_device_line(summary)), Text(_speed_line(summary, cap=cap))]
+    lines = [
+        Text(_device_line(summary)),
+        Text(_plan_line(summary.plan)),
+        Text(_speed_line(summary, cap=cap)),
+    ]
     return Group(table, *lines, *_marks(checks))
 
 
@@ -146,6 +151,17 @@ def _device_line(summary: Summary) -> str:
     return (
         f"training device, shared: busy {device.busy_share:.0%}, {device.switches} switches "
         f"in {device.switch_seconds:.2f} s"
+    )
+
+
+def _plan_line(plan: PlanFigures) -> str:
+    each = ", ".join(
+        f"{name} {ppm:.2f} predicted, {plan.measured_slowdown.get(name, math.nan):.2f} measured"
+        for name, ppm in plan.predicted_slowdown.items()
+    )
+    return (
+        f"slowdown by sharing: {each or 'the jobs never shared'}; {plan.prefetch_hits} of "
+        f"{plan.prefetches} prefetches met the next operation"
     )
 
 

@@ -37,6 +37,10 @@ _ENDED: Final = frozenset(
         service_pb2.JOB_STATE_CANCELLED,
     }
 )
+SLOT_US: Final = 20_000
+"""Slot of the planning horizon: the demo's cycles take a second or so."""
+NO_BOUND_PPM: Final = 100_000_000
+"""The jobs are to share the one device even where the planner knows that it costs them time."""
 OnStatus = Callable[[service_pb2.ClusterStatus], None]
 
 
@@ -53,18 +57,22 @@ class Stage:
 
     Attributes:
         pid: the cluster's process.
-        job_names: name of each job that was sent, by its id.
+        job_names: what each job that was sent is called in files and logs, by its id.
+        plan: how the jobs last shared a group of devices; None before they did.
     """
 
     def __init__(self, state_dir: Path, *, pid: int, calls: RouterCalls) -> None:
         self.pid = pid
         self.job_names: dict[str, str] = {}
+        self.plan: service_pb2.PackReply | None = None
         self._state_dir = state_dir
         self._calls = calls
         self._running: set[str] = set()
 
-    def submit(self, script: Path, *args: str, name: str) -> str:
+    def submit(self, script: Path, *args: str, name: str, label: str = "") -> str:
         """Send a controller as `plexctl submit` does; return its job's id.
+
+        A job of a `name` that ran before starts warm: its cycle is known. `label` tells them apart.
 
         Raises:
             PlexError: `unavailable` with what the command said when it failed.
@@ -77,7 +85,7 @@ class Stage:
             raise PlexError(ErrorCode.UNAVAILABLE, f"plexctl submit {name} failed: {done.stderr}")
         job_id = str(json.loads(done.stdout)["job_id"])
         self._running.add(job_id)
-        self.job_names[job_id] = name
+        self.job_names[job_id] = f"{name}-{label}" if label else name
         return job_id
 
     def wait(self, job_ids: Sequence[str], *, on_status: OnStatus, timeout_s: float) -> list[Ended]:
@@ -90,6 +98,7 @@ class Stage:
         while time.monotonic() < deadline:
             status = self.status()
             on_status(status)
+            self._note_plan()
             jobs = {job.job_id: job for job in status.jobs}
             found = [jobs[job_id] for job_id in job_ids if job_id in jobs]
             over = [job for job in found if job.state in _ENDED]
@@ -103,6 +112,11 @@ class Stage:
             ErrorCode.OPERATION_TIMEOUT,
             f"jobs {', '.join(job_ids)} did not end in {timeout_s:g} s; read their logs",
         )
+
+    def _note_plan(self) -> None:
+        plan = self._calls.call("GetPack", service_pb2.PackRequest(), service_pb2.PackReply)
+        if any(len(group.residents) > 1 for group in plan.groups):
+            self.plan = plan
 
     def status(self) -> service_pb2.ClusterStatus:
         """Return the cluster's status."""
@@ -175,7 +189,14 @@ def _config(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Cluste
         state_dir=state_dir,
         listen="127.0.0.1:0",
         nodes=(NodeConfig(node_id="local", devices=(train, rollout, rollout)),),
-        scheduler=SchedulerConfig(max_num_seqs=256),
+        scheduler=SchedulerConfig(
+            max_num_seqs=256,
+            slot_us=SLOT_US,
+            duty_cap_ppm=NO_BOUND_PPM,
+            max_slowdown_ppm=NO_BOUND_PPM,
+            target_slowdown_ppm=NO_BOUND_PPM,
+            critical_target_ppm=NO_BOUND_PPM,
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from plexsvc.cli.demo.report import (
     summarise,
 )
 from plexsvc.cli.demo.spans import Window
-from tests.fakes.demo_runs import make_run, make_span
+from tests.fakes.demo_runs import SHARED, make_run, make_span
 
 RISING = [0.2 + 0.02 * step + 0.01 * (step % 2) for step in range(30)]
 SECOND = 1_000_000
@@ -29,7 +30,7 @@ def summary_of(rewards: list[float], **facts: object) -> Summary:
     alone = make_run("bits", rewards=rewards)
     shared = make_run("bits", rewards=rewards, **facts)  # type: ignore[arg-type] # by name
     spans = [make_span("load", i, i + 1) for i in range(3)] + [make_span("step", 0, SECOND)]
-    return summarise([alone], [shared], spans=spans)
+    return summarise([alone], [shared], spans=spans, plan=SHARED)
 
 
 def failed(summary: Summary, preset: Preset | None = None) -> list[str]:
@@ -116,7 +117,7 @@ def test_figures_come_from_the_shared_window_and_from_the_job_itself() -> None:
         make_span("generate", 10 * SECOND, 18 * SECOND, device_kind="rollout", index=1),
     ]
     before = [make_span("step", 0, SECOND, job_id="job-other")]
-    summary = summarise(alone, shared, spans=[*before, *shared_spans])
+    summary = summarise(alone, shared, spans=[*before, *shared_spans], plan=SHARED)
     assert summary.wall_seconds_alone == 10
     assert summary.wall_seconds_shared == 8
     assert summary.speedup == 1.25
@@ -158,3 +159,11 @@ def test_the_cap_is_set_by_whatever_must_be_done_one_by_one() -> None:
     limits = cap([10.0, 30.0], cpu_s=50.0, device_s=16.0, num_cores=2)
     assert limits == Cap(longest_job=40 / 30, cores=1.6, training_device=2.5, num_cores=2)
     assert limits.speedup == pytest.approx(4 / 3)
+
+
+def test_jobs_that_never_shared_or_started_cold_fail_the_demo() -> None:
+    idle = replace(summary_of(RISING), plan=replace(SHARED, prefetches=0))
+    cold = replace(summary_of(RISING), plan=replace(SHARED, was_warm=False))
+    assert failed(idle) == []
+    assert failed(idle, Preset(name="p", wait_share=0.65)) == ["warm placement"]
+    assert failed(cold) == ["warm placement"]

@@ -14,7 +14,7 @@ from plexsvc.cli.demo.report import Cap, Check, summarise
 from plexsvc.cli.demo.show import Show, plain_line, sparkline, verdict
 from plexsvc.cli.demo.spans import Window
 from plexsvc.errors import PlexError
-from tests.fakes.demo_runs import make_run, make_span
+from tests.fakes.demo_runs import SHARED, make_run, make_span
 
 
 def a_status() -> service_pb2.ClusterStatus:
@@ -60,12 +60,13 @@ def test_a_sparkline_shows_the_newest_points_between_bounds() -> None:
 
 def test_the_verdict_names_speed_cap_and_failed_checks() -> None:
     run = make_run("bits", rewards=[0.1] * 20)
-    summary = summarise([run], [run], spans=[make_span("step", 0, 5_000_000)])
+    summary = summarise([run], [run], spans=[make_span("step", 0, 5_000_000)], plan=SHARED)
     out = io.StringIO()
     found = [Check(name="learning of bits", passed=False, found="no gain")]
     limits = Cap(longest_job=1.9, cores=1.8, training_device=3.0, num_cores=2)
     Console(file=out, width=200).print(verdict(summary, checks=found, cap=limits))
     assert "1.00 times sooner (at most 1.80 here: 1.80 by the 2 cores" in out.getvalue()
+    assert "slowdown by sharing: bits 1.20 predicted, 1.30 measured" in out.getvalue()
     assert "FAILED  learning of bits: no gain" in out.getvalue()
 
 

@@ -668,7 +668,7 @@ class PackRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., window_us: _Optional[int] = ...) -> None: ...
 
 class PackReply(_message.Message):
-    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy")
+    __slots__ = ("now_us", "slot_us", "horizon_us", "window_us", "groups", "waiting", "idle", "policy", "prefetches", "prefetch_hits", "prefetches_wasted")
     NOW_US_FIELD_NUMBER: _ClassVar[int]
     SLOT_US_FIELD_NUMBER: _ClassVar[int]
     HORIZON_US_FIELD_NUMBER: _ClassVar[int]
@@ -677,6 +677,9 @@ class PackReply(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHES_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHES_WASTED_FIELD_NUMBER: _ClassVar[int]
     now_us: int
     slot_us: int
     horizon_us: int
@@ -685,7 +688,10 @@ class PackReply(_message.Message):
     waiting: _containers.RepeatedCompositeFieldContainer[PackWaiting]
     idle: _containers.RepeatedScalarFieldContainer[str]
     policy: str
-    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ...) -> None: ...
+    prefetches: int
+    prefetch_hits: int
+    prefetches_wasted: int
+    def __init__(self, now_us: _Optional[int] = ..., slot_us: _Optional[int] = ..., horizon_us: _Optional[int] = ..., window_us: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PackGroup, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[PackWaiting, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., prefetches: _Optional[int] = ..., prefetch_hits: _Optional[int] = ..., prefetches_wasted: _Optional[int] = ...) -> None: ...
 
 class PackGroup(_message.Message):
     __slots__ = ("kind", "group_id", "devices", "duty_ppm", "duty_cap_ppm", "state_bytes", "parked_bytes", "closed", "residents")
