@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +126,14 @@ def states(cluster: LiveCluster) -> dict[str, str]:
     return {n["node_id"]: n["state"] for n in plexctl(cluster, "node", "list")["nodes"]}
 
 
+def more_steps(loops: list[Loop]) -> Callable[[], bool]:
+    before = [loop.steps for loop in loops]
+    return lambda: all(
+        loop.error is not None or loop.steps > count + 2
+        for loop, count in zip(loops, before, strict=True)
+    )
+
+
 def test_the_plan_and_its_reasons_are_shown_without_foreign_names(
     live: LiveCluster, tmp_path: Path
 ) -> None:
@@ -197,3 +205,28 @@ def test_a_cordoned_node_takes_nothing_and_an_added_one_does(
                 plexctl(live, "node", "uncordon", node)
             agent.terminate()
     wait_until(lambda: states(live)["extra"] == "lost", what="the added node's loss is noticed")
+
+
+def test_a_drained_node_is_empty_while_its_jobs_go_on(live: LiveCluster) -> None:
+    with looping(live, "lab", "rival") as loops:
+        home = homes(live)[loops[0].job_id]
+        other = "left" if home == "right" else "right"
+        done = run(live, "node", "drain", home, "--wait", "--timeout", "60")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert states(live)[home] == "drained"
+        assert set(homes(live).values()) == {other}
+        wait_until(more_steps(loops), what="both jobs step on")
+        assert plexctl(live, "node", "uncordon", home)["state"] == "up"
+
+
+def test_a_job_is_moved_by_hand_and_stays_when_it_is_pinned(live: LiveCluster) -> None:
+    with looping(live, "lab", "rival") as loops:
+        job_id = loops[0].job_id
+        home = homes(live)[job_id]
+        other = "left" if home == "right" else "right"
+        moved = plexctl(live, "job", "move", job_id, "--to", other)["moves"]
+        assert [move["to_devices"] for move in moved] == [[f"{other}:0"]]
+        wait_until(lambda: homes(live)[job_id] == other, what="the job lives there")
+        wait_until(more_steps(loops), what="both jobs step on")
+        plexctl(live, "job", "pin", job_id)
+        assert "pinned" in plexctl(live, "explain", job_id)["text"]
