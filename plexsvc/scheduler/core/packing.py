@@ -68,7 +68,7 @@ def take_order(cluster: Cluster, event: Order) -> None:
 def settle(cluster: Cluster) -> None:
     """Do what follows from the event in hand."""
     _book_as_it_is(cluster)
-    if cluster.unplaced:
+    if cluster.unplaced and cluster.planning.has_news:
         lifecycle.place_waiting(cluster)
     if any(cluster.cordoned.values()):
         _drain(cluster)

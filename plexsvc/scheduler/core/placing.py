@@ -47,6 +47,7 @@ def join(
     cluster: Cluster, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
 ) -> None:
     """Put a node's devices on the board, or open them again when the node is back."""
+    cluster.planning.has_changed = True
     for facts in devices:
         board = cluster.planning.planner(facts.kind).board
         name = unit(Place(node_id=node_id, device=facts.index))
@@ -76,6 +77,7 @@ def close(cluster: Cluster, node_id: NodeId) -> None:
 
 def reopen(cluster: Cluster, node_id: NodeId) -> None:
     """Let a node's devices take work again."""
+    cluster.planning.has_changed = True
     for planner, name in _units(cluster, node_id):
         planner.board.uncordon(name)
 
@@ -125,6 +127,7 @@ def resize(cluster: Cluster, deployment: Deployment, device_bytes: tuple[int, ..
 
 def request(cluster: Cluster, deployment: Deployment) -> None:
     """Have a deployment wait for devices."""
+    cluster.planning.has_changed = True
     cluster.unplaced.append(deployment.deployment_id)
     if not deployment.is_rollout:
         planner = cluster.planning.planner(deployment.device_kind)
@@ -140,6 +143,7 @@ def withdraw(cluster: Cluster, deployment: Deployment) -> None:
 
 def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
     """Place what can be placed now; returns each with its devices in rank order."""
+    cluster.planning.has_changed = False
     done: list[tuple[Deployment, tuple[Place, ...]]] = []
     for planner in cluster.planning.planners.values():
         if planner.has_news:
@@ -158,6 +162,7 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
 
 def free(cluster: Cluster, deployment: Deployment) -> None:
     """Give back what a deployment had on the board."""
+    cluster.planning.has_changed = True
     planner = cluster.planning.planner(deployment.device_kind)
     if deployment.is_rollout:
         planner.release(key_of(deployment))

@@ -52,6 +52,9 @@ class Planning:
     looked_us: dict[str, int] = field(default_factory=dict)
     """When repacking and relief were last considered, by planner."""
 
+    has_changed: bool = False
+    """Whether devices came free or were asked for since waiting deployments were last looked at."""
+
     moved: dict[DeploymentId, None] = field(default_factory=dict)
     """Deployments booked at places they are still on the way to."""
 
@@ -59,6 +62,11 @@ class Planning:
     def of(cls, limits: Limits) -> Planning:
         """Return the planning of an empty cluster."""
         return cls(policy=live_policy(limits), slot_us=limits.slot_us)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something changed for deployments that wait."""
+        return self.has_changed or any(p.has_news for p in self.planners.values())
 
     def planner(self, kind: str) -> Planner:
         """Return the planner of a device kind."""
