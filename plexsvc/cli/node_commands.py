@@ -106,7 +106,7 @@ def node_drain(
             found = _until_drained(calls, found, timeout_s=timeout)
         _print_node(found, json=json)
     if wait and found.state != "drained":
-        typer.echo(f"{node} is not drained after {timeout:g} s: {found.reason}", err=True)
+        typer.echo(f"{node} is {found.state}, not drained: {found.reason}", err=True)
         raise typer.Exit(FAILED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Final, Protocol
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -66,14 +67,15 @@ class Lens:
         """Return a text of the core's without the ids of other tenants."""
         if self._sees_all:
             return text
-        foreign = [
-            name
+        return self._foreign.sub(HIDDEN, text)
+
+    @cached_property
+    def _foreign(self) -> re.Pattern[str]:
+        names = [
+            re.escape(name)
             for record in self._registry.jobs.values()
             if record.view.tenant != self._tenant
             for name in (record.view.job_id, *record.view.deployment_ids)
         ]
-        if not foreign:
-            return text
-        longest_first = sorted(foreign, key=len, reverse=True)
-        names = "|".join(map(re.escape, longest_first))
-        return re.sub(rf"(?<![\w/-])(?:{names})(?![\w/-])", HIDDEN, text)
+        longest_first = "|".join(sorted(names, key=len, reverse=True))
+        return re.compile(rf"(?<![\w/-])(?:{longest_first})(?![\w/-])" if names else r"(?!)")

@@ -89,23 +89,25 @@ def _view(
         ],
         residents=[_resident(cluster, wpg, link.node_id, lens=lens) for wpg in here],
     )
-    view.state, view.reason = _state(cluster, link, here)
+    view.state = views.node_state(cluster, link)
+    view.reason = _reason(cluster, link, view.state, here)
     return view
 
 
-def _state(cluster: Cluster, link: NodeLink, here: list[Wpg]) -> tuple[str, str]:
-    if not link.is_up:
-        return "lost", link.reason or f"the agent at {link.target} has not answered yet"
-    is_drained = cluster.cordoned.get(link.node_id)
-    if is_drained is None:
-        return "up", ""
-    if not is_drained:
-        return "cordoned", "takes no further work; `plexctl node uncordon` opens it"
-    if not here:
-        return "drained", "nothing lives here; `plexctl node uncordon` opens it"
-    deployments = [cluster.deployments[wpg.deployment_id] for wpg in here]
-    moving = sum(d.relocation is not None or d.stands_in_for is not None for d in deployments)
-    return "draining", f"{len(here)} still here: {moving} on the move, {len(here) - moving} stay"
+def _reason(cluster: Cluster, link: NodeLink, state: str, here: list[Wpg]) -> str:
+    match state:
+        case "lost":
+            return link.reason or f"the agent at {link.target} has not answered yet"
+        case "cordoned":
+            return "takes no further work; `plexctl node uncordon` opens it"
+        case "drained":
+            return "nothing lives here; `plexctl node uncordon` opens it"
+        case "draining":
+            deployments = [cluster.deployments[wpg.deployment_id] for wpg in here]
+            moving = sum(bool(d.relocation or d.stands_in_for) for d in deployments)
+            return f"{len(here)} still here: {moving} on the move, {len(here) - moving} stay"
+        case _:
+            return ""
 
 
 def _resident(

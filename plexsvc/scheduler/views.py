@@ -12,7 +12,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
 from plexsvc.scheduler.core import room
-from plexsvc.scheduler.core.state import Device
+from plexsvc.scheduler.core.state import Cluster, Device
 from plexsvc.scheduler.core.words import Residency
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.nodes import NodeLink
@@ -101,7 +101,7 @@ async def status(
     )
     inventories = await asyncio.gather(*(inventory_of(link) for link in driver.nodes.links))
     for link, inventory in zip(driver.nodes.links, inventories, strict=True):
-        reply.nodes.append(_node(link, inventory))
+        reply.nodes.append(_node(driver.core.cluster, link, inventory))
     for device in driver.core.cluster.devices.values():
         reply.devices.append(device_status(driver, device))
     for view in jobs:
@@ -161,12 +161,23 @@ async def inventory_of(link: NodeLink) -> statemanager_pb2.InventoryReply | None
     return reply
 
 
+def node_state(cluster: Cluster, link: NodeLink) -> str:
+    """Return what a node is: up, cordoned, draining, drained or lost."""
+    if not link.is_up:
+        return "lost"
+    is_drained = cluster.cordoned.get(link.node_id)
+    if not is_drained:
+        return "up" if is_drained is None else "cordoned"
+    lives = any(p.node_id == link.node_id for wpg in cluster.wpgs.values() for p in wpg.places)
+    return "draining" if lives else "drained"
+
+
 def _node(
-    link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
+    cluster: Cluster, link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
 ) -> service_pb2.NodeStatus:
     return service_pb2.NodeStatus(
         node_id=link.node_id or link.target,
-        state="up" if link.is_up else "lost",
+        state=node_state(cluster, link),
         host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
         host_bytes_total=link.description.host_bytes,
         address=link.address,

@@ -72,6 +72,7 @@ class Planning:
         """Return the planner of a device kind."""
         known = self.planners.get(kind)
         if known is None:
-            known = Planner(Board([], slot_us=self.slot_us), policy=self.policy)
+            board = Board([], slot_us=self.slot_us)
+            known = Planner(board, policy=self.policy, unit=f"{kind} device")
             self.planners[kind] = known
         return known

@@ -47,8 +47,10 @@ DRIFT_SHARE: Final = 20
 class Planner:
     """Admission and placement on one board under one policy."""
 
-    def __init__(self, board: Board, *, policy: Policy) -> None:
+    def __init__(self, board: Board, *, policy: Policy, unit: str = "node") -> None:
+        """Plan on `board`; `unit` is what its nodes are called in reasons."""
         self.board = board
+        self._unit = unit
         self.policy = policy
         self.fitter = Fitter(board=board)
         self.waiting: dict[JobId, Demand] = {}
@@ -270,13 +272,14 @@ class Planner:
     def why(self, job_id: JobId) -> str:
         """Say why a waiting job waits."""
         demand = self.waiting[job_id]
-        asked = f"{demand.num_nodes} + {demand.rollout_nodes} nodes"
+        beside = f" + {demand.rollout_nodes}" if demand.rollout_nodes else ""
+        asked = f"{demand.num_nodes}{beside} {self._unit}(s)"
         return f"{job_id} waits for {asked}: " + "; ".join(self._reasons(demand))
 
     def _reasons(self, demand: Demand) -> list[str]:
         policy, load = self.policy, Load.of(demand)
         groups = [g for g in self.board.groups.values() if is_right_size(g, demand, policy=policy)]
-        facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} nodes are idle"]
+        facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} {self._unit}s are idle"]
         counts: dict[str, int] = {}
         for spot in joining(self.board, demand, groups):
             reason = refusal(spot, demand, load, policy=policy) or "may be joined"
