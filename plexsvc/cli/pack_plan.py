@@ -155,7 +155,7 @@ def notes(resident: service_pb2.PackResident) -> list[str]:
     told = [
         (resident.is_cold, "being profiled"),
         (resident.is_late, "late"),
-        (bool(resident.paused), f"paused: {resident.paused}"),
+        (bool(resident.paused), "paused"),
         (resident.is_pinned, "pinned"),
         (bool(resident.moving_to), f"moves to {', '.join(resident.moving_to)}"),
     ]

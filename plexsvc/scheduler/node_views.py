@@ -134,15 +134,15 @@ def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -
     if deployment.relocation is not None:
         where = ", ".join(moving_to(deployment))
         return f"moves to {where} ({deployment.relocation.stage})"
-    return _left_behind(wpg, deployment) if cluster.cordoned.get(node_id) else ""
+    return _left_behind(cluster, wpg, deployment) if cluster.cordoned.get(node_id) else ""
 
 
-def _left_behind(wpg: Wpg, deployment: Deployment) -> str:
+def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:
     if wpg.is_rollout:
         return "stays until its job ends: instances are not moved"
     if deployment.relocation_fault is not None:
         return f"stays for now: {deployment.relocation_fault.message}"
-    return "waits for a place elsewhere within everyone's bounds; it is tried again"
+    return f"waits for a place elsewhere: {placing.why_stays(cluster, deployment)}"
 
 
 def _devices(wpg: Wpg, node_id: NodeId) -> list[str]:

@@ -245,10 +245,10 @@ def _try_later(cluster: Cluster, deployment: Deployment) -> None:
 
 def _say_stays(cluster: Cluster, deployment: Deployment, *, where: NodeId | None) -> None:
     there = "elsewhere" if where is None else f"on node {where}"
+    found = placing.why_stays(cluster, deployment)
     fault = Fault(
         code=ErrorCode.NO_PLACEMENT,
-        message=f"{deployment.deployment_id} stays where it is: no place {there} takes it within "
-        "everyone's bounds, or it is not up",
+        message=f"{deployment.deployment_id} stays where it is: no place {there} takes it: {found}",
     )
     _tell_failed(cluster, deployment, reason="an operator moved the job", fault=fault)
 

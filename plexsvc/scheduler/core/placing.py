@@ -238,6 +238,16 @@ def why(cluster: Cluster, deployment: Deployment) -> str:
     )
 
 
+def why_stays(cluster: Cluster, deployment: Deployment) -> str:
+    """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
+    if deployment.relocation is not None:
+        return "it is being moved already"
+    if not is_placed(cluster, deployment):
+        return "it is not placed"
+    planner, key = planner_of(cluster, deployment)
+    return planner.why_stays(key)
+
+
 def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
     """Place what the queue did not: rollout on idle devices, training beside its own job's.
 

@@ -76,7 +76,7 @@ def _deployment_story(
     if wpg.state is WpgState.SPAWNING:
         return "waits for its processes to come up", facts
     sentence, more = _doing(cluster, deployment, now_us=now_us)
-    return sentence, [*facts, *_relocation(deployment, now_us=now_us), *more]
+    return sentence, [*facts, *_relocation(cluster, deployment, now_us=now_us), *more]
 
 
 def _doing(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
@@ -104,13 +104,19 @@ def _next_turn(deployment: Deployment, *, now_us: int) -> list[str]:
     return [f"by its cycle, its next operation is due {late} {_ms(abs(expected_us - now_us))}"]
 
 
-def _relocation(deployment: Deployment, *, now_us: int) -> list[str]:
+def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> list[str]:
     relocation = deployment.relocation
     if relocation is not None:
         where = ", ".join(f"{p.node_id}:{p.device}" for p in relocation.places)
         held = "; its operations wait until it arrives" if deployment.is_held else ""
         since = _ms(now_us - relocation.started_us)
         return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
+    wpg = cluster.wpg_of(deployment)
+    if wpg is not None and not deployment.is_rollout:
+        leaving = [p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id)]
+        if leaving:
+            why = placing.why_stays(cluster, deployment)
+            return [f"node {leaving[0]} is being drained; elsewhere: {why}"]
     if deployment.relocation_fault is not None:
         return [f"its last move did not happen: {deployment.relocation_fault.message}"]
     return []

@@ -10,6 +10,7 @@ import pytest
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import FakeAgent
 from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
 
@@ -246,3 +247,32 @@ async def test_an_operation_is_explained_without_naming_its_job(two: Rig) -> Non
     ask.tenant = RIVAL
     hidden = await refusal(two.scheduler.ExplainOperation(ask))
     assert hidden.code is ErrorCode.NOT_FOUND
+
+
+async def test_what_cannot_leave_a_draining_node_says_why(tmp_path: Path) -> None:
+    config = SchedulerConfig(max_deployments_per_group=1)
+    async with start_rig(tmp_path, nodes=[{"train": 1}, {"train": 1}], config=config) as rig:
+        for job_id in ("job-1", "job-2"):
+            await rig.job(job_id)
+            await rig.deploy(job_id)
+        drained = await change(rig, "node-1", DRAIN)
+        assert (drained.state, drained.reason) == (
+            "draining",
+            "1 still here: 0 on the move, 1 stay",
+        )
+        full = "holds 1 jobs (max_jobs)"
+        assert full in drained.residents[0].next
+        told = await rig.scheduler.ExplainOperation(
+            pb.ExplainRequest(job_id="job-2", tenant=TENANT)
+        )
+        assert any("node-1 is being drained" in fact and full in fact for fact in told.facts)
+        refused = await refusal(
+            rig.scheduler.MoveJob(pb.MoveJobRequest(is_operator=True, job_id="job-1"))
+        )
+        assert refused.code is ErrorCode.NO_PLACEMENT
+        closed = pb.MoveJobRequest(is_operator=True, job_id="job-1", node_id="node-1")
+        assert "is cordoned" in (await refusal(rig.scheduler.MoveJob(closed))).message
+        status = await rig.scheduler.GetStatus(pb.GetStatusRequest(tenant=TENANT))
+        assert [node.state for node in status.nodes] == ["up", "draining"]
+        await rig.end("job-2")
+        assert [n.state for n in await nodes(rig)] == ["up", "drained"]

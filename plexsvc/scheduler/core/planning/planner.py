@@ -276,13 +276,21 @@ class Planner:
         asked = f"{demand.num_nodes}{beside} {self._unit}(s)"
         return f"{job_id} waits for {asked}: " + "; ".join(self._reasons(demand))
 
-    def _reasons(self, demand: Demand) -> list[str]:
+    def why_stays(self, job_id: JobId, *, avoid: Collection[NodeId] = ()) -> str:
+        """Say what a placed job finds elsewhere: why it is not rehomed."""
+        resident = self.group_of(job_id).residents[job_id]
+        barred = {*avoid, *resident.nodes}
+        return "; ".join(self._reasons(resident.demand, barred=barred, without=job_id))
+
+    def _reasons(
+        self, demand: Demand, *, barred: Barred = (), without: JobId = NOBODY
+    ) -> list[str]:
         policy, load = self.policy, Load.of(demand)
         groups = [g for g in self.board.groups.values() if is_right_size(g, demand, policy=policy)]
         facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} {self._unit}s are idle"]
         counts: dict[str, int] = {}
-        for spot in joining(self.board, demand, groups):
-            reason = refusal(spot, demand, load, policy=policy) or "may be joined"
+        for spot in joining(self.board, demand, groups, barred=barred):
+            reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
             counts[reason] = counts.get(reason, 0) + 1
         size = "of its size" if policy.oversize == 1 else "of its size or larger"
         facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
