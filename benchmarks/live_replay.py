@@ -1,11 +1,12 @@
 """How well a simulation predicts a live run: five jobs on three node groups, then their journal.
 
-    python -m benchmarks.live_replay [--kinds paced tight pipelined] [--rounds 3]
+    python -m benchmarks.live_replay [--kinds paced tight pipelined drained] [--rounds 3]
 
 A service with three nodes of one device, each of which holds one job's state, runs five training
 jobs (fsdp, tiny model). `paced` jobs wait long for their rollouts; `tight` ones hardly, so devices
 are contended, and the machine too; `pipelined` ones are tight and submit a cycle's operations
-together; of `sampled` ones (not by default) two generate on a vLLM instance and sync.
+together; while `drained` ones run, a node joins and another is drained, so deployments move; of
+`sampled` ones (not by default) two generate on a vLLM instance and sync.
 
 The journal is replayed (`is_identical`) and the wall time predicted by the mean of five virtual
 runs, with costs of the first half of the run (`half`) and of all of it (`whole`). Where the groups
@@ -19,17 +20,21 @@ import argparse
 import json
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import load
 from plexsvc.scheduler import journal
+from plexsvc.scheduler.recording import Recording
 from plexsvc.sim.predict import Prediction, predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
 from tests.fakes.live_cluster import ROLLOUT, TRAIN, start_cluster
 from tests.fakes.live_jobs import PacedJob, run_together
 from tests.fakes.tiny_models import make_qwen3
+from tests.system import test_live_plan
 
 TARGET = 0.05
 
@@ -48,6 +53,8 @@ def jobs_of(kind: str) -> list[PacedJob]:
         )
         for at in range(5)
     ]
+    if kind == "drained":
+        return test_live_plan.JOBS
     tight = [replace(job, gap_s=0.02, cycles=40) for job in paced]
     if kind == "tight":
         return tight
@@ -58,19 +65,30 @@ def jobs_of(kind: str) -> list[PacedJob]:
     return paced
 
 
-def measure(kind: str) -> dict[str, object]:
-    """Run the jobs once; return what their journal tells."""
+def record(kind: str, home: Path) -> Recording:
+    """Run the jobs once; return their journal."""
+    model = make_qwen3(home / "model", seed=0)
     nodes = {f"node-{name}": [TRAIN] for name in "abc"}
     if kind == "sampled":
         nodes["node-a"] = [TRAIN, ROLLOUT, ROLLOUT]
+    with ExitStack() as stack:
+        if kind == "drained":
+            address = stack.enter_context(test_live_plan.another_node(home))
+        live = stack.enter_context(start_cluster(home, nodes=nodes, extra=test_live_plan.OPERATOR))
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run_together, live, jobs_of(kind), model=model)
+            if kind == "drained":
+                test_live_plan.change_nodes(live, address)
+            running.result()
+        return journal.read(read_journal(str(live.state_dir / "plexsvc.db")).rows)
+
+
+def measure(kind: str) -> dict[str, object]:
+    """Run the jobs once; return what their journal tells."""
     with tempfile.TemporaryDirectory(prefix="plex-bench-") as scratch:
-        home = Path(scratch)
-        model = make_qwen3(home / "model", seed=0)
         busy_s, began_s = load.busy_s(), time.monotonic()
-        with start_cluster(home, nodes=nodes) as live:
-            run_together(live, jobs_of(kind), model=model)
-            busy_cores = (load.busy_s() - busy_s) / (time.monotonic() - began_s)
-            recorded = journal.read(read_journal(str(live.state_dir / "plexsvc.db")).rows)
+        recorded = record(kind, Path(scratch))
+        busy_cores = (load.busy_s() - busy_s) / (time.monotonic() - began_s)
     verdict = verify(recorded)
     half, whole = predict(recorded, share=0.5), predict(recorded, share=1.0)
     return {
@@ -97,7 +115,7 @@ def figures(found: Prediction) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", nargs="+", default=["paced", "tight", "pipelined"])
+    parser.add_argument("--kinds", nargs="+", default=["paced", "tight", "pipelined", "drained"])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rows = [measure(kind) for _ in range(args.rounds) for kind in args.kinds]
