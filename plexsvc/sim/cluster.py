@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from plexsvc.scheduler.core.planning.profile import SECOND_US
@@ -44,6 +45,24 @@ class Faults:
     """How much longer a slow switch takes."""
 
 
+class NodeAction(StrEnum):
+    """What an operator does to a node while jobs run."""
+
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    DRAIN = "drain"
+    JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """An operator's act: `join` takes a new node in, or one that was drained back."""
+
+    at_s: float
+    action: NodeAction
+    node: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
     """A cluster file."""
@@ -61,3 +80,4 @@ class SimCluster:
 
     switch: SwitchModel = SwitchModel()
     faults: Faults = Faults()
+    events: tuple[NodeEvent, ...] = ()

@@ -43,6 +43,15 @@ class Record:
     phases: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class Drained:
+    """A node that was asked to be empty, and when it was."""
+
+    node_id: NodeId
+    asked_us: int
+    empty_us: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a run came to."""
@@ -55,3 +64,4 @@ class Outcome:
     """Node-microseconds for which groups were open."""
 
     pruned_share: float
+    drains: tuple[Drained, ...] = ()

@@ -95,6 +95,18 @@ class GroupRuntime:
             self.prefetched = None
             self.counts.prefetch_wasted += 1
 
+    def hand_over(self, job_id: JobId, *, to: GroupRuntime) -> None:
+        """Let a job go on in a part that split off the group, with what it has under way."""
+        to.members[job_id] = self.members.pop(job_id)
+        if self.resident == job_id:
+            self.resident, to.resident = None, job_id
+        if self.running == job_id:
+            self.running, to.running = None, job_id
+        if self.switching == job_id:
+            self.switching, to.switching = None, job_id
+        if self.prefetched == job_id:
+            self.prefetched, to.prefetched = None, job_id
+
     def relearn(self, job_id: JobId, profile: Profile) -> None:
         """Expect a job by another cycle from its next burst on."""
         member = self.members[job_id]
