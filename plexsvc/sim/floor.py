@@ -24,6 +24,7 @@ from plexsvc.scheduler.core.planning.runtime import (
     Counts,
     Decision,
     GroupRuntime,
+    Member,
     Run,
     SwitchTo,
 )
@@ -84,7 +85,6 @@ class Floor:
     """Jobs, groups and events in virtual time."""
 
     def __init__(self, *, cluster: SimCluster, planner: Planner, seed: int) -> None:
-        assert not planner.policy.merges, "the simulator plays no merged groups"
         self.cluster = cluster
         self.planner = planner
         self.seed = seed
@@ -115,19 +115,22 @@ class Floor:
     def place(self, record: Record, placed: Placed) -> None:
         """Start a job, or start it again after its nodes were lost."""
         shift_us = placed.shift_slots * self.board.slot_us
-        record.stays.append(Stay(since_us=self.now, group_id=placed.group_id, nodes=placed.nodes))
+        group_id = self.board.group_of[placed.job_id]
+        record.stays.append(Stay(since_us=self.now, group_id=group_id, nodes=placed.nodes))
         if record.start_us is None:
             record.start_us, record.shift_us = self.now, shift_us
-        group = self.board.groups[placed.group_id]
+        group = self.board.groups[group_id]
         profile = group.residents[placed.job_id].demand.profile
         playing = self.playing.get(placed.job_id)
         if playing is None:
             run = run_of(record.job, record.job.rollout_us(self.seed))
-            playing = Playing(record=record, run=run, group_id=placed.group_id, profile=profile)
+            playing = Playing(record=record, run=run, group_id=group_id, profile=profile)
             self.playing[placed.job_id] = playing
-        playing.group_id = placed.group_id
+        playing.group_id = group_id
         first_us = self.now + shift_us + profile.slack_us + profile.segments[0].offset_us
-        self.group_at(placed.group_id).runtime.join(placed.job_id, profile, expected_us=first_us)
+        self.group_at(group_id).runtime.join(
+            placed.job_id, profile, nodes=frozenset(placed.nodes), expected_us=first_us
+        )
         self.push(self.now + shift_us, Kind.BEGIN, placed.job_id, playing.epoch)
 
     def group_at(self, group_id: int) -> SimGroup:
@@ -156,13 +159,13 @@ class Floor:
         charge_us = record.job.demand.state_bytes * SECOND_US // link
         record.moves.append((self.now, self.now + charge_us))
         runtime = self.group_at(playing.group_id).runtime
-        runtime.join(job_id, playing.profile, expected_us=expected_us)
+        runtime.join(job_id, playing.profile, nodes=frozenset(nodes), expected_us=expected_us)
         self.push(self.now + charge_us, Kind.MOVE_END, job_id, playing.epoch)
 
     def settle_groups(self) -> list[int]:
-        """Follow the board where groups dissolved, shrank or split; returns groups that are new."""
+        """Follow the board where groups dissolved, grew, shrank or split; returns the changed."""
         made: dict[int, None] = {}
-        if self.policy.oversize != 1:
+        if self.policy.oversize != 1 or self.policy.merges:
             for job_id, playing in self.playing.items():
                 group_id = self.board.group_of.get(job_id, playing.group_id)
                 if group_id != playing.group_id:
@@ -179,7 +182,7 @@ class Floor:
         return list(made)
 
     def _change_group(self, playing: Playing, group_id: int) -> None:
-        """Take a job, with what it has under way, to a part that split off its group."""
+        """Take a job, with what it has under way, to a part of its group, or to a larger one."""
         left = self.groups[playing.group_id].runtime
         runtime = self.group_at(group_id).runtime
         job_id = playing.job_id
@@ -215,36 +218,38 @@ class Floor:
         )
         self.perform(decision)
 
-    def perform(self, decision: Decision | None) -> None:
+    def perform(self, decisions: Sequence[Decision]) -> None:
         """Do what a group's runtime decided."""
-        match decision:
-            case None:
-                return
-            case Run(job_id=job_id):
-                playing = self.playing[job_id]
-                operation = playing.run.head
-                assert operation is not None, job_id
-                playing.started_us = self.now
-                playing.waited_us += self.now - playing.submitted_us
-                end = self.now + operation.duration_us
-                self.push(end, Kind.OPERATION_END, job_id, playing.epoch)
-            case SwitchTo(job_id=job_id, is_prefetch=is_prefetch):
-                playing = self.playing[job_id]
-                end = self.now + self._switch_us(playing.record)
-                spans = playing.record.prefetch if is_prefetch else playing.record.switch
-                spans.append((self.now, end))
-                self.push(end, Kind.SWITCH_END, job_id, playing.epoch)
+        for decision in decisions:
+            match decision:
+                case Run(job_id=job_id):
+                    self._run(self.playing[job_id])
+                case SwitchTo(job_id=job_id, is_prefetch=is_prefetch):
+                    playing = self.playing[job_id]
+                    end = self.now + self._switch_us(playing.record)
+                    spans = playing.record.prefetch if is_prefetch else playing.record.switch
+                    spans.append((self.now, end))
+                    self.push(end, Kind.SWITCH_END, job_id, playing.epoch)
+
+    def _run(self, playing: Playing) -> None:
+        operation = playing.run.head
+        assert operation is not None, playing.job_id
+        playing.started_us = self.now
+        playing.waited_us += self.now - playing.submitted_us
+        end = self.now + operation.duration_us
+        self.push(end, Kind.OPERATION_END, playing.job_id, playing.epoch)
 
     def busy_jobs(self) -> set[JobId]:
         """Return the jobs that run, switch or move: they stay where they are for now."""
-        busy = {
+        return {
             job_id
-            for group in self.groups.values()
-            for job_id in (group.runtime.running, group.runtime.switching)
-            if job_id is not None
+            for job_id, playing in self.playing.items()
+            if job_id in self.board.group_of and (playing.is_moving or self.member(playing).is_busy)
         }
-        busy.update(job_id for job_id, p in self.playing.items() if p.is_moving)
-        return busy
+
+    def member(self, playing: Playing) -> Member:
+        """Return a job as its group's runtime knows it."""
+        return self.groups[playing.group_id].runtime.members[playing.job_id]
 
     def finish(self, playing: Playing) -> None:
         """Take a job that is done off the cluster and let others have what it held."""
@@ -262,12 +267,10 @@ class Floor:
             playing = self.playing[job_id]
             runtime = self.groups[playing.group_id].runtime
             left[playing.group_id] = None
-            if runtime.running == job_id:
+            if runtime.members[job_id].is_running:
                 playing.record.lost.append((playing.started_us, self.now))
-                runtime.running = None
-            if runtime.switching == job_id:
-                self._cut_switch(playing.record)
-                runtime.switching = None
+            self._cut_switch(playing.record)
+            runtime.abort(job_id)
             runtime.leave(job_id)
             playing.epoch += 1
             playing.is_submitted = playing.is_moving = False

@@ -103,8 +103,11 @@ class Simulator(Floor):
             self._repack()
 
     def _place_waiting(self) -> None:
-        for placed in self.planner.admit(self.now):
+        admitted = self.planner.admit(self.now)
+        for placed in admitted:
             self.place(self.records[placed.job_id], placed)
+        if any(placed.merged for placed in admitted):
+            self.wake(self.settle_groups())
 
     def _repack(self) -> None:
         busy = self.busy_jobs()
@@ -135,7 +138,7 @@ class Simulator(Floor):
         draining = [node_id for node_id, drain in self.drains.items() if drain.empty_us is None]
         busy = self.busy_jobs()
         left: dict[int, None] = {}
-        for job_id in list(jobs):
+        for job_id in [job_id for job_id in jobs if job_id in self.board.group_of]:
             playing = self.playing[job_id]
             nodes = self.planner.group_of(job_id).residents[job_id].nodes
             if job_id in busy or not any(node_id in nodes for node_id in draining):
@@ -182,7 +185,7 @@ class Simulator(Floor):
         playing.is_submitted = False
         timers = playing.run.finished(self.now)
         runtime = self.groups[playing.group_id].runtime
-        runtime.finished(now_us=self.now, ends_burst=operation.ends_burst)
+        runtime.finished(playing.job_id, now_us=self.now, ends_burst=operation.ends_burst)
         self._timers(playing, timers)
         if playing.run.is_done:
             self._unfinished -= 1
@@ -193,7 +196,7 @@ class Simulator(Floor):
             self._learn(playing, operation.phase)
         self._evacuate([playing.job_id])
         self.submit(playing)
-        if runtime.running is None:
+        if not self.member(playing).is_busy:
             self.wake([playing.group_id])
 
     def _learn(self, playing: Playing, phase: str) -> None:
@@ -215,7 +218,7 @@ class Simulator(Floor):
         playing = self.playing.get(JobId(subject))
         if playing is not None and playing.epoch == epoch:
             group = self.groups[playing.group_id]
-            self.perform(group.runtime.switched(now_us=self.now))
+            self.perform(group.runtime.switched(playing.job_id, now_us=self.now))
 
     def _on_move_end(self, subject: str, epoch: int) -> None:
         playing = self.playing.get(JobId(subject))

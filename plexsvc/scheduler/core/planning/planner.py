@@ -54,6 +54,7 @@ class Planner:
         self.policy = policy
         self.fitter = Fitter(board=board)
         self.waiting: dict[JobId, Demand] = {}
+        self._loads: dict[JobId, Load] = {}
         self._unseen: set[JobId] = set()
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
@@ -71,6 +72,7 @@ class Planner:
     def withdraw(self, job_id: JobId) -> None:
         """Take a waiting job out of the queue."""
         del self.waiting[job_id]
+        self._loads.pop(job_id, None)
         self._unseen.discard(job_id)
 
     def remove(self, job_id: JobId) -> None:
@@ -237,8 +239,7 @@ class Planner:
             for group in groups_for(self.board, demand, policy=self.policy)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        load = Load.of(demand)
-        spots = self._that_take(demand, load, joining(self.board, demand, groups))
+        spots = self._that_take(demand, joining(self.board, demand, groups))
         return best(self.board, demand, spots, policy=self.policy)
 
     def what_if(self, demand: Demand, *, now_us: int) -> WhatIf:
@@ -329,23 +330,32 @@ class Planner:
             return Spot(nodes=gang)
         if demand.is_cold and not policy.cold_shares:
             return None
-        load = Load.of(demand)
-        there = joining(self.board, demand, groups, barred=barred)
-        spots = self._that_take(demand, load, there, without=without)
+        spots: list[Spot] = []
+        if there := joining(self.board, demand, groups, barred=barred):
+            spots = self._that_take(demand, there, without=without)
         if not spots and gang:
             return Spot(nodes=gang)
         if not spots and policy.merges and may_open:
             there = merging(self.board, demand, barred=barred)
-            spots = self._that_take(demand, load, there, without=without)
+            spots = self._that_take(demand, there, without=without)
         return best(self.board, demand, spots, policy=policy)
 
     def _that_take(
-        self, demand: Demand, load: Load, spots: Iterable[Spot], *, without: JobId = NOBODY
+        self, demand: Demand, spots: Iterable[Spot], *, without: JobId = NOBODY
     ) -> list[Spot]:
-        policy = self.policy
+        policy, load = self.policy, self._load_of(demand)
         return [
             s for s in spots if refusal(s, demand, load, policy=policy, without=without) is None
         ]
+
+    def _load_of(self, demand: Demand) -> Load:
+        """Return the load of a job's cycle, worked out once while it waits."""
+        if self.waiting.get(demand.job_id) is not demand:
+            return Load.of(demand)
+        load = self._loads.get(demand.job_id)
+        if load is None:
+            load = self._loads[demand.job_id] = Load.of(demand)
+        return load
 
     def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
         if len(self.board.idle) < demand.num_nodes + demand.rollout_nodes:
@@ -368,8 +378,8 @@ class Planner:
         rollout = self.board.first_idle(demand.rollout_nodes) or ()
         if rollout:
             self.board.hold(demand.job_id, rollout)
-        self.waiting.pop(demand.job_id, None)
-        self._unseen.discard(demand.job_id)
+        if demand.job_id in self.waiting:
+            self.withdraw(demand.job_id)
         self._started[demand.job_id] = now_us
         return Placed(
             job_id=demand.job_id,

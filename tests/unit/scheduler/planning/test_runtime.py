@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, NodeId
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.core.planning.runtime import Decision, GroupRuntime, Run, SwitchTo
 from plexsvc.scheduler.core.planning.runtime_rules import (
@@ -48,7 +48,7 @@ def entry(name: str, *, since: int, service: int = 10, setup: int = 0) -> Entry:
 
 def submit(
     group: GroupRuntime, job: JobId, now: int, *, starts: bool = True, us: int = 50
-) -> Decision | None:
+) -> list[Decision]:
     return group.submit(job, "p0", service_us=us, burst_us=us, starts_burst=starts, now_us=now)
 
 
@@ -60,14 +60,14 @@ def test_orders_differ_as_their_names_say() -> None:
 
 
 def test_hrrs_tears_a_burst_and_plex_keeps_it() -> None:
-    for rules, expected in ((HRRS, SwitchTo(B, is_prefetch=False)), (PLEX_RULES, Run(A))):
+    for rules, expected in ((HRRS, [SwitchTo(B, is_prefetch=False)]), (PLEX_RULES, [Run(A)])):
         group = GroupRuntime(rules=rules)
         group.join(A, cycle(1000, 50, 50))
         group.join(B, cycle(1000, 50))
         submit(group, A, 0)
-        group.switched(now_us=10)
+        group.switched(A, now_us=10)
         submit(group, B, 20)
-        group.finished(now_us=60, ends_burst=False)
+        group.finished(A, now_us=60, ends_burst=False)
         decision = submit(group, A, 60, starts=False)
         assert decision == expected
 
@@ -76,12 +76,12 @@ def test_an_idle_group_brings_in_the_job_expected_next_and_counts_the_hit() -> N
     group = GroupRuntime(rules=PLEX_RULES)
     group.join(A, cycle(1000))
     group.join(B, cycle(1000), expected_us=400)
-    assert submit(group, A, 0) == SwitchTo(A, is_prefetch=False)
-    assert group.switched(now_us=10) == Run(A)
-    group.finished(now_us=60, ends_burst=True)
-    assert group.next(now_us=60) == SwitchTo(B, is_prefetch=True)
-    assert group.switched(now_us=70) is None
-    assert submit(group, B, 400) == Run(B)
+    assert submit(group, A, 0) == [SwitchTo(A, is_prefetch=False)]
+    assert group.switched(A, now_us=10) == [Run(A)]
+    group.finished(A, now_us=60, ends_burst=True)
+    assert group.next(now_us=60) == [SwitchTo(B, is_prefetch=True)]
+    assert group.switched(B, now_us=70) == []
+    assert submit(group, B, 400) == [Run(B)]
     assert (group.counts.prefetch_hits, group.counts.prefetch_wasted) == (1, 0)
 
 
@@ -89,9 +89,9 @@ def test_a_prefetch_for_the_wrong_job_is_counted_as_wasted() -> None:
     group = GroupRuntime(rules=PLEX_RULES)
     group.join(A, cycle(1000), expected_us=900)
     group.join(B, cycle(1000), expected_us=400)
-    assert group.next(now_us=0) == SwitchTo(B, is_prefetch=True)
-    group.switched(now_us=10)
-    assert submit(group, A, 20) == SwitchTo(A, is_prefetch=False)
+    assert group.next(now_us=0) == [SwitchTo(B, is_prefetch=True)]
+    group.switched(B, now_us=10)
+    assert submit(group, A, 20) == [SwitchTo(A, is_prefetch=False)]
     assert (group.counts.prefetch_hits, group.counts.prefetch_wasted) == (0, 1)
 
 
@@ -108,11 +108,11 @@ def test_a_critical_operation_goes_before_one_with_slack() -> None:
     group.join(B, cycle(1000))
     group.join(C, boundary)
     submit(group, A, 0)
-    group.switched(now_us=10)
+    group.switched(A, now_us=10)
     submit(group, B, 20)
     group.submit(C, "sync", service_us=10, burst_us=10, starts_burst=True, now_us=55)
-    group.finished(now_us=60, ends_burst=True)
-    assert group.next(now_us=60) == SwitchTo(C, is_prefetch=False)
+    group.finished(A, now_us=60, ends_burst=True)
+    assert group.next(now_us=60) == [SwitchTo(C, is_prefetch=False)]
 
 
 def test_a_job_that_leaves_frees_the_devices_for_who_waits() -> None:
@@ -120,12 +120,12 @@ def test_a_job_that_leaves_frees_the_devices_for_who_waits() -> None:
     group.join(A, cycle(1000))
     group.join(B, cycle(1000))
     submit(group, A, 0)
-    group.switched(now_us=10)
+    group.switched(A, now_us=10)
     submit(group, B, 20)
-    group.finished(now_us=60, ends_burst=True)
+    group.finished(A, now_us=60, ends_burst=True)
     group.leave(A)
-    assert group.next(now_us=60) == SwitchTo(B, is_prefetch=False)
-    assert group.switched(now_us=70) == Run(B)
+    assert group.next(now_us=60) == [SwitchTo(B, is_prefetch=False)]
+    assert group.switched(B, now_us=70) == [Run(B)]
 
 
 def test_a_paused_job_runs_only_while_no_other_waits_and_is_not_brought_in_ahead() -> None:
@@ -133,16 +133,60 @@ def test_a_paused_job_runs_only_while_no_other_waits_and_is_not_brought_in_ahead
     group.join(A, cycle(1000))
     group.join(B, cycle(1000))
     group.pause(A, is_paused=True)
-    assert submit(group, A, 0) == SwitchTo(A, is_prefetch=False)
-    assert group.switched(now_us=10) == Run(A)
+    assert submit(group, A, 0) == [SwitchTo(A, is_prefetch=False)]
+    assert group.switched(A, now_us=10) == [Run(A)]
     submit(group, B, 55)
-    group.finished(now_us=60, ends_burst=False)
-    assert submit(group, A, 60, starts=False) == SwitchTo(B, is_prefetch=False)
-    assert group.switched(now_us=10_000) == Run(B)
-    group.finished(now_us=10_050, ends_burst=True)
+    group.finished(A, now_us=60, ends_burst=False)
+    assert submit(group, A, 60, starts=False) == [SwitchTo(B, is_prefetch=False)]
+    assert group.switched(B, now_us=10_000) == [Run(B)]
+    group.finished(B, now_us=10_050, ends_burst=True)
     group.pause(A, is_paused=False)
     submit(group, B, 10_051)
-    assert group.switching == A
+    assert group.members[A].is_switching
+
+
+LEFT, RIGHT = frozenset({NodeId("n0")}), frozenset({NodeId("n1")})
+
+
+def test_jobs_that_share_no_node_run_side_by_side_and_a_wide_one_gets_both_nodes_next() -> None:
+    group = GroupRuntime(rules=PLEX_RULES)
+    group.join(A, cycle(1000, switch=0), nodes=LEFT)
+    group.join(B, cycle(1000, switch=0), nodes=RIGHT)
+    group.join(C, cycle(1000, switch=0), nodes=LEFT | RIGHT)
+    assert submit(group, A, 0) == [Run(A)]
+    assert submit(group, B, 10) == [Run(B)]
+    assert submit(group, C, 20) == []
+    group.finished(A, now_us=50, ends_burst=True)
+    assert submit(group, A, 51) == [], "the wide job is next and has the left node kept for it"
+    group.finished(B, now_us=60, ends_burst=True)
+    assert group.next(now_us=60) == [Run(C)]
+    group.finished(C, now_us=110, ends_burst=True)
+    assert group.next(now_us=110) == [Run(A)]
+
+
+def test_each_side_of_a_group_prefetches_for_itself() -> None:
+    group = GroupRuntime(rules=PLEX_RULES)
+    group.join(A, cycle(1000), nodes=LEFT, expected_us=100)
+    group.join(B, cycle(1000), nodes=RIGHT, expected_us=200)
+    group.join(C, cycle(1000), nodes=LEFT | RIGHT, expected_us=900)
+    expected = [SwitchTo(A, is_prefetch=True), SwitchTo(B, is_prefetch=True)]
+    assert group.next(now_us=0) == expected
+    group.switched(A, now_us=10)
+    group.switched(B, now_us=10)
+    assert submit(group, C, 20) == [SwitchTo(C, is_prefetch=False)]
+    assert group.counts.prefetch_wasted == 2
+
+
+def test_a_job_goes_on_in_a_part_that_split_off() -> None:
+    group, part = GroupRuntime(rules=PLEX_RULES), GroupRuntime(rules=PLEX_RULES)
+    group.join(A, cycle(1000), nodes=LEFT)
+    group.join(B, cycle(1000), nodes=RIGHT)
+    submit(group, A, 0)
+    group.switched(A, now_us=10)
+    group.hand_over(A, to=part)
+    part.finished(A, now_us=60, ends_burst=True)
+    assert submit(part, A, 100) == [Run(A)]
+    assert submit(group, B, 100) == [SwitchTo(B, is_prefetch=False)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -172,10 +216,10 @@ def test_no_operation_waits_longer_than_the_stated_bound(
     for _ in range(300):
         now, at, kind, step = heapq.heappop(heap)
         service, gap, ops = jobs[at]
-        decision = None
+        decisions: list[Decision] = []
         if kind == "submit":
             since[at], steps[at] = now, step
-            decision = group.submit(
+            decisions = group.submit(
                 JobId(str(at)),
                 "p",
                 service_us=service,
@@ -184,21 +228,20 @@ def test_no_operation_waits_longer_than_the_stated_bound(
                 now_us=now,
             )
         elif kind == "end":
-            group.finished(now_us=now, ends_burst=step + 1 == ops)
+            group.finished(JobId(str(at)), now_us=now, ends_burst=step + 1 == ops)
             next_step = (step + 1) % ops
             heapq.heappush(heap, (now + (gap if next_step == 0 else 0), at, "submit", next_step))
             if not (heap[0][0] == now and heap[0][2] == "submit"):
-                decision = group.next(now_us=now)
+                decisions = group.next(now_us=now)
         else:
-            decision = group.switched(now_us=now)
-        match decision:
-            case Run(job_id=job_id):
-                runner = int(job_id)
-                waited = now - since[runner]
-                own = jobs[runner][0] + switch
-                assert waited <= 2 * PLEX_RULES.starve_factor * own + (len(jobs) + 1) * slowest
-                heapq.heappush(heap, (now + jobs[runner][0], runner, "end", steps[runner]))
-            case SwitchTo(job_id=job_id):
-                heapq.heappush(heap, (now + switch, int(job_id), "switched", 0))
-            case None:
-                pass
+            decisions = group.switched(JobId(str(at)), now_us=now)
+        for decision in decisions:
+            match decision:
+                case Run(job_id=job_id):
+                    runner = int(job_id)
+                    waited = now - since[runner]
+                    own = jobs[runner][0] + switch
+                    assert waited <= 2 * PLEX_RULES.starve_factor * own + (len(jobs) + 1) * slowest
+                    heapq.heappush(heap, (now + jobs[runner][0], runner, "end", steps[runner]))
+                case SwitchTo(job_id=job_id):
+                    heapq.heappush(heap, (now + switch, int(job_id), "switched", 0))
