@@ -6,8 +6,8 @@ live on some, each node has its own sums, and jobs that share no node do not slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import JobId, NodeId
@@ -18,6 +18,9 @@ from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 NOBODY: Final = JobId("")
+
+_Lodger = tuple[Load, frozenset[NodeId]]
+"""A job of a group and its nodes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,22 +88,18 @@ def refusal(
 
 def predicted(residents: Sequence[Resident]) -> dict[JobId, int]:
     """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
-    return {
-        resident.demand.job_id: _among(resident.load, resident.nodes, residents)
-        for resident in residents
-    }
+    jobs = [(r.load, frozenset(r.nodes)) for r in residents]
+    return {r.demand.job_id: _among(job, jobs) for r, job in zip(residents, jobs, strict=True)}
 
 
 def predicted_with(
     load: Load, nodes: Gang, residents: Sequence[Resident]
 ) -> tuple[int, dict[JobId, int]]:
-    """Return the predicted slowdown of a job that comes to `nodes`, and of each it meets there."""
-    own = _among(load, nodes, residents)
-    return own, {
-        r.demand.job_id: _among(r.load, r.nodes, residents, also=(load, nodes))
-        for r in residents
-        if r.meets(nodes)
-    }
+    """Return the predicted slowdown of a job that comes to `nodes`, and of all it concerns then."""
+    own = (load, frozenset(nodes))
+    jobs = [*((r.load, frozenset(r.nodes)) for r in residents), own]
+    others = zip(residents, jobs, strict=False)
+    return _among(own, jobs), {r.demand.job_id: _among(job, jobs) for r, job in others}
 
 
 def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: JobId) -> str | None:
@@ -132,22 +131,30 @@ def _slowdowns(spot: Spot, load: Load, *, without: JobId) -> list[tuple[Load, in
     return [*((loads[job_id], ppm) for job_id, ppm in others.items()), (load, own)]
 
 
-def _among(
-    load: Load,
-    nodes: Gang,
-    residents: Sequence[Resident],
-    *,
-    also: tuple[Load, Gang] | None = None,
-) -> int:
-    """Return the predicted slowdown of a job on `nodes` among those that share some of them."""
-    there = [(r.load, r.nodes) for r in residents if r.load is not load and r.meets(nodes)]
-    if also is not None:
-        there.append(also)
-    totals: Mapping[NodeId, int] = {
-        node_id: load.total_ppm + sum(other.total_ppm for other, on in there if node_id in on)
+def _among(job: _Lodger, jobs: Sequence[_Lodger]) -> int:
+    """Return the predicted slowdown of one of a group's jobs.
+
+    One that needs several nodes at once has them kept free while it waits for the last of them: so
+    it holds a neighbour up by what keeps it waiting elsewhere, too.
+    """
+    load, nodes = job
+    meets = {id(one): [k for k in jobs if k[0] is not one and k[1] & on] for one, on in jobs}
+    others = []
+    for other, _ in meets[id(load)]:
+        elsewhere = [k.held_us for k, at in meets[id(other)] if k is not load and not at & nodes]
+        others.append(replace(other, held_us=other.held_us + max(elsewhere, default=0)))
+    total_ppm = max(
+        sum(
+            other.total_ppm
+            + sum(k.rest_us for k, at in meets[id(other)] if node_id not in at)
+            * PPM
+            // other.period_us
+            for other, on in jobs
+            if node_id in on
+        )
         for node_id in nodes
-    }
-    return slowdown_ppm(load, [other for other, _ in there], total_ppm=max(totals.values()))
+    )
+    return slowdown_ppm(load, others, total_ppm=max(PPM, total_ppm))
 
 
 def why_closed(group: Group) -> str:

@@ -254,6 +254,7 @@ class Planner:
             anchor_slot=now_us // self.board.slot_us,
         )
         residents = [r for group in spot.groups for r in group.residents.values()]
+        met = {r.demand.job_id for r in spot.met()}
         before = predicted(residents)
         own, after = predicted_with(Load.of(demand), spot.nodes, residents)
         barred = spot.nodes if not spot.groups else ()
@@ -267,6 +268,7 @@ class Planner:
             meets=tuple(
                 Meeting(job_id=job_id, before_ppm=before[job_id], after_ppm=ppm)
                 for job_id, ppm in after.items()
+                if ppm != before[job_id] or job_id in met
             ),
         )
 

@@ -102,12 +102,19 @@ def test_a_smaller_job_joins_a_larger_group_on_its_least_busy_block() -> None:
 def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
     planner = live(a=2)
     admit(planner, demand("both", 2, busy=15))
-    assert admit(planner, demand("l", busy=30)) == {"l": "a:0"}
-    assert admit(planner, demand("r", busy=30)) == {"r": "a:1"}
+    assert admit(planner, demand("l", busy=20)) == {"l": "a:0"}
+    assert admit(planner, demand("r", busy=20)) == {"r": "a:1"}
     assert admit(planner, demand("too", busy=30)) == {}
     assert "duty would pass 90%" in planner.why(JobId("too"))
     slowdowns = planner.predicted(planner.board.groups[1])
     assert slowdowns[JobId("l")] == slowdowns[JobId("r")]
+
+
+def test_a_job_that_needs_two_nodes_holds_each_neighbour_up_by_the_other() -> None:
+    planner = live(a=2)
+    admit(planner, demand("both", 2, busy=15), demand("l", busy=30))
+    assert admit(planner, demand("r", busy=30)) == {}
+    assert "max_slowdown" in planner.why(JobId("r"))
 
 
 def test_a_group_splits_where_its_jobs_no_longer_share_nodes() -> None:
