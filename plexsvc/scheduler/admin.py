@@ -53,8 +53,8 @@ async def add_node(
     """Dial one more node agent; return its node once it has joined. Repeating it changes nothing.
 
     Raises:
-        PlexError: `unavailable` when nobody answers there, now or since it was lost; `bad_request`
-            when its node's name is taken by an agent elsewhere.
+        PlexError: `unavailable` when nobody answers there, `bad_request` when its node's name is
+            taken by an agent elsewhere.
     """
     lens = Lens(driver.registry, request)
     known = next((link for link in driver.nodes.links if link.target == request.agent), None)
@@ -62,15 +62,7 @@ async def add_node(
         described = await _describe(request.agent, timeout_s=driver.config.rpc_timeout_us / 1e6)
         _check_new(driver, described, target=request.agent)
         known = await driver.dial(request.agent, timeout_us=JOIN_TIMEOUT_US)
-    elif not known.is_up:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"the agent at {request.agent} was added before and does not answer"
-            + (f": {known.reason}" if known.reason else " yet")
-            + "; it joins by itself when it does",
-            agent=request.agent,
-        )
-    return await node_views.node(driver, known.node_id, lens=lens)
+    return await node_views.node(driver, known.node_id or known.target, lens=lens)
 
 
 async def move_job(

@@ -167,14 +167,12 @@ class SchedulerDriver:
             async with asyncio.timeout(timeout_us / 1e6):
                 await link.joined.wait()
         except TimeoutError:
+            await self._hang_up(link)
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"node agent {target} did not join within {timeout_us / 1e6:g} s; look at its log, "
                 "then add it again",
             ) from None
-        finally:
-            if not link.joined.is_set():
-                await self._hang_up(link)
         return link
 
     def check_open(self) -> None:
