@@ -27,6 +27,7 @@ from plexsvc.scheduler.core.words import JobState, Place, RelocationStage
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.reach import Reach
 from plexsvc.transport import loops
+from tests.fakes.live_cluster import descendants
 
 MIB = 1 << 20
 
@@ -92,6 +93,15 @@ class InnerCluster:
         ]
         os.kill(pids[mine[-1]][0], signal.SIGKILL)
 
+    def kill_agent(self, node_id: str) -> None:
+        """Kill -9 a node's agent; on the driver's loop."""
+        agent = next(pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id))
+        os.kill(agent, signal.SIGKILL)
+
+    def is_up(self, node_id: str) -> bool:
+        """Return whether the scheduler holds a node's lease."""
+        return self.driver.nodes.is_up(NodeId(node_id))
+
     def cancel(self, deployment: plex.Deployment) -> None:
         """Cancel a deployment's job; on the driver's loop."""
         job_id = JobId(deployment.info.job_id)
@@ -105,6 +115,14 @@ class InnerCluster:
         self.on_stage.pop(action.stage, lambda: None)()
         if action.stage in {RelocationStage.DONE, RelocationStage.FAILED}:
             self.ended.set()
+
+
+def _is_agent(pid: int, node_id: str) -> bool:
+    argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    if "plexsvc.node.agent" not in argv:
+        return False
+    config = Path(argv[argv.index("--config") + 1])
+    return f'node_id = "{node_id}"' in config.read_text()
 
 
 class Gate:
