@@ -97,8 +97,10 @@ def node_drain(
 ) -> None:
     """Move everything off a node, and place nothing further there (operators).
 
-    Training deployments move with their state while their jobs go on; what cannot move stays until
-    its job ends, and is listed with the reason.
+    Training deployments move with their state while their jobs go on, rollout deployments to idle
+    devices; what cannot move stays until its job ends, and is listed with the reason. Leave the
+    node's agent running until the operations that waited meanwhile are answered: their payloads and
+    the published versions they pull may still lie there.
     """
     with calls_to(state_dir, address=address, token=token) as calls:
         found = _change(calls, node, "DRAIN")

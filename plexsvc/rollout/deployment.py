@@ -52,8 +52,7 @@ class RolloutDeployment:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"{self.deployment_id} came without instance addresses"
             )
-        self.fleet.fence.CopyFrom(request.fence)
-        self.describe = await self.fleet.connect(request.instance_addresses)
+        self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         given = request.deployment
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,

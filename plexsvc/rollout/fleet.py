@@ -80,23 +80,50 @@ class Fleet:
         self._served = asyncio.Event()
         self._is_closed = False
 
-    async def connect(self, addresses: Sequence[str]) -> worker_pb2.DescribeReply:
+    async def connect(
+        self, addresses: Sequence[str], *, fence: common_pb2.Fence
+    ) -> worker_pb2.DescribeReply:
         """Take these instances in place of those before; return what the first one is.
 
         They get the version in use, if there is one; samples of the ones before go on with them.
+        When one cannot serve it, those before stay.
 
         Raises:
-            PlexError: `unavailable`, naming the instance that does not answer.
+            PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
         """
-        before, self.instances = self.instances, [Instance(a, open_channel(a)) for a in addresses]
+        fresh = [Instance(address, open_channel(address)) for address in addresses]
+        before, old_fence = self.instances, common_pb2.Fence()
+        old_fence.CopyFrom(self.fence)
+        self.fence.CopyFrom(fence)
+        try:
+            described = await self._prepare(fresh, is_successor=bool(before))
+        except BaseException:
+            self.fence.CopyFrom(old_fence)
+            for instance in fresh:
+                await instance.channel.close()
+            raise
+        self.instances = fresh
         for instance in before:
             instance.is_serving = False
             await instance.channel.close()
-        described = [await self._describe(instance) for instance in self.instances]
-        if not self._manifests:  # a new manager adopts what running instances have
-            self.version = max([await self._probe(instance) for instance in self.instances])
-        for instance in self.instances:
+        return described
+
+    async def _prepare(
+        self, fresh: Sequence[Instance], *, is_successor: bool
+    ) -> worker_pb2.DescribeReply:
+        """Bring instances to the version in use; return what the first one is."""
+        described = [await self._describe(instance) for instance in fresh]
+        if not self._manifests and not is_successor:  # a new manager adopts what they have
+            self.version = max([await self._probe(instance) for instance in fresh])
+        for instance in fresh:
             await self._catch_up(instance)
+            if is_successor and not instance.is_serving:
+                raise PlexError(
+                    ErrorCode.UNAVAILABLE,
+                    f"instance {instance.address} of {self.deployment_id} cannot serve version "
+                    f"{self.version}: {instance.lost_because or 'it has another'}; the instances "
+                    "before go on",
+                )
         return described[0]
 
     def serving(self) -> list[Instance]:

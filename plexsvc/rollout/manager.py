@@ -326,6 +326,9 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 group=self._group,
             )
         reply = await deployment.initialize(request)
+        if deployment.wpg_id != request.wpg_id:
+            self._gates.pop(deployment.wpg_id, None)
+            deployment.wpg_id = request.wpg_id
         self._deployments[deployment_id] = deployment
         return reply
 

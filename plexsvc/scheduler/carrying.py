@@ -12,9 +12,9 @@ import asyncio
 
 import grpc
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import MoveId, NodeId, show
+from plexsvc.ids import MoveId, NodeId, OperationId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler import managed
 from plexsvc.scheduler.core.actions import CarryState
@@ -34,6 +34,9 @@ async def carry(reach: Reach, action: CarryState) -> int:
         AioRpcError: a state manager did not answer.
     """
     record = reach.registry.by_wpg[action.from_wpg_id]
+    if record.is_rollout:  # its manager brings the new instances to the version in use
+        _hold(reach, action, record=record, manifests=())
+        return 0
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.from_wpg_id,
@@ -43,20 +46,33 @@ async def carry(reach: Reach, action: CarryState) -> int:
     )
     replies = await managed.publish(reach, record, request)
     manifests = tuple(reply.manifest for reply in replies)
-    copies = Copies(manifests=manifests, initialize_id=action.initialize_id)
-    reach.registry.copies[action.move_id] = copies
-    _hold_initialize(reach, record, copies)
+    _hold(reach, action, record=record, manifests=manifests)
     return sum(manifest.nbytes for manifest in manifests)
 
 
-async def drop(reach: Reach, move_id: MoveId) -> None:
-    """Free the copies of a relocation that is over."""
+async def drop(reach: Reach, move_id: MoveId) -> Copies | None:
+    """Free the copies of a relocation that is over; return what they were."""
     copies = reach.registry.copies.pop(move_id, None)
-    if copies is None:
-        return
-    reach.registry.let_go(copies.initialize_id)
-    for manifest in copies.manifests:
-        await managed.release(reach, manifest)
+    if copies is not None:
+        reach.registry.let_go(copies.initialize_id)
+        for manifest in copies.manifests:
+            await managed.release(reach, manifest)
+    return copies
+
+
+def reconnect(reach: Reach, copies: Copies, record: DeploymentRecord) -> worker_pb2.ExecuteRequest:
+    """Return the order that has the rollout manager use a deployment's instances again.
+
+    It may have gone over to others just before those died.
+    """
+    operation_id = new_operation_id()
+    return worker_pb2.ExecuteRequest(
+        fence=reach.fence(lease_no=copies.lease_no, incarnation=record.incarnation),
+        wpg_id=record.wpg_id,
+        operation=_initialize(record, operation_id),
+        deployment=record.view,
+        instance_addresses=[rank.address for rank in record.ranks],
+    )
 
 
 async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> None:
@@ -74,23 +90,39 @@ async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> N
             held.staged_on = (*held.staged_on, node_id)
 
 
-def _hold_initialize(reach: Reach, record: DeploymentRecord, copies: Copies) -> None:
+def _hold(
+    reach: Reach,
+    action: CarryState,
+    *,
+    record: DeploymentRecord,
+    manifests: tuple[statemanager_pb2.VersionManifest, ...],
+) -> None:
+    """Keep the copies and the `Initialize` that starts from them."""
+    reach.registry.copies[action.move_id] = Copies(
+        manifests=manifests,
+        initialize_id=action.initialize_id,
+        from_wpg_id=action.from_wpg_id,
+        lease_no=action.lease_no,
+    )
+    held = Held(
+        operation=_initialize(record, action.initialize_id),
+        kind=OperationKind.INITIALIZE,
+        nbytes=0,
+        submitted_us=reach.clock.wall_us(),
+        copies=manifests,
+    )
+    reach.registry.hold(action.initialize_id, held)
+
+
+def _initialize(record: DeploymentRecord, operation_id: OperationId) -> operations_pb2.Operation:
     view = record.view
-    operation = operations_pb2.Operation(
-        operation_id=copies.initialize_id,
+    return operations_pb2.Operation(
+        operation_id=operation_id,
         tenant=view.tenant,
         job_id=view.job_id,
         deployment_id=view.deployment_id,
         initialize=operations_pb2.Initialize(),
     )
-    held = Held(
-        operation=operation,
-        kind=OperationKind.INITIALIZE,
-        nbytes=0,
-        submitted_us=reach.clock.wall_us(),
-        copies=copies.manifests,
-    )
-    reach.registry.hold(copies.initialize_id, held)
 
 
 async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:

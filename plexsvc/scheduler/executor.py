@@ -86,7 +86,7 @@ class Executor:
             case CarryState():
                 await self._carry(action)
             case DropCarried():
-                await carrying.drop(self._reach, action.move_id)
+                await self._drop_carried(action)
             case StopWpg():
                 await self._stop(action)
             case ForgetWpg():
@@ -137,6 +137,15 @@ class Executor:
                 )
             )
 
+    async def _drop_carried(self, action: DropCarried) -> None:
+        copies = await carrying.drop(self._reach, action.move_id)
+        record = self._reach.registry.by_wpg.get(copies.from_wpg_id) if copies else None
+        if copies is None or record is None or not record.is_rollout:
+            return
+        if not record.is_stand_in and not record.is_stopping:  # the relocation failed: it stays
+            order = carrying.reconnect(self._reach, copies, record)
+            await self._quietly(self._rollout.Execute(order, None))
+
     async def _stop(self, action: StopWpg) -> None:
         record = self._reach.registry.by_wpg[action.wpg_id]
         async with asyncio.TaskGroup() as group:
@@ -172,7 +181,7 @@ class Executor:
                 )
 
             await self._insist(node_id, forget)
-        if record.is_rollout:
+        if record.is_rollout and not record.is_stand_in:
             await self._rollout.forget(record.view.deployment_id)
         for rank in record.ranks:
             await rank.close()

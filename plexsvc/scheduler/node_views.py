@@ -138,10 +138,10 @@ def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -
 
 
 def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:
-    if wpg.is_rollout:
-        return "stays until its job ends: instances are not moved"
     if deployment.relocation_fault is not None:
         return f"stays for now: {deployment.relocation_fault.message}"
+    if wpg.is_rollout:
+        return "moves as soon as idle devices elsewhere take its instances"
     return f"waits for a place elsewhere: {placing.why_stays(cluster, deployment)}"
 
 

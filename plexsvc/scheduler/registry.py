@@ -161,6 +161,8 @@ class Copies:
 
     manifests: tuple[statemanager_pb2.VersionManifest, ...]
     initialize_id: OperationId
+    from_wpg_id: WpgId
+    lease_no: int
 
 
 class Registry:

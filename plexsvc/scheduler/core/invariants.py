@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.room import resident_bytes
-from plexsvc.scheduler.core.state import MOVING, Cluster, Deployment, Device, Wpg
+from plexsvc.scheduler.core.state import HELD, MOVING, Cluster, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.words import OperationKind, OperationState, Residency, WpgState
 
@@ -76,7 +76,7 @@ def _check_relocation(cluster: Cluster, deployment: Deployment) -> None:
     stand_in = cluster.deployments[relocation.stand_in_id]
     assert stand_in.stands_in_for == deployment.deployment_id, (deployment, stand_in)
     assert not stand_in.is_retired, stand_in
-    if deployment.is_held:
+    if relocation.stage in HELD:
         wpg = cluster.wpg_of(deployment)
         assert not deployment.running, deployment
         assert wpg is not None, deployment

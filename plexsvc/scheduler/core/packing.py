@@ -25,6 +25,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
+from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.state import Cluster, Deployment
 from plexsvc.scheduler.core.words import DeploymentState, Fault, RelocationStage
 
@@ -108,6 +109,10 @@ def _relocate(cluster: Cluster, event: RelocationRequested) -> None:
     deployment = cluster.deployments.get(event.deployment_id)
     if deployment is None:
         return
+    if deployment.is_rollout:
+        nodes = tuple(map(placing.unit, event.places))
+        _send_instances(cluster, deployment, reason=event.reason, nodes=nodes)
+        return
     fault = relocation.why_not(cluster, deployment, event.places)
     if fault is not None:
         _tell_failed(cluster, deployment, reason=event.reason, fault=fault)
@@ -144,6 +149,36 @@ def _send(cluster: Cluster, deployment: Deployment, *, reason: str) -> bool:
         return False
     _begin(cluster, deployment, placed.nodes, reason=reason)
     return True
+
+
+def _send_instances(
+    cluster: Cluster, deployment: Deployment, *, reason: str, nodes: Gang | None = None
+) -> None:
+    """Begin to move all instances of a rollout deployment to idle devices, or say why not."""
+    holder = relocation.stand_in_id(deployment)
+    held = placing.hold_idle(cluster, deployment, holder=holder, nodes=nodes)
+    places = tuple(map(placing.place_of, held or nodes or ()))
+    fault = relocation.why_not(cluster, deployment, places)
+    if fault is None and held is not None:
+        relocation.begin(cluster, deployment, places, reason=reason)
+        return
+    if held is not None:
+        placing.give_back(cluster, deployment, holder=holder)
+    if fault is None or not places:
+        fault = _too_few_idle(deployment)
+    if deployment.relocation_fault != fault:
+        _tell_failed(cluster, deployment, reason=reason, fault=fault)
+    deployment.relocation_fault = fault
+    _try_later(cluster, deployment)
+
+
+def _too_few_idle(deployment: Deployment) -> Fault:
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} stays where it is: its {deployment.num_devices} "
+        f"instance(s) move together, each to an idle {deployment.device_kind} device of a node "
+        "that takes work; add a node or end what holds them",
+    )
 
 
 def _begin(
@@ -183,7 +218,10 @@ def _drain(cluster: Cluster) -> None:
         leaves = any(cluster.cordoned.get(place.node_id, False) for place in wpg.places)
         if leaves and _may_move(cluster, deployment):
             node_id = next(p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id, False))
-            if not _send(cluster, deployment, reason=f"node {node_id} is drained"):
+            reason = f"node {node_id} is drained"
+            if deployment.is_rollout:
+                _send_instances(cluster, deployment, reason=reason)
+            elif not _send(cluster, deployment, reason=reason):
                 _try_later(cluster, deployment)
 
 
@@ -228,8 +266,7 @@ def _busy(cluster: Cluster, planner: Planner) -> set[JobId]:
 
 def _may_move(cluster: Cluster, deployment: Deployment) -> bool:
     return (
-        not deployment.is_rollout
-        and deployment.stands_in_for is None
+        deployment.stands_in_for is None
         and deployment.relocation is None
         and deployment.state is DeploymentState.READY
         and deployment.stays_until_us <= cluster.now_us

@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.planners import GUESS
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import Gang, NodeRoom
 from plexsvc.scheduler.core.state import Cluster, Deployment
 from plexsvc.scheduler.core.words import DeviceFacts, Fault, Place
 
@@ -158,6 +158,30 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
     for deployment, _ in done:
         cluster.unplaced.remove(deployment.deployment_id)
     return done
+
+
+def hold_idle(
+    cluster: Cluster, deployment: Deployment, *, holder: DeploymentId, nodes: Gang | None = None
+) -> Gang | None:
+    """Book idle devices for a rollout deployment's next instances; None if there are too few."""
+    board = cluster.planning.planner(deployment.device_kind).board
+    found = board.first_idle(deployment.num_devices) if nodes is None else nodes
+    if found is None or not all(node in board.idle for node in found):
+        return None
+    board.hold(JobId(holder), found)
+    return found
+
+
+def give_back(cluster: Cluster, deployment: Deployment, *, holder: DeploymentId) -> None:
+    """Take back what `hold_idle` booked."""
+    cluster.planning.has_changed = True
+    cluster.planning.planner(deployment.device_kind).release(JobId(holder))
+
+
+def exchange(cluster: Cluster, one: Deployment, other: Deployment) -> None:
+    """Book what each of two rollout deployments holds for the other: their instances swapped."""
+    board = cluster.planning.planner(one.device_kind).board
+    board.exchange(key_of(one), key_of(other))
 
 
 def free(cluster: Cluster, deployment: Deployment) -> None:

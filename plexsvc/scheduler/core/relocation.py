@@ -8,6 +8,10 @@ deployment is held: its operations keep their places and wait. The state manager
 state (`carrying`); the second WPG's `Initialize` reads the copy (`restoring`); when it is applied
 the two WPGs change places, the old one is stopped, and the operations go on (`done`).
 
+A rollout deployment goes the same way to idle devices. It has no window to wait for, so it is held
+as soon as the new instances are up, until what runs has ended; there is nothing to copy, since its
+`Initialize` has the rollout manager bring the new instances to the version in use.
+
 Until that moment nothing the job can see has changed, so whatever fails first (a spawn, the copy, a
 new rank, its node) ends the relocation with a reason (`failed`) and the old WPG goes on. If the old
 one dies, the deployment fails as ever. `settle` looks at every relocation after each event, so
@@ -21,7 +25,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, MoveId, OperationId, WpgId
-from plexsvc.scheduler.core import lifecycle
+from plexsvc.scheduler.core import lifecycle, placing
 from plexsvc.scheduler.core.actions import (
     CarryState,
     CutOver,
@@ -35,6 +39,7 @@ from plexsvc.scheduler.core.events import (
     StateCarried,
 )
 from plexsvc.scheduler.core.state import (
+    HELD,
     Cluster,
     Deployment,
     Operation,
@@ -63,8 +68,8 @@ def begin(
     fault = why_not(cluster, deployment, places)
     if fault is not None:
         return fault
+    name = stand_in_id(deployment)
     deployment.incarnations += 1
-    name = DeploymentId(f"{deployment.deployment_id}~{deployment.incarnations}")
     stand_in = Deployment(
         deployment_id=name,
         job_id=deployment.job_id,
@@ -73,7 +78,7 @@ def begin(
         backend=deployment.backend,
         device_kind=deployment.device_kind,
         num_devices=deployment.num_devices,
-        is_rollout=False,
+        is_rollout=deployment.is_rollout,
         requested_us=cluster.now_us,
         incarnations=deployment.incarnations,
         stands_in_for=deployment.deployment_id,
@@ -92,12 +97,15 @@ def begin(
     return None
 
 
+def stand_in_id(deployment: Deployment) -> DeploymentId:
+    """Return what a deployment's next relocation will call the holder of its second WPG."""
+    return DeploymentId(f"{deployment.deployment_id}~{deployment.incarnations + 1}")
+
+
 def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
     """Return why a deployment cannot begin to move to `places`; `None` if it can."""
     name, wpg = deployment.deployment_id, cluster.wpg_of(deployment)
-    if deployment.is_rollout or deployment.stands_in_for is not None:
-        return _refused(f"{name} is no training deployment; its instances stay where they are")
-    if deployment.relocation is not None:
+    if deployment.relocation is not None or deployment.stands_in_for is not None:
         return _refused(f"{name} is being moved already", code=ErrorCode.UNAVAILABLE)
     is_ending = cluster.jobs[deployment.job_id].ending is not None
     if is_ending or deployment.state is not DeploymentState.READY or wpg is None:
@@ -106,7 +114,9 @@ def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...])
     usable = [p for p in places if _is_usable(cluster, deployment, p)]
     if len(set(usable)) != len(places) or len(places) != deployment.num_devices:
         told = ", ".join(f"{p.node_id}:{p.device}" for p in places) or "none"
-        needed = f"{deployment.num_devices} {deployment.device_kind} devices of nodes that are up"
+        idle = "idle " if deployment.is_rollout else ""
+        kind = f"{idle}{deployment.device_kind}"
+        needed = f"{deployment.num_devices} {kind} devices of nodes that are up"
         return _refused(f"{name} needs {needed}; asked for {told}")
     if places == wpg.places:
         return _refused(f"{name} is there already")
@@ -116,7 +126,9 @@ def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...])
 def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
     device = cluster.devices.get(place)
     is_up = place.node_id in cluster.nodes
-    return device is not None and is_up and device.kind == deployment.device_kind
+    if device is None or not is_up or device.kind != deployment.device_kind:
+        return False
+    return not (deployment.is_rollout and device.wpgs)
 
 
 def settle(cluster: Cluster) -> None:
@@ -166,14 +178,22 @@ def give_up_waiting(cluster: Cluster, name: str) -> None:
         return
     deployment = cluster.deployments.get(stand_in.stands_in_for)
     relocation = None if deployment is None else deployment.relocation
-    if deployment is None or relocation is None or deployment.is_held:
+    if deployment is None or relocation is None or relocation.stage in HELD:
         return
-    waits = "its new processes" if relocation.stage is RelocationStage.SPAWNING else "a step"
+    if relocation.stage is RelocationStage.SPAWNING:
+        what = "its new processes did not come up"
+    elif deployment.is_rollout:
+        what = "what ran did not end"
+    else:
+        what = (
+            "no step boundary came (accumulated gradients cannot move: step or zero_grad, then "
+            "move it again)"
+        )
+    limit_s = cluster.limits.relocation_timeout_us // 1_000_000
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{deployment.deployment_id} stays where it is: {waits} did not come within "
-        f"{cluster.limits.relocation_timeout_us // 1_000_000} s (scheduler.relocation_timeout_us); "
-        "gradients that are accumulated cannot move, so step or zero_grad, and move it again",
+        message=f"{deployment.deployment_id} stays where it is: {what} within {limit_s} s "
+        "(scheduler.relocation_timeout_us)",
     )
     abandon(cluster, deployment, fault)
 
@@ -272,6 +292,8 @@ def _cut_over(
     deployment.wpg_id, stand_in.wpg_id = new.wpg_id, old.wpg_id
     new.deployment_id, old.deployment_id = deployment.deployment_id, stand_in.deployment_id
     stand_in.is_retired = True
+    if deployment.is_rollout:
+        placing.exchange(cluster, deployment, stand_in)
     cluster.emit(
         CutOver(
             deployment_id=deployment.deployment_id,

@@ -191,8 +191,14 @@ class Deployment:
 
     @property
     def is_held(self) -> bool:
-        """Whether its operations wait for it to arrive on other devices."""
-        return self.relocation is not None and self.relocation.stage in HELD
+        """Whether its operations wait for it to arrive on other devices.
+
+        Instances have no window to close, so nothing new starts on them once their successors wait.
+        """
+        if self.relocation is None:
+            return False
+        is_waiting = self.relocation.stage is RelocationStage.WAITING
+        return self.relocation.stage in HELD or (self.is_rollout and is_waiting)
 
     @property
     def shown_id(self) -> DeploymentId:

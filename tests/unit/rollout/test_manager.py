@@ -30,6 +30,7 @@ class Bench:
     manager: RolloutManager
     instances: list[FakeInstance]
     seq: int = 0
+    wpg_id: str = "wpg"
     fence: common_pb2.Fence = field(
         default_factory=lambda: common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
     )
@@ -61,7 +62,7 @@ class Bench:
         self, operation: operations_pb2.Operation, **more: object
     ) -> operations_pb2.OperationResult:
         request = worker_pb2.ExecuteRequest(
-            fence=self.fence, wpg_id="wpg", operation=operation, **more
+            fence=self.fence, wpg_id=self.wpg_id, operation=operation, **more
         )
         return (await self.manager.Execute(request, None)).result
 
@@ -338,6 +339,25 @@ async def test_a_failure_that_may_pass_is_tried_anew_under_the_same_id() -> None
         async with asyncio.timeout(10):
             while (await b.execute(again, instance_addresses=addresses)).state != APPLIED:  # noqa: ASYNC110 - gRPC dials again in its own time
                 await asyncio.sleep(0.01)
+
+
+async def test_successors_take_over_with_the_version_in_use_or_not_at_all() -> None:
+    async with bench(instances=2) as b:
+        assert (await b.pull(3)).state == APPLIED
+        before, fresh, gone = b.instances, await start_instance(), await start_instance()
+        await gone.kill()
+        b.instances, b.wpg_id, b.fence.incarnation = [fresh, gone], "next", 2
+        assert (await b.initialize()).error.code == ErrorCode.UNAVAILABLE
+        b.wpg_id, b.fence.incarnation = "wpg", 1
+        generated = await b.execute(b.generate())
+        assert (generated.state, generated.weight_version) == (APPLIED, 3)
+        b.instances, b.wpg_id, b.fence.incarnation = [fresh], "next", 2
+        assert (await b.initialize()).state == APPLIED
+        for instance in before:
+            await instance.kill()
+        generated = await b.execute(b.generate())
+        assert (generated.state, generated.weight_version) == (APPLIED, 3)
+        assert (await b.pull(4)).state == APPLIED
 
 
 async def test_orders_of_a_replaced_scheduler_are_refused() -> None:

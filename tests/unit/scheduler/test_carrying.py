@@ -191,3 +191,40 @@ async def test_the_journal_replays_relocations(pair: Rig) -> None:
     live = pair.driver.core.cluster
     assert (core.cluster.ended, core.cluster.last_wpg_no) == (live.ended, live.last_wpg_no)
     assert core.cluster.timeline.after(0, limit=99) == live.timeline.after(0, limit=99)
+
+
+async def test_instances_move_and_their_manager_is_told(tmp_path: Path) -> None:
+    nodes = [{"train": 1, "rollout": 1}, {"rollout": 1}]
+    async with start_rig(tmp_path, nodes=nodes) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", "actor", role="rollout")
+        ended = await move(rig, ("node-1", 1))
+        assert ended.fault is not None  # node-1 has one device, of index 0
+        assert (await move(rig, ("node-1", 0))).fault is None
+        assert (await view(rig)).staging_nodes[0].node_id == "node-1"
+        assert len(set(rig.rollout.addresses)) == 2
+        assert (await rig.run("job-1", "generate")).state == ANSWERED
+        assert rig.rollout.forgotten == []
+        await rig.end("job-1")
+        assert rig.rollout.forgotten == ["job-1/actor"]
+        assert not rig.driver.registry.by_wpg
+
+
+async def test_a_manager_that_went_over_too_early_comes_back(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"rollout": 1}, {"rollout": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", "actor", role="rollout")
+        first = list(rig.rollout.addresses)
+
+        async def die(request: worker_pb2.ExecuteRequest) -> None:
+            if request.operation.HasField("initialize") and request.wpg_id == "wpg-1-2":
+                await rig.agents[1].die("wpg-1-2/0")
+                await asyncio.sleep(1)
+
+        rig.behaviour.on_execute = die
+        ended = await move(rig, ("node-1", 0))
+        assert ended.fault is not None
+        assert ended.fault.code is ErrorCode.WORKER_DIED
+        assert (await rig.run("job-1", "generate")).state == ANSWERED
+        assert rig.rollout.addresses[-1:] == first
+        assert (await view(rig)).staging_nodes[0].node_id == "node-0"

@@ -217,6 +217,11 @@ class Board:
         self.exclusive[key] = tuple(nodes)
         self.free_nodes.add(0, self.ring.size, -len(nodes))
 
+    def exchange(self, one: JobId, other: JobId) -> None:
+        """Give each of two holders what the other has."""
+        held = self.exclusive
+        held[one], held[other] = held[other], held[one]
+
     def release(self, key: JobId) -> None:
         """Take back what a holder had for itself, if it had anything."""
         held = self.exclusive.pop(key, ())

@@ -48,8 +48,8 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = FakeWorld(limits=LIMITS)
-        self.world.join("n0", train=2, rollout=1)
-        self.world.join("n1", train=2, rollout=1)
+        self.world.join("n0", train=2, rollout=2)
+        self.world.join("n1", train=2, rollout=2)
         self.generation = dict.fromkeys(SLOTS, 0)
         self.next_seq: dict[str, int] = {}
         self.submitted: list[str] = []
@@ -136,9 +136,11 @@ class AnyHistory(RuleBasedStateMachine):
         cluster = self.world.core.cluster
         key = data.draw(st.sampled_from(sorted(cluster.deployments)))
         job, _, name = key.rpartition("/")
-        trains = [place for place, device in cluster.devices.items() if device.kind == "train"]
-        count = cluster.deployments[DeploymentId(key)].num_devices
-        places = tuple(trains[i] for i in choice[:count])
+        wanted = cluster.deployments[DeploymentId(key)]
+        kind = wanted.device_kind
+        among = [place for place, device in cluster.devices.items() if device.kind == kind]
+        chosen = [among[i] for i in choice if i < len(among)]
+        places = tuple(chosen[: wanted.num_devices])
         self.world.relocate(job, name, places=places)
 
     @rule(happens=RARELY)
@@ -146,7 +148,7 @@ class AnyHistory(RuleBasedStateMachine):
         if happens:
             at_us = self.world.tick()
             self.world.tell(NodeLost(at_us=at_us, node_id=NodeId("n1"), reason="silence"))
-            self.world.join("n1", train=2, rollout=1)
+            self.world.join("n1", train=2, rollout=2)
 
     @precondition(lambda self: self.world.core.cluster.deployments)
     @rule(data=st.data())

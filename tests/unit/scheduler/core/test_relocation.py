@@ -21,7 +21,13 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import NodeLost, PayloadStaged, SpawnFailed, WpgReady
+from plexsvc.scheduler.core.events import (
+    NodeCordoned,
+    NodeLost,
+    PayloadStaged,
+    SpawnFailed,
+    WpgReady,
+)
 from plexsvc.scheduler.core.story import explain
 from plexsvc.scheduler.core.words import (
     DeploymentState,
@@ -341,3 +347,37 @@ def test_one_at_a_time_and_only_when_ready(world: FakeWorld) -> None:
     world.job("c")
     world.deploy("c")
     assert fault_of(world.relocate("c", places=TO)).code is ErrorCode.UNAVAILABLE
+
+
+def test_instances_move_to_idle_devices_once_what_runs_has_ended() -> None:
+    world = FakeWorld()
+    world.join("n0", train=0, rollout=1)
+    world.join("n1", train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    world.submit("g1", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
+    running = world.orders[-1]
+    world.relocate("a", "rollout", places=TO)
+    world.report_next(SpawnWpg)
+    held = world.submit("g2", job="a", to="rollout", seq=2, kind=OperationKind.GENERATE)
+    assert not any(isinstance(a, StartOperation) for a in held)
+    assert any(isinstance(a, CarryState) for a in world.report(running))
+    world.report(carry(world))
+    done = world.report_next(StartOperation)
+    assert done[-1] == StartOperation(operation_id=op_id("g2"), wpg_id=NEW, lease_no=2)
+    board = world.core.cluster.planning.planner("rollout").board
+    assert board.exclusive["a/rollout"] == ("n1:0",)
+    world.drain()
+    assert list(board.exclusive) == ["a/rollout"]
+    assert list(board.idle) == ["n0:0"]
+
+
+def test_instances_without_idle_devices_stay_and_say_so() -> None:
+    world = FakeWorld()
+    world.join("n0", train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    drained = world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0"), is_drained=True))
+    assert fault_of(drained).code is ErrorCode.NO_PLACEMENT
+    world.join("n1", train=0, rollout=1)
+    world.fire("drain/a/rollout")
+    world.drain()
+    assert world.core.cluster.wpgs[NEW].places == TO
