@@ -149,9 +149,12 @@ class Gate:
         self._loop.call_soon_threadsafe(self._opened.set)
 
 
-def node(node_id: str, *, train: int = 1, device_bytes: int = 2 * MIB) -> NodeConfig:
-    """Return a node with training devices that hold one tiny trainer each."""
+def node(
+    node_id: str, *, train: int = 1, rollout: int = 0, device_bytes: int = 2 * MIB
+) -> NodeConfig:
+    """Return a node whose training devices hold one tiny trainer each."""
     devices = (DeviceConfig(kind="train", bytes_total=device_bytes),) * train
+    devices += (DeviceConfig(kind="rollout", bytes_total=1024 * MIB),) * rollout
     return NodeConfig(
         node_id=node_id, devices=devices, host_bytes=2048 * MIB, staging_bytes=256 * MIB
     )

@@ -255,3 +255,34 @@ def test_an_old_node_that_dies_takes_the_deployment_with_it(
             run_interleaved([Program(actor, 0)])
         assert caught.value.code in {"node_lost", "worker_died", "deployment_failed"}
     wait_until(lambda: not frail.pids(), what="no process is left")
+
+
+def test_instances_move_with_the_version_they_serve(tmp_path: Path, tiny_model: Path) -> None:
+    nodes = (node("left", rollout=1), node("right", train=0, rollout=1))
+    prompt = [3, 4, 12, 5, 16]
+    with (
+        start_inner(tmp_path, nodes=nodes) as inner,
+        inner.connect() as connection,
+        connection.job("job") as job,
+    ):
+        actor = deploy(job, tiny_model, seed=0)
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        actor.step()
+        version = rollout.sync(actor)
+
+        def sampled() -> tuple[list[int], set[int]]:
+            (sample,) = rollout.generate([prompt], n=1, max_tokens=8, temperature=0.0)
+            return list(sample.tokens), set(sample.versions)
+
+        before = sampled()
+        assert inner.places(rollout) == (("left", 1),)
+        inner.relocate(rollout, ("right", 0))
+        assert inner.wait().stage is RelocationStage.DONE, inner.changes[-1]
+        assert inner.places(rollout) == (("right", 0),)
+        assert sampled() == before
+        assert before[1] == {version}
+        actor.forward_backward(fixed_batch(2), loss="ppo")
+        actor.step()
+        assert rollout.sync(actor) > version
+        sampled()
