@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId, show
-from plexsvc.scheduler.core import lanes, learning, placing
+from plexsvc.scheduler.core import lanes, learning, placing, room
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.words import Fault, OperationState, Residency, WpgState
 
@@ -254,11 +254,25 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
     if wpg.retry_us > now_us:
         return "waits to try again: its last context switch found no room", facts
     if wpg.residency is not Residency.DEVICE:
-        return "waits for room on its device: what is there cannot be parked right now", facts
+        return _for_room(cluster, wpg, now_us=now_us), facts
     return (
         "waits for its turn on its device: an operation with a higher response ratio is first",
         facts,
     )
+
+
+def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
+    """Say why an operation of a parked WPG does not start although nobody runs."""
+    victims = room.victims_of(cluster, wpg)
+    if not victims:
+        return "waits for room on its device: what is there cannot be parked right now"
+    told = []
+    for victim_id in victims:
+        victim = cluster.wpgs[victim_id]
+        due_us = cluster.deployments[victim.deployment_id].pattern.expected_us
+        due = "" if due_us is None else f" (due in {_ms(due_us - now_us)})"
+        told.append(f"{victim_id} of job {victim.job_id}{due}")
+    return f"leaves its device for a moment to the burst of {', '.join(told)}"
 
 
 def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:

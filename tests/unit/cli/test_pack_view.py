@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.cli.pack_plan import Spans, Window, overlaps, planned, shares
+from plexsvc.cli.pack_plan import Spans, Window, overlaps, planned, shared, shares
 from plexsvc.cli.pack_png import draw_pack
 from plexsvc.cli.pack_view import moves_view, pack_view, what_if_view
 
@@ -164,3 +164,16 @@ def test_shares_add_up_to_the_planned_time(start: int, length: int, columns: int
     spans = planned(resident("x", busy=[pb.BusySpan(start_us=2, end_us=5)], period_us=7), window)
     total = sum(shares(spans, window, columns=columns)) * length / columns
     assert total == pytest.approx(sum(e - s for s, e in spans), abs=1e-6)
+
+
+def test_residents_of_different_devices_of_a_group_do_not_overlap() -> None:
+    one, two = resident("math", (0, 4)), resident("code", (2, 6), devices=["n:1"])
+    both = resident("tool", (3, 5), devices=["n:0", "n:1"])
+    window = Window(start_us=0, length_us=10 * S)
+    assert shared(reply(one, two).groups[0], window) == []
+    assert shared(reply(one, two, both).groups[0], window) == [(3 * S, 5 * S)]
+
+
+def test_a_pause_is_told_below_the_figures() -> None:
+    lines = shown(pack_view(reply(resident(paused="code/actor is late")), width=120))
+    assert "math/actor is paused: code/actor is late" in lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core import lifecycle
+from plexsvc.scheduler.core import contest, lifecycle
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.story import explain, explain_job
 from plexsvc.scheduler.core.words import OperationState
@@ -118,3 +118,14 @@ def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
     world.drain()
     assert explain_job(world.core.cluster, JobId("b"), now_us=world.now_us) is None
     assert all("b" not in pair for pair in world.core.cluster.waits)
+
+
+def test_it_names_the_burst_for_which_the_device_is_kept(
+    world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def soon(*_: object, **__: object) -> int:
+        return world.now_us + 1_000_000
+
+    monkeypatch.setattr(contest, "awaited_until", soon)
+    world.submit("a1", job="a", seq=1)
+    assert "for a moment to the burst of wpg-1-2 of job b" in told(world, "a1")
