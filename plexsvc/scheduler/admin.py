@@ -187,8 +187,8 @@ def _check_trains(driver: SchedulerDriver, job_id: JobId) -> None:
     if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"job {job_id} has no training deployment; rollout instances stay where they are until "
-            "the job ends",
+            f"job {job_id} has no training deployment; rollout instances move when their node is "
+            "drained",
         )
 
 
