@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from plexsvc.ids import DeploymentId
-from plexsvc.scheduler.core import placing
+from plexsvc.scheduler.core import order, placing
 from plexsvc.scheduler.core.actions import KeepProfile, SetTimer
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
@@ -118,6 +118,9 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
         is_beside_rollout=_rolls_out(cluster, deployment),
     )
     if pattern.cycles.is_first_of_cycle:
+        if pattern.arrived_us:
+            between_us = eligible_us - pattern.arrived_us
+            pattern.interval_us = order.smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = cluster.now_us, pattern.cycles.next_gap_us()
     if not placing.is_placed(cluster, deployment):

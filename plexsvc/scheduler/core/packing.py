@@ -74,7 +74,7 @@ def settle(cluster: Cluster) -> None:
     if any(cluster.cordoned.values()):
         _drain(cluster)
     for kind, planner in cluster.planning.planners.items():
-        if planner.needs_relief and _is_due(cluster, f"relief/{kind}", every_us=RELIEF_EVERY_US):
+        if _is_due(cluster, f"relief/{kind}", every_us=RELIEF_EVERY_US) and planner.needs_relief:
             _relieve(cluster, planner)
         every_us = cluster.planning.policy.repack_every_us
         if planner.waiting and every_us and _is_due(cluster, f"repack/{kind}", every_us=every_us):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.planners import Planning
-from plexsvc.scheduler.core.planning.profile import Profile
+from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.transitions import (
@@ -128,6 +128,9 @@ class Pattern:
     arrived_us: int = 0
     """When the first operation of the current cycle could have run."""
 
+    interval_us: int = 0
+    """How long after another the first operations of cycles come; 0: not known."""
+
     last_end_us: int | None = None
     gap_us: int | None = None
     """How long after `last_end_us` the next operation is expected."""
@@ -142,6 +145,10 @@ class Pattern:
         """Return when the next operation is expected."""
         if self.last_end_us is None or self.gap_us is None:
             return None
+        profile = self.profile
+        is_beside = profile is not None and profile.mode is Mode.ASYNC1
+        if is_beside and self.interval_us and self.cycles.is_last_of_cycle:
+            return self.arrived_us + self.interval_us  # rollout went on while training waited
         return self.last_end_us + self.gap_us
 
 

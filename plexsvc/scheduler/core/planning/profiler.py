@@ -127,6 +127,17 @@ class CycleProfiler:
             return max(0, known.segments[at + 1].offset_us - planned.end_us)
         return max(0, known.period_us - last.end_us)
 
+    @property
+    def is_last_of_cycle(self) -> bool:
+        """Whether what comes after the last operation begins another cycle."""
+        known = self.profile
+        if known is None or not self._open:
+            return False
+        if len(self._open) != len(known.segments):
+            return len(self._open) > len(known.segments)
+        last, planned = self._open[-1], known.segments[-1]
+        return planned.phase != last.phase or last.duration_us >= planned.duration_us * 3 // 4
+
     def burst_left_us(self, *, max_gap_us: int) -> int:
         """Return the device time known to follow the last operation without a longer gap."""
         known, at = self.profile, len(self._open)
