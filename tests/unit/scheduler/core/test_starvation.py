@@ -1,0 +1,133 @@
+"""Nobody starves on a live device, whatever the others do: bursts, prefetches, long operations.
+
+The bound of `planning/runtime_rules.py`: `2 * starve_factor * S'`, plus what runs or moves then,
+plus one operation with its switch of every other job; while the group's duty is below 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.core.actions import Action, MoveState, StartOperation
+from plexsvc.scheduler.core.events import Acknowledged
+from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
+from plexsvc.scheduler.core.words import Limits, OperationKind
+from tests.fakes.fake_world import FakeWorld
+
+MOVE_US = 2_000
+KINDS = [OperationKind.FORWARD_BACKWARD, OperationKind.STEP]
+
+
+@dataclass(slots=True)
+class Client:
+    """A job that submits `burst` operations at once, waits for all, thinks, and goes on."""
+
+    name: str
+    run_us: int
+    think_us: int
+    burst: int
+    seq: int = 0
+    left: int = 0
+
+
+@dataclass(slots=True)
+class Play:
+    """Clients on one device that holds one of them, under a virtual clock."""
+
+    clients: dict[str, Client]
+    world: FakeWorld = field(default_factory=lambda: FakeWorld(limits=Limits(max_gap=10_000)))
+    due: list[tuple[int, int, object]] = field(default_factory=list)
+    count: itertools.count[int] = field(default_factory=itertools.count)
+    waits: list[tuple[str, int]] = field(default_factory=list)
+
+    def run(self, *, until_us: int) -> None:
+        """Play to a time; note how long each operation could have run before it did."""
+        self.world.join(train=1)
+        for name in self.clients:
+            self.world.bring_up(name)
+            self._at(self.world.now_us + 1, name)
+        while self.due and self.due[0][0] < until_us:
+            at_us, _, what = heapq.heappop(self.due)
+            self.world.now_us = max(self.world.now_us, at_us - 1_000)
+            if isinstance(what, str):
+                self._submit(self.clients[what])
+            elif isinstance(what, StartOperation | MoveState):
+                self._report(what)
+            else:
+                self._fire(at_us)
+
+    def _at(self, at_us: int, what: object) -> None:
+        heapq.heappush(self.due, (at_us, next(self.count), what))
+
+    def _submit(self, client: Client) -> None:
+        client.left = client.burst
+        for at in range(client.burst):
+            client.seq += 1
+            name = f"{client.name}{client.seq}"
+            self._take(self.world.submit(name, job=client.name, seq=client.seq, kind=KINDS[at % 2]))
+
+    def _report(self, order: StartOperation | MoveState) -> None:
+        job = self.world.core.cluster.wpgs[order.wpg_id].job_id
+        self._take(self.world.report(order))
+        client = self.clients[job]
+        if isinstance(order, StartOperation):
+            client.left -= 1
+            if not client.left:
+                deployment_id = DeploymentId(f"{client.name}/actor")
+                at_us = self.world.tick(1)
+                self.world.tell(
+                    Acknowledged(at_us=at_us, deployment_id=deployment_id, seq=client.seq)
+                )
+                self._at(self.world.now_us + client.think_us, client.name)
+
+    def _fire(self, at_us: int) -> None:
+        for key in [k for k, t in self.world.timers.items() if k.startswith("linger/")]:
+            if self.world.timers[key] <= at_us:
+                before = len(self.world.log)
+                self.world.fire(key)
+                self._take(self.world.log[before:])
+
+    def _take(self, actions: list[Action]) -> None:
+        cluster = self.world.core.cluster
+        for action in actions:
+            if isinstance(action, StartOperation):
+                operation = cluster.operations[action.operation_id]
+                assert operation.eligible_us is not None
+                self.waits.append((operation.job_id, operation.started_us - operation.eligible_us))
+                self._at(self.world.now_us + self.clients[operation.job_id].run_us, action)
+            elif isinstance(action, MoveState):
+                self._at(self.world.now_us + MOVE_US, action)
+        for key, at_us in self.world.timers.items():
+            if key.startswith("linger/") and at_us > self.world.now_us:
+                self._at(at_us, None)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(3_000, 60_000), st.integers(11, 40), st.integers(1, 5)),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) -> None:
+    switch_us = 4 * (MOVE_US + 1_000)
+    clients = {}
+    for name, (run_us, idle_tenths, burst) in zip("abcd", facts, strict=False):
+        busy_us = burst * run_us + 2 * switch_us
+        think_us = busy_us * len(facts) * idle_tenths // 10
+        clients[name] = Client(name=name, run_us=run_us, think_us=think_us, burst=burst)
+    play = Play(clients)
+    play.run(until_us=2_500_000)
+    assert len(play.waits) > len(clients)
+    slowest_us = max(client.run_us for client in clients.values()) + switch_us
+    for job, waited_us in play.waits:
+        own_us = clients[job].run_us + switch_us
+        bound_us = 2 * PLEX_RULES.starve_factor * own_us + (len(clients) + 1) * slowest_us
+        assert waited_us <= bound_us, (job, waited_us, bound_us)
