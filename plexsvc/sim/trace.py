@@ -112,11 +112,13 @@ def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
 def read_job(path: Path, *, cluster: SimCluster) -> SimJob:
     """Return the job of a JSON file: the keys of a trace's line, over as many lines as it likes.
 
+    When it comes and for how many cycles may be left out: now, and one.
+
     Raises:
         PlexError: `bad_request` with file and field.
     """
     at = _At(path=path, line=1)
-    return _job(_object(_text(path), at), cluster, at)
+    return _job({"arrival_s": 0, "cycles": 1, **_object(_text(path), at)}, cluster, at)
 
 
 def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:

@@ -149,6 +149,7 @@ def test_what_waits_during_the_move_runs_after_it_payloads_included(
             assert train(deploy(job, tiny_model, seed=0), moves=True) == alone
 
 
+MANY = 100_000
 STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]
 
 
@@ -191,7 +192,8 @@ def test_an_old_rank_that_dies_fails_the_deployment_and_frees_both_places(
             inner.relocate(actor, ("right", 0))
             for _ in turns:
                 pass
-            actor.step()
+            for _ in range(MANY):  # until the rank is killed, however long the new one takes
+                actor.step()
         assert caught.value.code in {"worker_died", "deployment_failed"}
         assert inner.wait().stage is RelocationStage.FAILED
     wait_until(lambda: not inner.pids(), what="no process is left")
