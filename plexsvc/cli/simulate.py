@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plexsvc.sim.summary import Summary
 
 
-_CORES: Final = ("planning", "live", "live-cold")
+_CORES: Final = ("planning", "planning-cold", "live", "live-cold")
 
 
 def simulate(
@@ -28,7 +28,7 @@ def simulate(
     ] = "plex",
     core: Annotated[
         str,
-        typer.Option(help="planning; live: the whole scheduler core; live-cold: no profiles yet."),
+        typer.Option(help="planning; live: the whole scheduler core; ...-cold: no profiles yet."),
     ] = "planning",
     seed: Annotated[int, typer.Option(help="Seed of samples and faults.")] = 1,
     out: Annotated[
@@ -47,8 +47,11 @@ def simulate(
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
     typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
     isolated = play(workload, policy=policy_named("isolated"), seed=seed)
-    if core == "planning":
-        summary, outcome = compare(workload, policy=chosen, seed=seed, isolated=isolated)
+    if core.startswith("planning"):
+        is_cold = core == "planning-cold"
+        summary, outcome = compare(
+            workload, policy=chosen, seed=seed, isolated=isolated, is_cold=is_cold
+        )
     else:
         from plexsvc.sim.live_run import compare_live
 

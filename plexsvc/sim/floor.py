@@ -46,6 +46,7 @@ class Kind(IntEnum):
     NODE_BACK = 6
     MOVE_END = 7
     NODE_EVENT = 8
+    REPACK = 9
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class Floor:
             playing = Playing(record=record, run=run, group_id=group_id, profile=profile)
             self.playing[placed.job_id] = playing
         playing.group_id = group_id
+        self._park(playing, placed.nodes)
         first_us = self.now + shift_us + profile.slack_us + profile.segments[0].offset_us
         self.group_at(group_id).runtime.join(
             placed.job_id, profile, nodes=frozenset(placed.nodes), expected_us=first_us
@@ -158,9 +160,20 @@ class Floor:
         link = max(1, round(self.cluster.migrate_gb_s * GB))
         charge_us = record.job.demand.state_bytes * SECOND_US // link
         record.moves.append((self.now, self.now + charge_us))
+        self._park(playing, nodes)
         runtime = self.group_at(playing.group_id).runtime
         runtime.join(job_id, playing.profile, nodes=frozenset(nodes), expected_us=expected_us)
         self.push(self.now + charge_us, Kind.MOVE_END, job_id, playing.epoch)
+
+    def _park(self, playing: Playing, nodes: Gang) -> None:
+        """Note where a job's state is parked: in host memory while there is room, else on disk."""
+        there = self.board.groups[self.board.group_of[playing.job_id]].on(nodes)
+        others = [r.demand.job_id for r in there if r.demand.job_id != playing.job_id]
+        taken = sum(self.playing[j].record.host_bytes for j in others if j in self.playing)
+        record = playing.record
+        room = max(0, int(self.cluster.host_gb * GB) - taken)
+        record.host_bytes = min(record.job.demand.state_bytes, room)
+        record.disk_bytes = record.job.demand.state_bytes - record.host_bytes
 
     def settle_groups(self) -> list[int]:
         """Follow the board where groups dissolved, grew, shrank or split; returns the changed."""
@@ -270,6 +283,7 @@ class Floor:
             if runtime.members[job_id].is_running:
                 playing.record.lost.append((playing.started_us, self.now))
             self._cut_switch(playing.record)
+            playing.record.restarts.append(self.now)
             runtime.abort(job_id)
             runtime.leave(job_id)
             playing.epoch += 1

@@ -140,7 +140,10 @@ class SyncRun(Run):
     at: int = 0
 
     def start(self, now: int) -> Timers:
-        """Begin with the gap before the first segment."""
+        """Begin with the gap before the first segment; again, with the rollout that was lost."""
+        if self.trained:
+            self.at, self.cycle = len(self.segments), self.trained - 1
+            return self._gap(now, self.period_us - self.segments[-1].end_us)
         self.at = 0
         return self._gap(now, self.segments[0].offset_us)
 

@@ -57,15 +57,25 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "switch": _spans(record.switch),
         "prefetch": _spans(record.prefetch),
         "lost": _spans(record.lost),
+        "restarts": [_s(at_us) for at_us in record.restarts],
         "moves": _spans(record.moves),
         "rollout_s": [us / SECOND_US for us in record.job.rollout_us(seed)],
         "segment_s": [
             {"phase": s.phase, "duration_s": s.duration_us / SECOND_US}
             for s in demand.profile.segments
         ],
+        "mode": demand.profile.mode.value,
+        "sync_at": demand.profile.sync_at.value,
         "cycles": record.job.cycles,
         "switch_cost_s": demand.profile.switch_us / SECOND_US,
-        "bytes": {"parked_per_node": demand.state_bytes, "total": round(record.job.state_gb * GB)},
+        "pauses": [{"at_s": _s(at_us), "why": why} for at_us, why in record.pauses],
+        "bytes": {
+            "device_per_node": demand.state_bytes,
+            "host_per_node": record.host_bytes,
+            "disk_per_node": record.disk_bytes,
+            "moved": demand.state_bytes * demand.num_nodes * len(record.moves),
+            "total": round(record.job.state_gb * GB),
+        },
     }
 
 

@@ -34,8 +34,17 @@ class Record:
     lost: list[tuple[int, int]] = field(default_factory=list)
     """Operations that a lost node cut short; their cycles ran again."""
 
+    restarts: list[int] = field(default_factory=list)
+    """When its nodes were lost: it went on from its last trained cycle."""
+
     moves: list[tuple[int, int]] = field(default_factory=list)
     """Times its state moved between groups; its operations waited."""
+
+    host_bytes: int = 0
+    """Of its parked state, what found room in each node's host memory where it last came to."""
+
+    disk_bytes: int = 0
+    """The rest, on each node's disk."""
 
     pauses: list[tuple[int, str]] = field(default_factory=list)
     """When it was put last in its group because it made others late, and why."""

@@ -20,22 +20,30 @@ class Timed:
     wall_s: float
 
 
-def play(workload: Workload, *, policy: Policy, seed: int) -> Timed:
-    """Return what one policy makes of a workload."""
+def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False) -> Timed:
+    """Return what one policy makes of a workload; `is_cold`: no job's cycle is known before."""
     began = time.perf_counter()
     jobs = workload.jobs
     if workload.target_slowdown_ppm is not None:
         policy = replace(policy, target_slowdown_ppm=workload.target_slowdown_ppm)
-    outcome = Simulator(jobs, cluster=workload.cluster, policy=policy, seed=seed).run()
+    simulator = Simulator(jobs, cluster=workload.cluster, policy=policy, seed=seed, is_cold=is_cold)
+    outcome = simulator.run()
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 
 
 def compare(
-    workload: Workload, *, policy: Policy, seed: int, isolated: Timed | None = None
+    workload: Workload,
+    *,
+    policy: Policy,
+    seed: int,
+    isolated: Timed | None = None,
+    is_cold: bool = False,
 ) -> tuple[Summary, Outcome]:
     """Return the summary of one policy against `isolated`, and its outcome."""
     base = isolated or play(workload, policy=policy_named("isolated"), seed=seed)
-    timed = base if policy.name == "isolated" else play(workload, policy=policy, seed=seed)
+    timed = base
+    if policy.name != "isolated":
+        timed = play(workload, policy=policy, seed=seed, is_cold=is_cold)
     summary = summarise(
         timed.outcome,
         isolated=base.outcome,

@@ -44,6 +44,7 @@ class Simulator(Floor):
         self.drains: dict[NodeId, Drained] = {}
         self._unfinished = len(jobs)
         self._repacked_us = 0
+        self._repack_at_us = 0
         for job in jobs:
             samples = job.rollout_us(seed)
             self.records[job.demand.job_id] = Record(job=job, alone_us=job.alone_us(samples))
@@ -65,6 +66,7 @@ class Simulator(Floor):
             self._on_node_back,
             self._on_move_end,
             self._on_node_event,
+            self._on_repack,
         )
         heap = self.heap
         while heap and self._unfinished and (until_us is None or heap[0][0] <= until_us):
@@ -96,11 +98,17 @@ class Simulator(Floor):
 
     def _admit(self) -> None:
         self._place_waiting()
-        every_us = self.policy.repack_every_us
-        is_due = every_us > 0 and self.now >= self._repacked_us + every_us
-        if is_due and (self.planner.waiting or self.planner.needs_relief):
-            self._repacked_us = self.now
-            self._repack()
+        due_us = self._repacked_us + self.policy.repack_every_us
+        if not self.policy.repack_every_us:
+            return
+        if self.planner.waiting or self.planner.needs_relief:
+            if self.now >= due_us:
+                self._repacked_us = self.now
+                due_us += self.policy.repack_every_us
+                self._repack()
+            if self._repack_at_us <= self.now:
+                self._repack_at_us = max(due_us, self.now + 1)
+                self.push(self._repack_at_us, Kind.REPACK, "")
 
     def _place_waiting(self) -> None:
         admitted = self.planner.admit(self.now)
@@ -108,6 +116,9 @@ class Simulator(Floor):
             self.place(self.records[placed.job_id], placed)
         if any(placed.merged for placed in admitted):
             self.wake(self.settle_groups())
+
+    def _on_repack(self, _subject: str, _detail: int) -> None:
+        self._admit()
 
     def _repack(self) -> None:
         busy = self.busy_jobs()

@@ -37,6 +37,8 @@ class Summary:
     switches: int
     prefetch_hits: int
     prefetch_wasted: int
+    moves: int
+    pauses: int
     pruned_share: float
     events: int
     wall_s: float
@@ -121,6 +123,8 @@ def summarise(
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,
         prefetch_wasted=outcome.counts.prefetch_wasted,
+        moves=sum(len(r.moves) for r in records),
+        pauses=sum(len(r.pauses) for r in records),
         pruned_share=round(outcome.pruned_share, 4),
         events=outcome.events,
         wall_s=round(wall_s, 3),

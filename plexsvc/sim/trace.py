@@ -4,7 +4,9 @@ A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, of
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `priority` (0) and `tenant` ("")
 have those defaults. A cluster file holds the fields of `SimCluster`, `switch` and `faults` as
-objects; only `nodes` is required.
+objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`, `uncordon`,
+`drain` or `join`; only `nodes` is required. The nodes are `n00000`, `n00001`, ...; only a join may
+name another.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
-from plexsvc.sim.cluster import GB, Faults, SimCluster, SwitchModel
+from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster, SwitchModel
 from plexsvc.sim.jobs import SimJob
 
 Json = Mapping[str, object]
@@ -75,7 +77,9 @@ def read_cluster(path: Path) -> SimCluster:
     if "nodes" not in data:
         at.refuse("nodes", "nothing", "the number of nodes")
     parts: dict[str, int | float] = {}
-    for name in (f.name for f in fields(SimCluster) if f.name not in {"switch", "faults"}):
+    for name in (
+        f.name for f in fields(SimCluster) if f.name not in {"switch", "faults", "events"}
+    ):
         if name in data:
             is_count = name in {"nodes", "devices_per_node"}
             low = 1.0 if is_count else 0.0
@@ -83,7 +87,8 @@ def read_cluster(path: Path) -> SimCluster:
             parts[name] = int(value) if is_count else value
     switch = SwitchModel(**_floats(data, "switch", [f.name for f in fields(SwitchModel)], at))
     faults = Faults(**_floats(data, "faults", [f.name for f in fields(Faults)], at))
-    return SimCluster(**parts, switch=switch, faults=faults)  # type: ignore[arg-type]  # counts are ints
+    events = _events(data, int(parts["nodes"]), at)
+    return SimCluster(**parts, switch=switch, faults=faults, events=events)  # type: ignore[arg-type]  # counts are ints
 
 
 def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
@@ -119,6 +124,32 @@ def read_job(path: Path, *, cluster: SimCluster) -> SimJob:
     """
     at = _At(path=path, line=1)
     return _job({"arrival_s": 0, "cycles": 1, **_object(_text(path), at)}, cluster, at)
+
+
+def _events(data: Json, num_nodes: int, at: _At) -> tuple[NodeEvent, ...]:
+    items = data.get("events", [])
+    if not isinstance(items, list):
+        at.refuse("events", repr(items), "a list of {at_s, drain|join|cordon|uncordon: node}")
+    known = {f"n{number:05d}" for number in range(num_nodes)}
+    events: list[NodeEvent] = []
+    for index, item in enumerate(items):
+        name = f"events[{index}]"
+        if not isinstance(item, dict):
+            at.refuse(name, repr(item), "an object {at_s, drain|join|cordon|uncordon: node}")
+        _only(item, ["at_s", *(action.value for action in NodeAction)], at, prefix=f"{name}.")
+        actions = [action for action in NodeAction if action.value in item]
+        if "at_s" not in item or len(actions) != 1:
+            at.refuse(name, repr(item), "at_s and one of drain, join, cordon, uncordon")
+        node = _string(item, actions[0].value, at, prefix=f"{name}.")
+        if actions[0] is NodeAction.JOIN:
+            known.add(node)
+        elif node not in known:
+            at.refuse(f"{name}.{actions[0].value}", repr(node), "a node that is there by then")
+        at_s = _number(item, "at_s", at, low=0, prefix=f"{name}.")
+        if events and at_s < events[-1].at_s:
+            at.refuse(f"{name}.at_s", f"{at_s:g}", f"at least {events[-1].at_s:g}: in order")
+        events.append(NodeEvent(at_s=at_s, action=actions[0], node=node))
+    return tuple(events)
 
 
 def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:

@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
-from plexsvc.sim.cluster import Faults, SimCluster
+from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.presets import Workload, cluster_256, preset_named
 from plexsvc.sim.records import Outcome
@@ -282,3 +282,61 @@ def test_moves_and_lost_nodes_together_lose_no_cycle(seed: int) -> None:
     for record in outcome.records:
         work = sum(end - start for start, end in record.busy)
         assert work >= record.job.demand.profile.busy_us * record.job.cycles
+
+
+def test_a_drained_node_is_left_as_soon_as_there_is_room_and_a_joined_one_is_used() -> None:
+    """Two nodes, a job on each; one is drained while the other is full, then a third joins."""
+    cluster = SimCluster(
+        nodes=2,
+        events=(
+            NodeEvent(at_s=1000, action=NodeAction.DRAIN, node="n00000"),
+            NodeEvent(at_s=3000, action=NodeAction.JOIN, node="n00009"),
+        ),
+    )
+    jobs = [job(f"j{i}", cycles=100, durations=(30, 30), mode=Mode.ASYNC1) for i in range(2)]
+    state = replace(jobs[0].demand, state_bytes=50 * 10**9)
+    jobs[0] = replace(jobs[0], demand=state)
+    simulator = Simulator(jobs, cluster=cluster, policy=POLICIES["plex"], seed=1)
+    outcome = simulator.run()
+    check(outcome, cluster=cluster)
+    (drain,) = outcome.drains
+    assert drain.asked_us == 1000 * SECOND_US
+    assert drain.empty_us is not None
+    assert 3000 * SECOND_US <= drain.empty_us <= 3060 * SECOND_US
+    moved = outcome.records[0]
+    assert [stay.nodes for stay in moved.stays] == [("n00000",), ("n00009",)]
+    assert [end - start for start, end in moved.moves] == [5 * SECOND_US]
+    assert all(end <= drain.empty_us for start, end in moved.busy if start < drain.empty_us)
+
+
+def test_cold_jobs_start_on_nodes_of_their_own_and_are_packed_once_measured() -> None:
+    jobs = [job(f"j{i}", cycles=60, mode=Mode.ASYNC1) for i in range(2)]
+    jobs.append(job("late", cycles=60, mode=Mode.ASYNC1, arrival=50))
+    workload = Workload(jobs=tuple(jobs), cluster=SimCluster(nodes=2))
+    outcome = play(workload, policy=POLICIES["plex"], seed=1, is_cold=True).outcome
+    check(outcome, cluster=workload.cluster)
+    starts = [record.start_us for record in outcome.records]
+    assert starts[:2] == [0, 0]
+    waited_s = ((starts[2] or 0) - 50 * SECOND_US) / SECOND_US
+    assert 100 <= waited_s <= 1000, "until two others were measured and one moved in"
+    assert sum(len(record.moves) for record in outcome.records) == 1
+    known = [r.stays[0].nodes for r in outcome.records]
+    assert known[0] != known[1]
+
+
+def test_small_jobs_share_a_large_ones_nodes_side_by_side() -> None:
+    policy = replace(POLICIES["plex"], oversize=0)
+    large = job("large", nodes=2, cycles=30, durations=(10, 10), mode=Mode.ASYNC1)
+    durations = (9, 9)
+    small = [
+        job(f"s{i}", cycles=40, durations=durations, mode=Mode.ASYNC1, arrival=5) for i in range(2)
+    ]
+    cluster = SimCluster(nodes=2)
+    simulator = Simulator([large, *small], cluster=cluster, policy=policy, seed=1)
+    outcome = simulator.run()
+    check(outcome, cluster=cluster)
+    assert outcome.records[0].start_us == 0
+    nodes = [record.stays[0].nodes for record in outcome.records[1:]]
+    assert nodes == [("n00000",), ("n00001",)]
+    groups = {record.stays[-1].group_id for record in outcome.records[1:]}
+    assert len(groups) == 2, "they part when the large one is done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,12 @@ def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
         ('{"nodes": 0}', "nodes"),
         ('{"nodes": 4, "gpu": 1}', "gpu"),
         ('{"nodes": 4, "faults": {"mtbf": 1}}', "faults.mtbf"),
+        ('{"nodes": 4, "events": {}}', "events"),
+        ('{"nodes": 4, "events": [{"at_s": 1}]}', "events[0]"),
+        ('{"nodes": 4, "events": [{"at_s": -1, "drain": "n00000"}]}', "events[0].at_s"),
+        ('{"nodes": 4, "events": [{"at_s": 1, "drain": "n00004"}]}', "events[0].drain"),
+        ('{"nodes": 4, "events": [{"at_s": 1, "lose": "n00000"}]}', "events[0].lose"),
     ):
         path.write_text(text)
-        with pytest.raises(PlexError, match=f"field {field}: found "):
+        with pytest.raises(PlexError, match=re.escape(f"field {field}: found ")):
             read_cluster(path)

@@ -123,8 +123,13 @@ class GroupRuntime:
         self._spend(member, is_hit=False)
 
     def abort(self, job_id: JobId) -> None:
-        """Forget what a job has under way: its nodes are gone."""
+        """Forget what a job has under way: its nodes are gone.
+
+        On nodes that stay, a switch that was cut short has left nobody's state whole.
+        """
         member = self.members[job_id]
+        if member.is_switching:
+            self._settle_on(member)
         member.is_running = member.is_switching = False
 
     def hand_over(self, job_id: JobId, *, to: GroupRuntime) -> None:

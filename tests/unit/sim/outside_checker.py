@@ -1,0 +1,87 @@
+"""Checks the lines of `jobs.jsonl` by themselves, as someone who trusts nothing else would."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Line = Mapping[str, object]
+CLOSE_S = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start_s: float
+    end_s: float
+    kind: str
+    job_id: str
+    switch_cost_s: float
+
+
+def check_lines(lines: Sequence[Line]) -> None:
+    """Raise AssertionError unless nothing overlaps, no switch is hidden and no work is lost."""
+    by_node: dict[str, list[Span]] = {}
+    for line in lines:
+        check_work(line)
+        for span, nodes in spans_of(line):
+            for node in nodes:
+                by_node.setdefault(node, []).append(span)
+    for node, spans in by_node.items():
+        spans.sort(key=lambda span: (span.start_s, span.end_s))
+        check_node(node, spans)
+
+
+def check_work(line: Line) -> None:
+    """Every operation ran for its sampled time, in the order of the cycle, as often as asked."""
+    busy, phases = line["busy"], line["phases"]
+    segments = {s["phase"]: s["duration_s"] for s in line["segment_s"]}  # type: ignore[index, attr-defined]
+    assert len(busy) == len(phases), line["job_id"]  # type: ignore[arg-type]
+    for phase, (start_s, end_s) in zip(phases, busy, strict=True):  # type: ignore[call-overload]
+        assert math.isclose(end_s - start_s, segments[phase], abs_tol=CLOSE_S), line["job_id"]
+    for one, two in itertools.pairwise(busy):  # type: ignore[call-overload]
+        assert one[1] <= two[0] + CLOSE_S, line["job_id"]
+    ran, cycles = Counter(phases), int(str(line["cycles"]))  # type: ignore[call-overload]
+    is_boundary = line["sync_at"] == "boundary" and line["mode"] == "async1"
+    for phase in segments:
+        least = cycles
+        if is_boundary and phase == "sync":  # the last two publish nothing; a restart publishes
+            least = max(0, cycles - 2 - 2 * len(line["restarts"]))  # type: ignore[arg-type]
+        if line["restarts"]:
+            assert ran[phase] >= least, (line["job_id"], phase)
+        else:
+            assert least <= ran[phase] <= cycles, (line["job_id"], phase)
+    assert float(str(line["start_s"])) >= float(str(line["arrival_s"])) - CLOSE_S, line["job_id"]
+    took_s = float(str(line["finish_s"])) - float(str(line["start_s"]))
+    assert took_s >= float(str(line["alone_s"])) - CLOSE_S, line["job_id"]
+    tiers = line["bytes"]
+    parked = tiers["host_per_node"] + tiers["disk_per_node"]  # type: ignore[index]
+    assert parked == tiers["device_per_node"], line["job_id"]  # type: ignore[index]
+
+
+def spans_of(line: Line) -> list[tuple[Span, list[str]]]:
+    stays = line["stays"]
+    found = []
+    for name, kind in (("busy", "run"), ("lost", "run"), ("switch", "in"), ("prefetch", "in")):
+        for start_s, end_s in line[name]:  # type: ignore[attr-defined]
+            stay = [s for s in stays if s["since_s"] <= start_s + CLOSE_S][-1]  # type: ignore[attr-defined]
+            moves = line["moves"]
+            is_moving = any(s < end_s - CLOSE_S and start_s < e - CLOSE_S for s, e in moves)  # type: ignore[attr-defined]
+            assert not (is_moving and kind == "run"), (line["job_id"], "runs while it moves")
+            job_id, cost_s = str(line["job_id"]), float(str(line["switch_cost_s"]))
+            found.append((Span(start_s, end_s, kind, job_id, cost_s), stay["nodes"]))
+    return found
+
+
+def check_node(node: str, spans: Sequence[Span]) -> None:
+    """No two at once, and whoever runs was brought in after the one before."""
+    for one, two in itertools.pairwise(spans):
+        assert one.end_s <= two.start_s + CLOSE_S, (node, one, two)
+    resident = None
+    for span in spans:
+        if span.kind == "in":
+            resident = span.job_id
+        elif span.switch_cost_s:
+            assert resident == span.job_id, (node, resident, span)
