@@ -236,7 +236,7 @@ def test_a_new_node_that_dies_leaves_the_deployment_where_it_is(
         ended = frail.wait()
         assert ended.stage is RelocationStage.FAILED
         assert ended.fault is not None
-        assert ended.fault.code in {"node_lost", "worker_died"}, ended
+        assert ended.fault.code in {"node_lost", "worker_died", "unavailable"}, ended
         assert frail.places(actor) == (("left", 0),)
         assert actor.digest() == before
         run_interleaved([Program(actor, 1, steps=1)])
