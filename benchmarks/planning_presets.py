@@ -13,13 +13,14 @@ from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import compare, play
 
 BASELINES = ["isolated_backfill", "pack", "spread", "spread_backfill", "plex"]
+PARTS = ["plex_ratio", "plex_no_shift", "plex_no_repack", "plex_cold", "plex_cold_shares"]
 ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch", "no_slack", "no_cap"]
 RUNS: dict[str, list[str]] = {
     **{f"two-job-{model}": ["plex"] for model in ("7b", "30b", "235b")},
     **{f"k-job-{model}": ["plex"] for model in ("7b", "30b", "235b")},
     "order-3": ["plex", *(f"plex_{part}" for part in ORDERS)],
     "churn": ["plex_no_repack", "plex"],
-    "cluster-256": [*BASELINES, "plex_ratio"],
+    "cluster-256": [*BASELINES, *PARTS],
     "cluster-256-boundary": ["spread_backfill", "plex"],
     "cluster-256-rollout": ["spread_backfill", "plex"],
     "no-gain": ["plex"],
@@ -60,16 +61,19 @@ def runs(presets: list[str], seeds: list[int]) -> Iterator[dict[str, object]]:
             isolated = play(workload, policy=policy_named("isolated"), seed=seed)
             for name in RUNS[preset]:
                 print(f"{preset} {name} seed {seed}", file=sys.stderr)
-                policy = policy_named(name)
-                summary, outcome = compare(workload, policy=policy, seed=seed, isolated=isolated)
+                is_cold = name.startswith("plex_cold")
+                policy = policy_named("plex" if name == "plex_cold" else name)
+                summary, _ = compare(
+                    workload, policy=policy, seed=seed, isolated=isolated, is_cold=is_cold
+                )
                 prefetches = summary.prefetch_hits + summary.prefetch_wasted
                 hit_rate = summary.prefetch_hits / prefetches if prefetches else None
                 yield {
                     "preset": preset,
                     **asdict(summary),
+                    "policy": name,
                     "prefetch_hit_rate": hit_rate,
                     "drain_h": summary.drain_s / 3600,
-                    "moves": sum(len(record.moves) for record in outcome.records),
                 }
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, connected
+from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, NodeRoom, Rooms
-from plexsvc.scheduler.core.structures.bit_slices import LANES, BitSlice
+from plexsvc.scheduler.core.structures.bit_slices import Lanes
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet
 from plexsvc.scheduler.core.structures.ring import Ring
@@ -49,7 +49,7 @@ class Board:
         self.group_of: dict[JobId, int] = {}
         self.exclusive: dict[JobId, Gang] = {}
         self.free_nodes = SegmentTree(self.ring.size, initial=len(self.rooms))
-        self._slices: list[tuple[BitSlice, list[int]]] = []
+        self._lanes = Lanes(self.ring.size)
         self._next_group = 1
 
     def first_idle(self, num_nodes: int, *, barred: Collection[NodeId] = ()) -> Gang | None:
@@ -268,52 +268,35 @@ class Board:
 
     def check(self) -> None:
         """Assert that structures agree with the footprints, and that nodes are in one place."""
-        held = [node for nodes in self.exclusive.values() for node in nodes]
-        in_service = len(self.rooms) - len(held) - len(self.out)
-        profile = np.full(self.ring.size, in_service, dtype=np.int32)
         for group in self.groups.values():
-            self._check_group(group)
-            for part in group.parts:
-                for start, end in IntervalSet.complement(
-                    self.ring.size, [part.free.arrays()]
-                ).ranges():
-                    profile[start:end] -= len(part.nodes)
-        assert self.group_at == {n: g.group_id for g in self.groups.values() for n in g.nodes}
-        assert self.group_of == {j: g.group_id for g in self.groups.values() for j in g.residents}
-        assert self.by_size == {
-            size: {g.group_id: g for g in self.groups.values() if g.size == size}
-            for size in self.by_size
-        }
+            check_group(group, ring_size=self.ring.size, cordoned=self.cordoned)
+        self._check_places()
+        self._check_profile()
+
+    def _check_places(self) -> None:
+        groups = self.groups.values()
+        assert self.group_at == {n: g.group_id for g in groups for n in g.nodes}
+        assert self.group_of == {j: g.group_id for g in groups for j in g.residents}
+        for size, same in self.by_size.items():
+            assert same == {g.group_id: g for g in groups if g.size == size}, size
         assert self.out <= self.cordoned, self.out
+        held = [node for nodes in self.exclusive.values() for node in nodes]
         seen = [*self.idle, *self.group_at, *held, *self.out]
         assert sorted(seen) == sorted(self.rooms), "a node is in two places or in none"
+
+    def _check_profile(self) -> None:
+        held = sum(map(len, self.exclusive.values()))
+        in_service = len(self.rooms) - held - len(self.out)
+        profile = np.full(self.ring.size, in_service, dtype=np.int32)
+        for part in (part for group in self.groups.values() for part in group.parts):
+            busy = IntervalSet.complement(self.ring.size, [part.free.arrays()])
+            for start, end in busy.ranges():
+                profile[start:end] -= len(part.nodes)
         self.free_nodes.check()
         assert np.array_equal(self.free_nodes.values(), profile), "free-node profile"
 
-    def _check_group(self, group: Group) -> None:
-        assert sorted(n for part in group.parts for n in part.nodes) == sorted(group.nodes), group
-        for part in group.parts:
-            part.free.check()
-            jobs = [r for r in group.residents.values() if r.meets(part.nodes)]
-            assert all(set(part.nodes) <= set(r.nodes) for r in jobs), group.group_id
-            busy = [(r.cells.starts, r.cells.ends) for r in jobs]
-            want = IntervalSet.complement(self.ring.size, busy)
-            assert part.free.ranges() == want.ranges(), group.group_id
-        if group.residents:
-            pieces = connected(group.residents.values())
-            assert [nodes for nodes, _ in pieces] == [set(group.nodes)], group.group_id
-        num_busy = self.ring.size - group.free.num_slots
-        assert group.slices.busy_slots(group.lane) == num_busy, group
-        assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
-        marked = group.late.keys() | group.probing.keys() | group.paused.keys()
-        assert marked <= group.residents.keys(), group
-        assert group.is_closed == any(node in self.cordoned for node in group.nodes), group
-        assert group.is_uniform == all(
-            len(r.nodes) == group.size for r in group.residents.values()
-        ), group
-
     def _new_group(self, nodes: Gang) -> Group:
-        slices, lane = self._take_lane()
+        slices, lane = self._lanes.take()
         group = Group(
             group_id=self._next_group,
             nodes=nodes,
@@ -354,7 +337,7 @@ class Board:
             kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
             kept.state_bytes += group.state_bytes
-            self._return_lane(group)
+            self._lanes.give_back(group.slices, group.lane)
         self._span(kept, [n for part in before for n in part.nodes])
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
         self._repaint(kept)
@@ -366,7 +349,7 @@ class Board:
         if not group.residents:
             self._reprofile(group.parts, [self._untouched(group.nodes)])
             self._forget(group)
-            self._return_lane(group)
+            self._lanes.give_back(group.slices, group.lane)
             self._give_back(group.nodes)
             return []
         if not group.is_uniform:
@@ -476,17 +459,3 @@ class Board:
     def _take_out(self, node_id: NodeId) -> None:
         self.out.add(node_id)
         self.free_nodes.add(0, self.ring.size, -1)
-
-    def _take_lane(self) -> tuple[BitSlice, int]:
-        for slices, lanes in self._slices:
-            if lanes:
-                return slices, lanes.pop()
-        slices, lanes = BitSlice(self.ring.size), list(range(LANES - 1, -1, -1))
-        self._slices.append((slices, lanes))
-        return slices, lanes.pop()
-
-    def _return_lane(self, group: Group) -> None:
-        group.slices.clear(group.lane)
-        for slices, lanes in self._slices:
-            if slices is group.slices:
-                lanes.append(group.lane)

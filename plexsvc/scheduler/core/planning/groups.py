@@ -138,3 +138,25 @@ def connected(residents: Iterable[Resident]) -> list[tuple[set[NodeId], list[Job
                 jobs = [*other_jobs, *jobs]
         found = [*apart, (nodes, jobs)]
     return found
+
+
+def check_group(group: Group, *, ring_size: int, cordoned: Collection[NodeId]) -> None:
+    """Assert that a group's sums, parts, windows and marks are those of its jobs."""
+    residents = group.residents.values()
+    assert sorted(n for part in group.parts for n in part.nodes) == sorted(group.nodes), group
+    for part in group.parts:
+        part.free.check()
+        jobs = [resident for resident in residents if resident.meets(part.nodes)]
+        assert all(set(part.nodes) <= set(r.nodes) for r in jobs), group.group_id
+        busy = [(r.cells.starts, r.cells.ends) for r in jobs]
+        want = IntervalSet.complement(ring_size, busy)
+        assert part.free.ranges() == want.ranges(), group.group_id
+    if residents:
+        assert [nodes for nodes, _ in connected(residents)] == [set(group.nodes)], group.group_id
+    num_busy = ring_size - group.free.num_slots
+    assert group.slices.busy_slots(group.lane) == num_busy, group
+    assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
+    marked = group.late.keys() | group.probing.keys() | group.paused.keys()
+    assert marked <= group.residents.keys(), group
+    assert group.is_closed == any(node_id in cordoned for node_id in group.nodes), group
+    assert group.is_uniform == all(len(r.nodes) == group.size for r in residents), group

@@ -54,7 +54,7 @@ class Repacking:
     gain_over_cost: int = 3
     """How many times its charge a repacking must gain."""
 
-    max_moves: int = 8
+    max_moves: int = 16
     """Moves of one repacking."""
 
 

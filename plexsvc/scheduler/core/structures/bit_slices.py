@@ -77,6 +77,39 @@ class BitSlice:
         return int(np.count_nonzero(self._words & np.uint64(1 << lane)))
 
 
+class Lanes:
+    """A lane of some slice for each of any number of groups; slices are made as they are needed.
+
+    >>> lanes = Lanes(12)
+    >>> slices, lane = lanes.take()
+    >>> lanes.give_back(slices, lane)
+    >>> lanes.take() == (slices, lane)
+    True
+    """
+
+    __slots__ = ("_slices", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._slices: list[tuple[BitSlice, list[int]]] = []
+
+    def take(self) -> tuple[BitSlice, int]:
+        """Return a slice and a lane of it that is clear. `O(slices)`."""
+        for slices, lanes in self._slices:
+            if lanes:
+                return slices, lanes.pop()
+        slices, lanes = BitSlice(self.size), list(range(LANES - 1, -1, -1))
+        self._slices.append((slices, lanes))
+        return slices, lanes.pop()
+
+    def give_back(self, slices: BitSlice, lane: int) -> None:
+        """Clear a lane and let another have it. `O(n)`."""
+        slices.clear(lane)
+        for known, lanes in self._slices:
+            if known is slices:
+                lanes.append(lane)
+
+
 def overlap_by_shift(load: Ints, segments: Sequence[tuple[int, int]]) -> Ints:
     """Return, by shift, how many busy slots of the whole ring segments would overlap.
 
