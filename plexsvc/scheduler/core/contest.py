@@ -55,12 +55,13 @@ def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
     on_device: JobId | None = None
     for wpg_id in members:
         wpg = cluster.wpgs[wpg_id]
-        pattern = cluster.deployments[wpg.deployment_id].pattern
+        deployment = cluster.deployments[wpg.deployment_id]
+        pattern = deployment.pattern
         at_us, profile = pattern.expected_us, pattern.profile
         is_still = wpg.switch is None and wpg.move_id is None
         if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
             continue
-        if placing.paused(cluster, cluster.deployments[wpg.deployment_id]) is not None:
+        if deployment.is_held or placing.paused(cluster, deployment) is not None:
             continue
         if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
             continue
