@@ -1,0 +1,82 @@
+"""Gangs: aligned blocks of a host, whole hosts, or nodes of one size."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.core.planning.rooms import NodeRoom, Rooms
+
+
+def host(name: str, *indices: int) -> list[NodeRoom]:
+    return [
+        NodeRoom(node_id=NodeId(f"{name}:{at}"), num_devices=1, host=name, index=at)
+        for at in indices
+    ]
+
+
+def gangs(rooms: Rooms, num: int, **burdens: int) -> list[str]:
+    def burden(node_id: NodeId) -> int:
+        return burdens.get(node_id.partition(":")[0], 0)
+
+    return [" ".join(gang) for gang in rooms.gangs(num, among=list(rooms), burden=burden)]
+
+
+def test_blocks_start_at_multiples_of_the_next_power_of_two() -> None:
+    rooms = Rooms([*host("b", 0, 1), *host("a", *range(12))])
+    assert [block[0] for block in rooms.blocks(3)] == ["a:0", "a:4", "a:8"]
+    assert gangs(rooms, 8) == ["a:0 a:1 a:2 a:3 a:4 a:5 a:6 a:7"]
+    assert [block[0] for block in rooms.blocks(1)][9:12] == ["a:9", "a:10", "a:11"]
+
+
+def test_a_block_with_a_missing_device_is_none_until_it_joins_again() -> None:
+    rooms = Rooms(host("a", 0, 2, 3))
+    assert gangs(rooms, 2) == ["a:2 a:3"]
+    (missing,) = host("a", 1)
+    rooms.join(missing)
+    assert gangs(rooms, 2) == ["a:0 a:1", "a:2 a:3"]
+    rooms.leave(NodeId("a:3"))
+    assert gangs(rooms, 4) == []
+
+
+def test_more_than_a_host_takes_the_least_burdened_whole_hosts_of_one_size() -> None:
+    rooms = Rooms([*host("a", 0, 1), *host("b", 0, 1), *host("c", 0, 1), *host("d", 0, 1, 2)])
+    assert gangs(rooms, 4, a=5) == ["b:0 b:1 c:0 c:1"]
+    assert gangs(rooms, 3) == ["d:0 d:1 d:2"]
+    assert gangs(rooms, 5) == []
+
+
+def test_without_hosts_nodes_of_one_size_are_interchangeable() -> None:
+    rooms = Rooms(
+        NodeRoom(node_id=NodeId(name), num_devices=size)
+        for name, size in (("x", 8), ("y", 4), ("z", 8))
+    )
+    assert gangs(rooms, 2) == ["x z"]
+    assert gangs(rooms, 1, x=1) == ["y", "z"]
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(0, 7), min_size=1), min_size=1),
+    st.integers(1, 16),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_of_joining_decides_nothing_and_gangs_hold_together(
+    hosts: dict[str, set[int]], num: int, dice: object
+) -> None:
+    every = [room for name, indices in hosts.items() for room in host(name, *indices)]
+    shuffled = sorted(every, key=lambda room: hash((str(dice), room.node_id)))
+    found = gangs(Rooms(every), num)
+    assert found == gangs(Rooms(shuffled), num)
+    for gang in found:
+        names = [tuple(name.split(":")) for name in gang.split()]
+        assert len(set(names)) == num
+        if len({name for name, _ in names}) == 1:
+            first = min(int(at) for _, at in names)
+            assert sorted(int(at) for _, at in names) == list(range(first, first + num)) or num == (
+                len(hosts[names[0][0]])
+            )
+        else:
+            assert all(
+                {int(at) for name, at in names if name == one} == hosts[one] for one, _ in names
+            )
