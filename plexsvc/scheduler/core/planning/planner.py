@@ -56,6 +56,7 @@ class Planner:
         self.waiting: dict[JobId, Demand] = {}
         self._loads: dict[JobId, Load] = {}
         self._unseen: set[JobId] = set()
+        self._short: dict[JobId, None] = {}
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
         self._phases: dict[JobId, int] = {}
@@ -73,6 +74,7 @@ class Planner:
         """Take a waiting job out of the queue."""
         del self.waiting[job_id]
         self._loads.pop(job_id, None)
+        self._short.pop(job_id, None)
         self._unseen.discard(job_id)
 
     def remove(self, job_id: JobId) -> None:
@@ -169,6 +171,9 @@ class Planner:
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
+        if self.board.num_freed > self._freed_seen:
+            self._unseen.update(self._short)
+            self._short.clear()
         has_changed = bool(self._changed or self._unseen)
         has_changed = has_changed or self.board.num_freed > self._freed_seen
         self._changed.clear()
@@ -306,7 +311,7 @@ class Planner:
         is_new = demand.job_id in self._unseen
         self._unseen.discard(demand.job_id)
         if len(self.board.idle) < demand.rollout_nodes:
-            self._unseen.add(demand.job_id)
+            self._short[demand.job_id] = None
             return None
         if is_new or policy.merges or (demand.is_cold and policy.cold_shares):
             pool: Iterable[Group] = groups_for(self.board, demand, policy=policy)
