@@ -9,6 +9,8 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 
 PPM: Final = 1_000_000
+NO_CAP_PPM: Final = 10 * PPM
+"""A cap on duty from which it is none."""
 HIDDEN: Final = "another tenant's"
 
 Spans = list[tuple[int, int]]
@@ -165,7 +167,9 @@ def notes(resident: service_pb2.PackResident) -> list[str]:
 def title(group: service_pb2.PackGroup) -> str:
     """Return a group's heading: where it is and how full."""
     devices = compact(group.devices)
-    duty = f"duty {group.duty_ppm / PPM:.0%} of at most {group.duty_cap_ppm / PPM:.0%}"
+    duty = f"duty {group.duty_ppm / PPM:.0%}"
+    if group.duty_cap_ppm < NO_CAP_PPM:
+        duty += f" of at most {group.duty_cap_ppm / PPM:.0%}"
     head = f"{group.kind} group {group.group_id} · {devices} · {duty}"
     return f"{head}\nclosed: {group.closed}" if group.closed else head
 

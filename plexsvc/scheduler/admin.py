@@ -14,7 +14,6 @@ import grpc
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId
-from plexsvc.scheduler import node_views
 from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.actions import Action, RelocationChanged
 from plexsvc.scheduler.core.events import (
@@ -27,7 +26,8 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.words import RelocationStage
 from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.lens import Lens
+from plexsvc.scheduler.views import nodes
+from plexsvc.scheduler.views.lens import Lens
 from plexsvc.transport.channels import open_channel
 
 JOIN_TIMEOUT_US: Final = 20_000_000
@@ -42,9 +42,9 @@ async def change_node(
     Raises:
         PlexError: `not_found`, or `bad_request` for a change that is none.
     """
-    node_id = node_views.link_of(driver, request.node_id).node_id
+    node_id = nodes.link_of(driver, request.node_id).node_id
     await driver.ask(_change(request.change, node_id))
-    return await node_views.node(driver, node_id, lens=Lens(driver.registry, request))
+    return await nodes.node(driver, node_id, lens=Lens(driver.registry, request))
 
 
 async def add_node(
@@ -62,7 +62,7 @@ async def add_node(
         described = await _describe(request.agent, timeout_s=driver.config.rpc_timeout_us / 1e6)
         _check_new(driver, described, target=request.agent)
         known = await driver.dial(request.agent, timeout_us=JOIN_TIMEOUT_US)
-    return await node_views.node(driver, known.node_id or known.target, lens=lens)
+    return await nodes.node(driver, known.node_id or known.target, lens=lens)
 
 
 async def move_job(
@@ -78,7 +78,7 @@ async def move_job(
     job_id = _live_job(driver, lens, request.job_id)
     node_id = None
     if request.node_id:
-        node_id = node_views.link_of(driver, request.node_id).node_id
+        node_id = nodes.link_of(driver, request.node_id).node_id
         _check_open_node(driver, node_id)
     _check_trains(driver, job_id)
     actions = await driver.ask(JobMoveRequested(at_us=0, job_id=job_id, node_id=node_id))

@@ -14,9 +14,10 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.errors import PlexError
 from plexsvc.ids import OperationId
-from plexsvc.scheduler import admin, explaining, node_views, pictures, report, views
+from plexsvc.scheduler import admin
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.intake import Intake
+from plexsvc.scheduler.views import explaining, nodes, pictures, report, status
 from plexsvc.transport.status import abort_with
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any] | None"
@@ -83,7 +84,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         del context
         record = await self._intake.create_deployment(request)
         await record.settled.wait()
-        return views.ready_deployment(self._driver, record)
+        return status.ready_deployment(self._driver, record)
 
     @_typed
     async def GetDeployment(
@@ -94,7 +95,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         record = self._driver.registry.deployment(
             request.deployment_id, job_id=request.job_id, tenant=request.tenant
         )
-        return views.deployment(self._driver, record)
+        return status.deployment(self._driver, record)
 
     @_typed
     async def SubmitOperation(
@@ -131,7 +132,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     ) -> service_pb2.ListJobsReply:
         """Return a tenant's jobs, oldest first."""
         del context
-        return views.list_jobs(self._driver, request)
+        return status.list_jobs(self._driver, request)
 
     @_typed
     async def GetStatus(
@@ -139,7 +140,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     ) -> service_pb2.ClusterStatus:
         """Return nodes, devices, and a tenant's jobs and deployments."""
         del context
-        return await views.status(self._driver, request)
+        return await status.status(self._driver, request)
 
     @_typed
     async def ExplainOperation(
@@ -155,7 +156,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     ) -> service_pb2.TimelineReply:
         """Return what devices did after a span index."""
         del context
-        return views.timeline(self._driver, request)
+        return status.timeline(self._driver, request)
 
     @_typed
     async def ListNodes(
@@ -163,7 +164,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     ) -> service_pb2.ListNodesReply:
         """Return the nodes, and who lives on each."""
         del context
-        return await node_views.list_nodes(self._driver, request)
+        return await nodes.list_nodes(self._driver, request)
 
     @_typed
     async def ChangeNode(

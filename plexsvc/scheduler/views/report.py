@@ -10,12 +10,12 @@ from collections import defaultdict
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import JobId
-from plexsvc.scheduler import views
 from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.registry import JobRecord
-from plexsvc.scheduler.waiting import Waits, lasted_us
+from plexsvc.scheduler.views import status
+from plexsvc.scheduler.views.lens import Lens
+from plexsvc.scheduler.views.waiting import Waits, lasted_us
 
 
 def report(driver: SchedulerDriver, request: service_pb2.ReportRequest) -> service_pb2.ReportReply:
@@ -49,7 +49,7 @@ def _job(
         tenant=record.view.tenant,
         state=record.view.state,
         lasted_us=lasted_us(driver, job_id),
-        device_us=views.job(driver, record).device_us,
+        device_us=status.job(driver, record).device_us,
         wait_us=waits.total_us(job_id),
         wait_ratio_ppm=waits.ratio_ppm(job_id),
         switches=tally.switches,

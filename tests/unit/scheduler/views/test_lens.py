@@ -8,8 +8,8 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.registry import JobRecord, Registry
+from plexsvc.scheduler.views.lens import Lens
 
 
 def registry() -> Registry:

@@ -8,9 +8,9 @@ from plexsvc.ids import JobId, OperationId, show
 from plexsvc.scheduler.core.story import Story, explain_job
 from plexsvc.scheduler.core.story import explain as explain_operation
 from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.outcomes import WIRE_STATES
 from plexsvc.scheduler.registry import JobRecord
+from plexsvc.scheduler.views.lens import Lens
 
 
 def explain(

@@ -7,12 +7,12 @@ import asyncio
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
-from plexsvc.scheduler import views
 from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
 from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.lens import Lens
 from plexsvc.scheduler.nodes import NodeLink
+from plexsvc.scheduler.views import status
+from plexsvc.scheduler.views.lens import Lens
 
 
 async def list_nodes(
@@ -21,7 +21,7 @@ async def list_nodes(
     """Return every node that was ever dialed, in the order of the configuration."""
     lens = Lens(driver.registry, request)
     links = [link for link in driver.nodes.links if not _is_replaced(driver, link)]
-    inventories = await asyncio.gather(*(views.inventory_of(link) for link in links))
+    inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
     return service_pb2.ListNodesReply(
         nodes=[
             _view(driver, link, inventory, lens=lens)
@@ -37,7 +37,7 @@ async def node(driver: SchedulerDriver, node_id: str, *, lens: Lens) -> service_
         PlexError: `not_found`, naming those there are.
     """
     link = link_of(driver, node_id)
-    return _view(driver, link, await views.inventory_of(link), lens=lens)
+    return _view(driver, link, await status.inventory_of(link), lens=lens)
 
 
 def link_of(driver: SchedulerDriver, node_id: str) -> NodeLink:
@@ -83,13 +83,13 @@ def _view(
         host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
         host_bytes_total=link.description.host_bytes,
         devices=[
-            views.device_status(driver, device)
+            status.device_status(driver, device)
             for device in cluster.devices.values()
             if device.place.node_id == link.node_id
         ],
         residents=[_resident(cluster, wpg, link.node_id, lens=lens) for wpg in here],
     )
-    view.state = views.node_state(cluster, link)
+    view.state = status.node_state(cluster, link)
     view.reason = _reason(cluster, link, view.state, here)
     return view
 
@@ -117,7 +117,7 @@ def _resident(
     view = service_pb2.NodeResident(
         role=deployment.role,
         devices=_devices(wpg, node_id),
-        residency=views.RESIDENCIES.get(wpg.residency, common_pb2.RESIDENCY_NONE),
+        residency=status.RESIDENCIES.get(wpg.residency, common_pb2.RESIDENCY_NONE),
         moving_to=moving_to(deployment),
         next=lens.text(_next(cluster, wpg, deployment, node_id)),
     )

@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId
-from plexsvc.scheduler import views
 from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import why_closed
@@ -21,9 +20,10 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.lens import Lens
-from plexsvc.scheduler.node_views import moving_to
-from plexsvc.scheduler.waiting import Waits
+from plexsvc.scheduler.views import status
+from plexsvc.scheduler.views.lens import Lens
+from plexsvc.scheduler.views.nodes import moving_to
+from plexsvc.scheduler.views.waiting import Waits
 
 DEFAULT_KIND: Final = "train"
 ROLLOUT_KIND: Final = "rollout"
@@ -161,7 +161,7 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
         return
     job_id = deployment.job_id
     wpg = cluster.wpg_of(deployment)
-    view.residency = common_pb2.RESIDENCY_NONE if wpg is None else views.RESIDENCIES[wpg.residency]
+    view.residency = common_pb2.RESIDENCY_NONE if wpg is None else status.RESIDENCIES[wpg.residency]
     view.is_running = bool(deployment.running)
     view.is_pinned = cluster.jobs[job_id].is_pinned
     view.moving_to.extend(moving_to(deployment))
