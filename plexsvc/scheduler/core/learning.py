@@ -14,18 +14,21 @@ from typing import Final
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core import order, placing
 from plexsvc.scheduler.core.actions import KeepProfile, SetTimer
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
     News,
     TokenCost,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.words import OperationKind
 
 UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
 """Kinds that happen once, at the start, and are part of no cycle."""
+
+DRIFT: Final = 8
+"""A period, or a busy time, off by one over this of the period is planned anew."""
 
 PROBE_PERIOD_US: Final = 60 * SECOND_US
 """Period given to a deployment of which only the busy share is known."""
@@ -106,15 +109,15 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     deployment = cluster.deployments[wpg.deployment_id]
     pattern, job = deployment.pattern, cluster.jobs[wpg.job_id]
     eligible_us = operation.eligible_us or operation.started_us
-    pattern.waited_us += max(0, operation.started_us - eligible_us)
     pattern.busy_us += cluster.now_us - operation.started_us
-    is_first = pattern.cycle != job.cycle
+    starts_cycle = pattern.cycle != job.cycle if job.cycle else None
     pattern.cycle = job.cycle
+    _stop_clock(pattern, operation, eligible_us=eligible_us, starts_cycle=starts_cycle)
     news = pattern.cycles.observe(
         operation.kind,
         start_us=operation.started_us - pattern.waited_us,
         end_us=cluster.now_us - pattern.waited_us,
-        starts_cycle=is_first if job.cycle else None,
+        starts_cycle=starts_cycle,
         is_beside_rollout=_rolls_out(cluster, deployment),
     )
     if pattern.cycles.is_first_of_cycle:
@@ -126,14 +129,43 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     if not placing.is_placed(cluster, deployment):
         return
     planner, key = cluster.planning.planner(deployment.device_kind), placing.key_of(deployment)
-    if news is not News.NOTHING:
-        assert pattern.profile is not None, deployment
-        cost_us = wpg.switch_cost_us or 0
-        pattern.cycles.profile = replace(pattern.profile, switch_us=cost_us)
-        planner.learned(key, pattern.cycles.profile, at_us=operation.started_us)
+    if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
+        return
+    planned = planner.group_of(key).residents[key].demand.profile
+    if news is not News.NOTHING or _has_drifted(planned, pattern.profile):
+        profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
+        pattern.cycles.profile = profile
+        planner.learned(key, profile, at_us=operation.started_us)
         keep(cluster, deployment)
-    elif pattern.cycles.is_first_of_cycle and pattern.profile is not None:
+    else:
         planner.note_phase(key, operation.started_us)
+
+
+def _stop_clock(
+    pattern: Pattern, operation: Operation, *, eligible_us: int, starts_cycle: bool | None
+) -> None:
+    """Let the deployment's clock stand still for a wait; for one that its slack hid, it went on.
+
+    A job that is one step behind loses nothing by waiting if it was done before its next rollout.
+    """
+    waited_us = max(0, operation.started_us - eligible_us)
+    at_us = operation.started_us - pattern.waited_us - waited_us
+    cycles = pattern.cycles
+    if cycles.begins_cycle(operation.kind, start_us=at_us, starts_cycle=starts_cycle):
+        profile, last_us = cycles.profile, pattern.last_end_us
+        is_beside = profile is not None and profile.mode is Mode.ASYNC1
+        if is_beside and last_us is not None and last_us < eligible_us:
+            pattern.waited_us -= pattern.cycle_waits_us
+        pattern.cycle_waits_us = 0
+    pattern.waited_us += waited_us
+    pattern.cycle_waits_us += waited_us
+
+
+def _has_drifted(planned: Profile, measured: Profile) -> bool:
+    """Return whether a cycle is by now another than the one it is planned by."""
+    off_us = abs(planned.period_us - measured.period_us)
+    busier_us = abs(planned.busy_us - measured.busy_us)
+    return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.period_us
 
 
 def _rolls_out(cluster: Cluster, deployment: Deployment) -> bool:

@@ -124,6 +124,11 @@ class Pattern:
     since_us: int = 0
     busy_us: int = 0
     waited_us: int = 0
+    """Time its own clock stood still: what it waited for devices, unless its slack hid that."""
+
+    cycle_waits_us: int = 0
+    """The part of `waited_us` of the current cycle."""
+
     cycle: int = -1
     arrived_us: int = 0
     """When the first operation of the current cycle could have run."""

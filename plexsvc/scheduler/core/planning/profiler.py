@@ -112,6 +112,10 @@ class CycleProfiler:
         self._last_run_us = end_us - start_us
         return news
 
+    def begins_cycle(self, phase: str, *, start_us: int, starts_cycle: bool | None = None) -> bool:
+        """Return whether an operation would begin a cycle; the arguments are those of `observe`."""
+        return not self._open or self._is_boundary(phase, start_us, starts_cycle=starts_cycle)
+
     def next_gap_us(self) -> int | None:
         """Return how long after the last operation the next one is expected; None if unknown."""
         known = self.profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.actions import (
     KeepProfile,
     MoveState,
@@ -10,7 +11,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
 )
 from plexsvc.scheduler.core.events import TimerFired
-from plexsvc.scheduler.core.planning.profile import Profile
+from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.words import Limits, OperationKind, Residency
 from tests.fakes.fake_world import FakeWorld, op_id
 
@@ -156,3 +157,57 @@ def test_waits_are_charged_to_who_held_the_device() -> None:
     assert waits[JobId("a"), JobId("b")] >= RUN_US
     assert waits[JobId("a"), JobId("a")] > 0
     assert (JobId("b"), JobId("a")) not in waits
+
+
+def test_a_job_whose_rollouts_grow_is_planned_anew_and_is_not_late() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    seq, gap_us = train(world, "a", cycles=3), GAP_US
+    for _ in range(40):
+        seq = train(world, "a", cycles=1, first_seq=seq)
+        gap_us = gap_us * 105 // 100
+        world.tick(gap_us - GAP_US)
+    cluster = world.core.cluster
+    deployment = cluster.deployments[DeploymentId("a/actor")]
+    planner, key = placing.planner_of(cluster, deployment)
+    group = planner.group_of(key)
+    assert not group.late
+    planned = group.residents[key].demand.profile
+    assert planned.period_us > 4 * GAP_US
+    assert abs(planned.period_us - profile_of(world, "a").period_us) * 7 < planned.period_us
+
+
+def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:
+    """Run cycles one step behind rollouts of a fixed length, each waiting for another's device."""
+    for cycle in range(1, 13):
+        world.submit(f"r{cycle}", job="a", to="rollout", seq=cycle, kind=OperationKind.GENERATE)
+        rollout = start(world, f"r{cycle}")
+        began_us = world.now_us
+        if wait_us and cycle > 4:
+            world.submit(f"b{cycle}", job="b", seq=cycle - 4)
+            foreign = start(world, f"b{cycle}")
+        world.submit(f"a{cycle}", job="a", seq=cycle, kind=OperationKind.STEP)
+        if wait_us and cycle > 4:
+            world.tick(wait_us)
+            world.report(foreign)
+        own = start(world, f"a{cycle}")
+        world.tick(RUN_US)
+        world.report(own)
+        world.now_us = max(world.now_us, began_us + 4 * GAP_US)
+        world.report(rollout)
+    return profile_of(world, "a")
+
+
+def test_a_wait_that_slack_hides_does_not_shorten_the_cycle_a_job_has_alone() -> None:
+    periods = []
+    for wait_us in (0, GAP_US):
+        world = FakeWorld()
+        world.join(train=1, rollout=1)
+        world.bring_up("b")
+        world.bring_up("a")
+        world.bring_up("a", "rollout", rollout=True)
+        profile = beside_rollout(world, wait_us=wait_us)
+        assert profile.mode is Mode.ASYNC1
+        periods.append(profile.period_us)
+    assert abs(periods[0] - periods[1]) * 10 < periods[0]
