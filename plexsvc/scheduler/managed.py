@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import grpc
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import StartOperation
@@ -27,7 +28,7 @@ async def execute(
     """Run a managed operation and answer as a rank would.
 
     Raises:
-        PlexError: what a state manager refused; `bad_request` for one that spans nodes.
+        PlexError: what a state manager refused.
     """
     fence = reach.fence(lease_no=action.lease_no, incarnation=record.incarnation)
     result = Result(
@@ -36,7 +37,7 @@ async def execute(
     if held.kind is OperationKind.PUBLISH:
         await _publish(reach, fence, held=held, record=record, result=result)
     elif held.kind is OperationKind.STATE_DIGEST:
-        await _digest(reach, fence, record=record, result=result)
+        await _digest(reach, fence, held=held, record=record, result=result)
     else:
         await _materialize(reach, fence, held=held, record=record, result=result)
     return worker_pb2.ExecuteReply(result=result)
@@ -133,11 +134,18 @@ def _pulled(reach: Reach, source: DeploymentId) -> set[int]:
 
 
 async def _digest(
-    reach: Reach, fence: common_pb2.Fence, *, record: DeploymentRecord, result: Result
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    result: Result,
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
-    state = reach.nodes.link(_only_node(record, "a digest")).state
-    reply = await state.Digest(request, timeout=reach.move_s)
+    state = reach.nodes.link(record.nodes[0]).state
+    async with _copies(reach, fence, held=held, record=record, complete=True) as copies:
+        request.copies.extend(copies)
+        reply = await state.Digest(request, timeout=reach.move_s)
     _check(reply)
     result.texts.update(reply.digests)
 
@@ -159,12 +167,45 @@ async def _materialize(
         optimizer=is_save and held.operation.save.optimizer,
         model=record.view.spec.model,
     )
-    state = reach.nodes.link(_only_node(record, str(held.kind))).state
-    reply = await state.Materialize(request, timeout=reach.move_s)
+    state = reach.nodes.link(record.nodes[0]).state
+    async with _copies(
+        reach, fence, held=held, record=record, complete=request.optimizer
+    ) as copies:
+        request.copies.extend(copies)
+        reply = await state.Materialize(request, timeout=reach.move_s)
     _check(reply)
     result.texts["path"] = path
     result.texts["files"] = "\n".join(reply.files)
     result.metrics["nbytes"] = reply.nbytes
+
+
+@asynccontextmanager
+async def _copies(
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    complete: bool,
+) -> AsyncIterator[list[statemanager_pb2.VersionManifest]]:
+    """Have every node of a WPG that spans several copy its part, for one of them to read."""
+    if len(record.nodes) == 1:
+        yield []
+        return
+    request = statemanager_pb2.PublishRequest(
+        fence=fence,
+        wpg_id=record.wpg_id,
+        deployment_id=f"{record.view.deployment_id}~copied",
+        version=held.operation.seq,
+        complete=complete,
+        mid_window=True,
+    )
+    manifests = [reply.manifest for reply in await publish(reach, record, request)]
+    try:
+        yield manifests
+    finally:
+        for manifest in manifests:
+            await release(reach, manifest)
 
 
 def _check(
@@ -176,14 +217,3 @@ def _check(
 ) -> None:
     if reply.HasField("error"):
         raise error_of(fault_from_wire(reply.error))
-
-
-def _only_node(record: DeploymentRecord, what: str) -> NodeId:
-    nodes = record.nodes
-    if len(nodes) > 1:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{what} of {record.view.deployment_id} would span {len(nodes)} nodes, which is not "
-            "supported yet; deploy it on one node",
-        )
-    return nodes[0]

@@ -138,8 +138,8 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
         if not pieces.is_complete(tensor):
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"{tensor.kind}/{tensor.name}: this node holds only a part of it; checkpoints of "
-                "deployments that span nodes are not written yet",
+                f"{tensor.kind}/{tensor.name}: only a part of it is here; of a deployment that "
+                "spans nodes, give the copies of all",
             )
     if empty:
         text = "nothing to write: the deployment has no such state; initialize it first"

@@ -190,6 +190,22 @@ def block_checksums(data: memoryview) -> list[bytes]:
     return [xxhash.xxh3_128_digest(data[at : at + BLOCK_BYTES]) for at in blocks]
 
 
+def checked(data: Array, manifest: VersionManifest) -> Array:
+    """Return a version's bytes as they came from another node.
+
+    Raises:
+        PlexError: `checksum_mismatch` when they are not what was frozen there.
+    """
+    if block_checksums(data.data) != list(manifest.block_checksums):
+        raise PlexError(
+            ErrorCode.CHECKSUM_MISMATCH,
+            f"version {manifest.version} of {manifest.deployment_id} did not come from "
+            f"{manifest.node_id} as it was frozen; try again",
+            version=manifest.version,
+        )
+    return data
+
+
 def chunked(array: Array) -> Iterator[bytes]:
     """Yield an array's bytes in stream-sized pieces."""
     flat = array.reshape(-1).view(np.uint8)

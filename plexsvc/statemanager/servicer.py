@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
@@ -26,10 +27,12 @@ from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import FenceNumbers, Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.publishing import COMPLETE_KINDS, PUBLISHED_KINDS, chunked
+from plexsvc.statemanager.publishing import COMPLETE_KINDS, PUBLISHED_KINDS, checked, chunked
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
+from plexsvc.statemanager.tiers import Bytes
 from plexsvc.transport.status import abort_with
+from plexsvc.transport.version_source import read_whole
 
 log = Log(__name__)
 
@@ -246,7 +249,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             start_us = self._clock.monotonic_us()
             manifest = self._node.publisher.find(key)
             if manifest is None:
-                manifest = self._freeze(key, wpg_id, is_complete=request.complete)
+                manifest = self._freeze(
+                    key, wpg_id, is_complete=request.complete, is_boundary=not request.mid_window
+                )
             copy_us = self._clock.monotonic_us() - start_us
         reply = statemanager_pb2.PublishReply(manifest=manifest, copy_us=copy_us)
         reply.manifest.node_id = self._node.config.node_id
@@ -254,11 +259,11 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         return reply
 
     def _freeze(
-        self, key: VersionKey, wpg_id: WpgId, *, is_complete: bool
+        self, key: VersionKey, wpg_id: WpgId, *, is_complete: bool, is_boundary: bool
     ) -> statemanager_pb2.VersionManifest:
         """Copy parameters, or all but gradients with the scalars; the caller holds the lock."""
         taken = snapshot.take(self._node, wpg_id)
-        if is_complete and taken.has_gradients:
+        if is_complete and is_boundary and taken.has_gradients:
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
         kinds = COMPLETE_KINDS if is_complete else PUBLISHED_KINDS
@@ -275,7 +280,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         with self._node.wpg_locks.hold(wpg_id):
             self._check_fence(request.fence, wpg_id)
             return checkpoints.materialize(
-                snapshot.take(self._node, wpg_id),
+                self._state(wpg_id, request.copies),
                 Path(request.path),
                 model=Path(request.model) if request.model else None,
                 optimizer=request.optimizer,
@@ -285,10 +290,25 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         wpg_id = WpgId(request.wpg_id)
         with self._node.wpg_locks.hold(wpg_id):
             self._check_fence(request.fence, wpg_id)
-            taken = snapshot.take(self._node, wpg_id)
+            taken = self._state(wpg_id, request.copies)
             return statemanager_pb2.DigestReply(
                 digests=snapshot.digests(taken), applied_seq=taken.applied_seq
             )
+
+    def _state(
+        self, wpg_id: WpgId, copies: Sequence[statemanager_pb2.VersionManifest]
+    ) -> snapshot.Snapshot:
+        """Return a WPG's state as it is here, or as copies of all its nodes have it."""
+        if not copies:
+            return snapshot.take(self._node, wpg_id)
+        job_id = self._node.state_of(wpg_id).job_id
+        return snapshot.of_copies(copies, job_id=job_id, read=self._read_copy)
+
+    def _read_copy(self, manifest: statemanager_pb2.VersionManifest) -> Bytes:
+        if manifest.node_id != self._node.config.node_id:
+            return checked(np.frombuffer(read_whole(manifest), dtype=np.uint8), manifest)
+        (data,) = self._node.publisher.read(_version_key(manifest), ())
+        return data
 
     def _check_fence(self, fence: common_pb2.Fence, wpg_id: WpgId) -> None:
         with self._node.lock:
@@ -320,6 +340,7 @@ def _fence(fence: common_pb2.Fence) -> FenceNumbers:
 def _version_key(
     request: statemanager_pb2.PublishRequest
     | statemanager_pb2.ReleaseVersionRequest
+    | statemanager_pb2.VersionManifest
     | statemanager_pb2.ReadVersionRequest,
 ) -> VersionKey:
     return VersionKey(DeploymentId(request.deployment_id), request.version)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.ids import JobId, WpgId
 from plexsvc.statemanager import pieces
 from plexsvc.statemanager.core import Residency, WpgState
@@ -55,6 +56,34 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
         scalars={link.rank: link.last_export.scalars for link in links},
         applied_seq=wpg.applied_seq,
         has_gradients=any(_has_gradients(wpg, link) for link in links),
+    )
+
+
+def of_copies(
+    copies: Sequence[VersionManifest], *, job_id: JobId, read: Callable[[VersionManifest], Bytes]
+) -> Snapshot:
+    """Return the state that the copies of a WPG's nodes make up together; `read` gives the bytes.
+
+    Raises:
+        PlexError: what `read` raises.
+    """
+    data = [read(copy) for copy in copies]
+    index, scalars = [], dict[int, Scalars]()
+    for number, copy in enumerate(copies):
+        for piece in copy.pieces:
+            placed = CanonicalPiece()
+            placed.CopyFrom(piece)
+            placed.rank = number  # which copy it lies in
+            index.append(placed)
+        by_rank = json.loads(copy.scalars_json or "{}")
+        scalars |= {int(rank): values for rank, values in by_rank.items()}
+    return Snapshot(
+        job_id=job_id,
+        index=tuple(index),
+        region=lambda number, _: data[number],
+        scalars=scalars,
+        applied_seq=min(copy.applied_seq for copy in copies),
+        has_gradients=False,
     )
 
 

@@ -74,7 +74,7 @@ class VersionSource:
         if manifest.data_socket and Path(manifest.data_socket).exists():  # another node, one host
             return self._map(manifest, manifest.data_socket, device_index=0)
         if manifest.state_manager:
-            return memoryview(_read(manifest)).toreadonly()
+            return memoryview(read_whole(manifest)).toreadonly()
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"version {manifest.version} of {manifest.deployment_id} lies on node "
@@ -113,8 +113,12 @@ class VersionSource:
         return self._clients[socket]
 
 
-def _read(manifest: statemanager_pb2.VersionManifest) -> bytearray:
-    """Return a version streamed whole from the state manager that holds it."""
+def read_whole(manifest: statemanager_pb2.VersionManifest) -> bytearray:
+    """Return a version streamed whole from the state manager that holds it.
+
+    Raises:
+        PlexError: `unavailable`.
+    """
     request = statemanager_pb2.ReadVersionRequest(
         deployment_id=manifest.deployment_id, version=manifest.version
     )

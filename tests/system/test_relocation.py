@@ -88,6 +88,29 @@ def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
             assert actor.digest() == alone
 
 
+def test_state_on_several_nodes_is_digested_and_saved_like_on_one(
+    inner: InnerCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    with inner.connect() as connection, connection.job("spread") as job:
+        actor = deploy(job, tiny_model, parallel=plex.Parallel(tp=2), seed=0)
+        run_interleaved([Program(actor, 0, steps=1)])
+        alone = actor.digest()
+        del alone["grad"]  # partial sums of each rank, which stay on their node
+        inner.relocate(actor, *SPREAD)
+        assert inner.wait().stage is RelocationStage.DONE
+        actor.forward_backward(fixed_batch(9), loss="ppo")
+        assert actor.digest() == alone
+        actor.save(str(tmp_path / "saved"), optimizer=True)
+        actor.export(str(tmp_path / "exported"))
+        exported = {p.name for p in (tmp_path / "exported").iterdir()}
+        assert {"model.safetensors", "config.json"} <= exported
+        inner.relocate(actor, *LEFT)
+        actor.load(str(tmp_path / "saved"), optimizer=True)
+        assert inner.wait().stage is RelocationStage.DONE
+        loaded = actor.digest()
+        assert {kind: loaded[kind] for kind in alone} == alone
+
+
 def test_a_neighbour_on_the_same_device_notices_nothing(
     inner: InnerCluster, tiny_model: Path
 ) -> None:

@@ -44,18 +44,20 @@ class MoveReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., step_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete")
+    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete", "mid_window")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    MID_WINDOW_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     deployment_id: str
     version: int
     complete: bool
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+    mid_window: bool
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ("error", "manifest", "copy_us")
@@ -130,18 +132,20 @@ class ReleaseVersionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class MaterializeRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model")
+    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     path: str
     optimizer: bool
     model: str
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    copies: _containers.RepeatedCompositeFieldContainer[VersionManifest]
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[VersionManifest, _Mapping]]] = ...) -> None: ...
 
 class MaterializeReply(_message.Message):
     __slots__ = ("error", "nbytes", "files")
@@ -164,12 +168,14 @@ class ReadVersionRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ...) -> None: ...
 
 class DigestRequest(_message.Message):
-    __slots__ = ("wpg_id", "fence")
+    __slots__ = ("wpg_id", "fence", "copies")
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     fence: _common_pb2.Fence
-    def __init__(self, wpg_id: _Optional[str] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+    copies: _containers.RepeatedCompositeFieldContainer[VersionManifest]
+    def __init__(self, wpg_id: _Optional[str] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., copies: _Optional[_Iterable[_Union[VersionManifest, _Mapping]]] = ...) -> None: ...
 
 class DigestReply(_message.Message):
     __slots__ = ("error", "digests", "applied_seq")
