@@ -43,11 +43,13 @@ class Client:
 class Daemon:
     """The daemon, a stub to it, and the clients started so far."""
 
-    def __init__(self, directory: Path, stack: ExitStack, *, keys: str, devices: int) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, *, keys: str, devices: int, node_id: str = "n0"
+    ) -> None:
         self._stack = stack
         config = directory / "sm.toml"
         device = "[[devices]]\nindex = {}\nbytes_total = 4194304\n"
-        text = f'node_id = "n0"\nruntime_dir = "{directory}"\n{keys}\n'
+        text = f'node_id = "{node_id}"\nruntime_dir = "{directory}"\n{keys}\n'
         config.write_text(text + "".join(device.format(i) for i in range(devices)))
         argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
         self.process = self._spawn(argv)
@@ -74,19 +76,18 @@ class Daemon:
         )
         return self.stub.Move(request, timeout=DEADLINE_S)
 
-    def digests(self, wpg_id: str) -> dict[str, str]:
-        reply = self.stub.Digest(statemanager_pb2.DigestRequest(wpg_id=wpg_id), timeout=DEADLINE_S)
+    def digests(self, wpg_id: str, **fields: Any) -> dict[str, str]:
+        request = statemanager_pb2.DigestRequest(wpg_id=wpg_id, **fields)
+        reply = self.stub.Digest(request, timeout=DEADLINE_S)
         assert not reply.HasField("error"), reply.error
         return dict(reply.digests)
 
     def inventory(self) -> statemanager_pb2.InventoryReply:
         return self.stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)
 
-    def publish(
-        self, wpg_id: str, version: int, *, complete: bool = False
-    ) -> statemanager_pb2.PublishReply:
+    def publish(self, wpg_id: str, version: int, **fields: Any) -> statemanager_pb2.PublishReply:
         request = statemanager_pb2.PublishRequest(
-            wpg_id=wpg_id, deployment_id="job/actor", version=version, complete=complete
+            wpg_id=wpg_id, deployment_id="job/actor", version=version, **fields
         )
         return self.stub.Publish(request, timeout=DEADLINE_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.process
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
 
+KEYS = "host_bytes = 67108864\nstaging_bytes = 1048576"
 HALVES = [slice(0, 2), slice(2, 4)]
 
 MAX_VERSIONS = 8
@@ -127,6 +129,35 @@ def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
     assert "step or zero_grad" in refused.message
     rank("set", dirty=[])
     assert daemon.publish("a", 1, complete=True).manifest.nbytes == 0
+    rank("set", dirty=["grads"])
+    assert daemon.publish("a", 2, complete=True, mid_window=True).error.code == ""
+
+
+def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -> None:
+    daemons = []
+    with ExitStack() as stack:
+        for node_id in ("n0", "n1"):
+            place = tmp_path / node_id
+            place.mkdir()
+            daemons.append(Daemon(place, stack, keys=KEYS, devices=2, node_id=node_id))
+        here, there = daemons
+        build(here, "whole", [slice(0, 4)])
+        build(here, "a", HALVES[:1])
+        build(there, "a", HALVES[1:])
+        copies = []
+        for daemon in daemons:
+            copies.append(daemon.publish("a", 7, complete=True).manifest)
+            copies[-1].state_manager = daemon.ready["address"]
+        assert here.digests("a", copies=copies) == here.digests("whole")
+        assert materialize(here, tmp_path / "part").error.code == "bad_request"
+        saved = materialize(here, tmp_path / "out", optimizer=True, copies=copies)
+        assert saved.error.code == ""
+        assert np.array_equal(load_file(tmp_path / "out" / "model.safetensors")["w"], WEIGHT)
+        moments = load_file(tmp_path / "out" / "optimizer.safetensors")
+        assert np.array_equal(moments["exp_avg/w"], WEIGHT * 10)
+        copies[1].block_checksums[0] = bytes(16)
+        request = statemanager_pb2.DigestRequest(wpg_id="a", copies=copies)
+        assert here.stub.Digest(request, timeout=30).error.code == "checksum_mismatch"
 
 
 def packed(array: np.ndarray) -> bytes:
