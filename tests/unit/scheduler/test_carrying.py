@@ -132,6 +132,15 @@ async def test_versions_are_released_where_they_lie(pair: Rig) -> None:
     assert ("job-1/actor", 2) in pair.behaviour.released
 
 
+async def test_managed_state_on_two_nodes_is_copied_for_one_of_them(pair: Rig) -> None:
+    await pair.deploy("job-1", tp=2)
+    await move(pair, ("node-1", 1), ("node-0", 0))
+    assert (await pair.run("job-1", "state_digest")).texts == {"param": "abc"}
+    assert pair.behaviour.released[-2:] == [("job-1/actor~copied", 1)] * 2
+    assert (await pair.run("job-1", "save")).metrics["nbytes"] == 7
+    assert pair.behaviour.released[-2:] == [("job-1/actor~copied", 2)] * 2
+
+
 def staged(
     rig: Rig, *, on: str
 ) -> tuple[operations_pb2.Operation, service_pb2.PayloadStagedRequest]:
