@@ -49,6 +49,38 @@ def awaited_until(cluster: Cluster, victims: tuple[WpgId, ...], *, entry: Entry)
     return until_us
 
 
+def free_at(cluster: Cluster, wpg: Wpg, *, entry: Entry) -> int:
+    """Return when all devices of a waiting operation are expected to be free; the past: they are.
+
+    For one that waited long it is now: nothing is put before it any more.
+    """
+    holders = {cluster.devices[place].holder for place in wpg.places} - {None, wpg.wpg_id}
+    starve = cluster.planning.policy.rules.starve_factor
+    if not holders:
+        return cluster.now_us
+    if cluster.now_us - entry.since_us >= starve * entry.effective_us:
+        return cluster.now_us + 1
+    ends = [_ends_us(cluster, cluster.wpgs[holder]) for holder in holders if holder is not None]
+    return max(cluster.now_us + 1, *ends)
+
+
+def _ends_us(cluster: Cluster, holder: Wpg) -> int:
+    """Return when what runs or moves on a holder's devices is expected to be over."""
+    deployment = cluster.deployments[holder.deployment_id]
+    if holder.switch is not None:
+        operation_id = holder.switch.operation_id
+        operation = None if operation_id is None else cluster.operations[operation_id]
+        service_us = 0
+        if operation is not None:
+            service_us = learning.predicted_us(cluster, deployment, operation)
+        return holder.switch.started_us + switch_us(cluster, holder) + service_us
+    running = deployment.running.values()
+    return max(
+        (o.started_us + learning.predicted_us(cluster, deployment, o) for o in running),
+        default=cluster.now_us,
+    )
+
+
 def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
     expected = []

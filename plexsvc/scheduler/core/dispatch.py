@@ -3,7 +3,8 @@
 A device set has one executor at a time (the *holder*). A grant names the operation; if its WPG's
 state is not on the device, victims are parked least recently used first until it fits, then it is
 loaded, then the operation starts: all under the grant's lease number. An operation that is first in
-order but cannot be granted yet *claims* its devices, so that smaller ones cannot starve it. Devices
+order but cannot be granted yet *claims* its devices, so that smaller ones cannot starve it; until
+the time it can start, others may use those that are free (backfill, Lifka, JSSPP 1995). Devices
 with nothing to do get the state that is expected to be needed next: a switch without an operation.
 """
 
@@ -157,15 +158,17 @@ def _device_work(cluster: Cluster, wpg: Wpg) -> Operation | None:
 
 def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(cluster, waiting)
-    claimed: set[Place] = set()
+    claimed: dict[Place, int] = {}
     for entry in order.in_turn(entries, rules=cluster.planning.policy.rules, now_us=cluster.now_us):
         wpg = cluster.wpgs[WpgId(entry.job_id)]
-        is_free = all(
-            place not in claimed and cluster.devices[place].holder in {None, wpg.wpg_id}
-            for place in wpg.places
-        )
-        victims = room.victims_of(cluster, wpg) if is_free else None
-        claimed.update(wpg.places)
+        ends_us = cluster.now_us + entry.effective_us
+        is_open = all(claimed.get(place, ends_us) >= ends_us for place in wpg.places)
+        free_us = contest.free_at(cluster, wpg, entry=entry)
+        victims = None
+        if is_open and free_us <= cluster.now_us:
+            victims = room.victims_of(cluster, wpg)
+        for place in wpg.places:
+            claimed[place] = min(free_us, claimed.get(place, free_us))
         if victims is not None and not _lingers(cluster, wpg, victims, entry=entry):
             _grant(cluster, wpg, waiting[wpg.wpg_id], victims=victims)
 
