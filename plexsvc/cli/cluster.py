@@ -39,6 +39,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver import SchedulerDriver
 from plexsvc.scheduler.servicer import SchedulerServicer
 from plexsvc.store.store import open_store
+from plexsvc.transport import order_server
 from plexsvc.transport.channels import new_server
 
 DEFAULT_TENANT: Final = "default"
@@ -92,6 +93,8 @@ class ClusterConfig:
     scheduler_listen: str = ""
     """Where routers that run apart reach the scheduler and the rollout manager; it trusts them:
     never a public address. For a wildcard such as 0.0.0.0 set `scheduler.rollout_address`, too."""
+    scheduler_line_port: int = 0
+    """Where, on that host, they send operations without gRPC; 0 takes a free port."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
@@ -230,6 +233,7 @@ class _Inner:
 
     server: grpc.aio.Server | None = None
     address: str = ""
+    line_port: int = 0
     rollout_address: str = ""
 
     async def serve(
@@ -241,6 +245,17 @@ class _Inner:
         service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)  # type: ignore[no-untyped-call] # generated
         worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)  # type: ignore[no-untyped-call] # generated
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
+        host = self.address.rpartition(":")[0].strip("[]")
+        try:
+            scheduler.line_port = await stack.enter_async_context(
+                order_server.serving(host, self.line_port, scheduler.answer)
+            )
+        except OSError as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"cannot listen on scheduler_line_port = {self.line_port}: {error}; 0 takes a free "
+                "one",
+            ) from error
         await self.server.start()
 
 
@@ -257,7 +272,12 @@ def _open_inner(config: ClusterConfig) -> _Inner:
         )
     server = new_server()
     address = _bind(server, config.scheduler_listen, key="scheduler_listen")
-    return _Inner(server=server, address=address, rollout_address=told or address)
+    return _Inner(
+        server=server,
+        address=address,
+        line_port=config.scheduler_line_port,
+        rollout_address=told or address,
+    )
 
 
 async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig]) -> None:

@@ -62,6 +62,7 @@ async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> Non
 
 async def _until_cancelled(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
     async with EmbeddedCluster(config) as cluster:
+        loops.keep_what_is_there()
         on_up(cluster.card)
         await asyncio.Event().wait()
 

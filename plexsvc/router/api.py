@@ -12,7 +12,9 @@ import grpc.aio
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import RouterConfig
+from plexsvc.transport.orders import OrderLine
 from plexsvc.transport.status import error_from
 
 Request = TypeVar("Request")
@@ -132,6 +134,10 @@ class RemoteScheduler:
 
     def __init__(self, channel: grpc.aio.Channel, *, config: RouterConfig) -> None:
         self._stub = service_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._channel = channel
+        self._host = config.scheduler.rpartition(":")[0].strip("[]")
+        self._line: OrderLine[ops.OperationResult] | None = None
+        self._has_line = True
         self._control_s = config.control_timeout_us / 1e6
         self._wait_s = config.wait_timeout_us / 1e6
 
@@ -163,7 +169,49 @@ class RemoteScheduler:
         self, request: ops.Operation, _: None = None, /
     ) -> ops.OperationResult:
         """Run an operation."""
-        return await _call(self._stub.SubmitOperation, request, timeout_s=self._wait_s)
+        line = self._line or await self._find_line()
+        if line is None:
+            return await _call(self._stub.SubmitOperation, request, timeout_s=self._wait_s)
+        try:
+            return await line.execute(request, timeout_s=self._wait_s)
+        except OSError as error:
+            if line is self._line:
+                self._line = None  # the next call asks where it is now
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the line to the scheduler broke ({error}); ask again: an operation runs once",
+            ) from error
+
+    async def _find_line(self) -> OrderLine[ops.OperationResult] | None:
+        """Return the way to submit operations without gRPC, if the scheduler offers one.
+
+        Raises:
+            PlexError: the scheduler does not answer.
+        """
+        if not self._has_line:
+            return None
+        try:
+            reply = await self._stub.GetLine(pb.LineRequest(), timeout=self._control_s)
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise error_from(failure) from failure
+            reply = pb.LineReply()
+        self._has_line = reply.port > 0
+        if self._has_line and self._line is None:
+            self._line = OrderLine(
+                self._host, reply.port, reply=ops.OperationResult, is_alive=self._is_alive
+            )
+        return self._line
+
+    def _is_alive(self) -> bool:
+        state = self._channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY
+
+    def close(self) -> None:
+        """Close the line; the channel is its owner's."""
+        self._has_line = False
+        if self._line is not None:
+            self._line.close()
 
     async def PayloadStaged(
         self, request: pb.PayloadStagedRequest, _: None = None, /

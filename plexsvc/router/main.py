@@ -41,9 +41,8 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     if not config.scheduler:
         raise PlexError(ErrorCode.BAD_REQUEST, "a router apart needs `scheduler = HOST:PORT`")
     channel = open_channel(config.scheduler)
-    router = RouterServicer(
-        RemoteScheduler(channel, config=config), config=config, clock=SystemClock()
-    )
+    scheduler = RemoteScheduler(channel, config=config)
+    router = RouterServicer(scheduler, config=config, clock=SystemClock())
     server = new_server()
     add_to_server(router, server)
     try:
@@ -51,6 +50,7 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     finally:
         await server.stop(STOP_GRACE_S)
         await router.aclose()
+        scheduler.close()
         await channel.close()
 
 
@@ -72,6 +72,7 @@ async def run(config: RouterConfig) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
     async with serving(config) as address:
+        loops.keep_what_is_there()
         sys.stdout.write(json.dumps({"address": address}) + "\n")
         sys.stdout.flush()
         await stopped.wait()

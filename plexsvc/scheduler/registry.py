@@ -40,7 +40,7 @@ class Rank:
     address: str
     channel: grpc.aio.Channel
     stub: worker_pb2_grpc.WorkerStub = field(init=False)
-    orders: OrderLine | None = None
+    orders: OrderLine[worker_pb2.ExecuteReply] | None = None
     """Where it takes operations without gRPC, if it does."""
     is_closed: bool = False
 
@@ -52,7 +52,9 @@ class Rank:
         """Send operations to `port` of its host from now on; 0: by gRPC."""
         if port and self.orders is None:
             host = self.address.rpartition(":")[0]
-            self.orders = OrderLine(host, port, is_alive=self._is_alive)
+            self.orders = OrderLine(
+                host, port, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive
+            )
 
     async def execute(
         self, request: worker_pb2.ExecuteRequest, *, timeout_s: float

@@ -45,6 +45,8 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
     def __init__(self, driver: SchedulerDriver) -> None:
         self._driver = driver
         self._intake = Intake(driver)
+        self.line_port = 0
+        """Where `answer` is served, told to routers."""
 
     @_typed
     async def CreateJob(
@@ -106,12 +108,29 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         try:
             known = self._intake.submit(request)
         except PlexError as error:
-            return operations_pb2.OperationResult(
-                operation_id=request.operation_id,
-                state=operations_pb2.OPERATION_STATE_REFUSED,
-                error=to_wire(error),
-            )
+            return _refused(request, error)
         return known or await self._driver.results.wait(OperationId(request.operation_id))
+
+    @_typed
+    async def GetLine(
+        self, request: service_pb2.LineRequest, context: Context = None
+    ) -> service_pb2.LineReply:
+        """Say where `SubmitOperation` is taken without gRPC."""
+        del request, context
+        return service_pb2.LineReply(port=self.line_port)
+
+    async def answer(self, order: bytes) -> bytes:
+        """Do what `SubmitOperation` does, from bytes to bytes; every refusal is a result.
+
+        Raises:
+            DecodeError: `order` is no operation.
+        """
+        operation = operations_pb2.Operation.FromString(order)
+        try:
+            result: operations_pb2.OperationResult = await self.SubmitOperation(operation, None)
+        except PlexError as error:
+            result = _refused(operation, error)
+        return result.SerializeToString()
 
     @_typed
     async def PayloadStaged(
@@ -229,6 +248,16 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         """Say who waited for whom."""
         del context
         return report.report(self._driver, request)
+
+
+def _refused(
+    operation: operations_pb2.Operation, error: PlexError
+) -> operations_pb2.OperationResult:
+    return operations_pb2.OperationResult(
+        operation_id=operation.operation_id,
+        state=operations_pb2.OPERATION_STATE_REFUSED,
+        error=to_wire(error),
+    )
 
 
 def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:

@@ -1,9 +1,10 @@
-"""A line of orders to one rank: `Execute` without a call of gRPC, and what tells that it is dead.
+"""A line of orders to one process: requests and replies without gRPC, and what tells it is dead.
 
-Theory of operation. One TCP connection for each rank, opened with its first order, carries frames
+Theory of operation. One TCP connection for each peer (a rank; a scheduler that a router goes to),
+opened with the first order, carries frames
 (`frames`) both ways; replies come by number. A process that dies ends its connections, and whoever
 waits hears so at once. One that is stopped, or whose machine is gone, does not: while an answer is
-due, the rank's gRPC channel, which pings, is looked at every second, and the line is given up when
+due, the gRPC channel to it, which pings, is looked at every second, and the line is given up when
 that has not been alive for as long as gRPC itself would wait. The sender then asks again, which
 attaches to what runs or gets the recorded answer.
 """
@@ -13,37 +14,39 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, Generic, TypeVar, cast
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.transport import frames
 
-Reply = worker_pb2.ExecuteReply
+Reply = TypeVar("Reply", bound=Message)
 
 LOOK_S: Final = 1.0
 """How often a line that owes an answer is looked at; its deadlines are that coarse."""
 
 SILENT_LOOKS: Final = 3
-"""Looks in a row that find the rank silent before its line is given up."""
+"""Looks in a row that find the peer silent before its line is given up."""
 
 
-class OrderLine:
-    """Orders to one rank, any number at a time; opened when first used and again when it broke."""
+class OrderLine(Generic[Reply]):
+    """Orders to one peer, any number at a time; opened when first used and again when it broke."""
 
-    def __init__(self, host: str, port: int, *, is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: str, port: int, *, reply: type[Reply], is_alive: Callable[[], bool]
+    ) -> None:
+        self._reply = reply
         self._host = host
         self._port = port
         self._is_alive = is_alive
         self._silent_looks = 0
         self._opening = asyncio.Lock()
-        self._line: _Line | None = None
+        self._line: _Line[Reply] | None = None
         self._is_closed = False
 
-    async def execute(self, request: worker_pb2.ExecuteRequest, *, timeout_s: float) -> Reply:
-        """Return the rank's reply.
+    async def execute(self, request: Message, *, timeout_s: float) -> Reply:
+        """Return the peer's reply.
 
         Raises:
             OSError: the line broke or the time is over (`TimeoutError`); whether the operation ran
@@ -61,12 +64,12 @@ class OrderLine:
         if self._line is not None:
             self._line.abort("the line was closed")
 
-    async def _open(self, *, timeout_s: float) -> _Line:
+    async def _open(self, *, timeout_s: float) -> _Line[Reply]:
         async with self._opening, asyncio.timeout(timeout_s):
             line = self._line
             if line is None or line.is_lost:
                 _, line = await asyncio.get_running_loop().create_connection(
-                    lambda: _Line(self._is_silent), self._host, self._port
+                    lambda: _Line(self._reply, self._is_silent), self._host, self._port
                 )
                 self._line = line
         if self._is_closed:
@@ -80,17 +83,18 @@ class OrderLine:
         return self._silent_looks >= SILENT_LOOKS
 
 
-class _Line(asyncio.Protocol):
+class _Line(asyncio.Protocol, Generic[Reply]):
     """One connection and the futures of the replies due on it."""
 
-    def __init__(self, is_silent: Callable[[], bool]) -> None:
+    def __init__(self, reply: type[Reply], is_silent: Callable[[], bool]) -> None:
+        self._reply = reply
         self._is_silent = is_silent
         self._loop = asyncio.get_running_loop()
         self._reader = frames.FrameReader()
         self._due: dict[int, tuple[asyncio.Future[Reply], float]] = {}
         self._last = 0
         self._transport: asyncio.Transport | None = None
-        self._why = "the rank closed the line"
+        self._why = "the other end closed the line"
         self._looking: asyncio.TimerHandle | None = None
         self.is_lost = False
 
@@ -105,7 +109,7 @@ class _Line(asyncio.Protocol):
             for number, body in self._reader.feed(data):
                 future, _ = self._due.pop(number, (None, 0.0))
                 if future is not None and not future.done():
-                    future.set_result(Reply.FromString(body))
+                    future.set_result(self._reply.FromString(body))
         except (PlexError, DecodeError) as error:
             self.abort(str(error))
 
@@ -136,7 +140,7 @@ class _Line(asyncio.Protocol):
         self._lose(why)
 
     def _look(self) -> None:
-        """See that a rank that owes answers is alive, and end the waits whose time is over."""
+        """See that a peer that owes answers is alive, and end the waits whose time is over."""
         self._looking = None
         if not self._due or self.is_lost:
             return
@@ -145,7 +149,7 @@ class _Line(asyncio.Protocol):
             if end <= now and not future.done():
                 future.set_exception(TimeoutError("no answer in time"))
         if self._is_silent():
-            self.abort("the rank does not answer pings")
+            self.abort("it does not answer pings")
             return
         self._looking = self._loop.call_later(LOOK_S, self._look)
 

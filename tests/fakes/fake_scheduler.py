@@ -173,9 +173,13 @@ class _OnTheWire:
         self._fake = fake
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Message]]:
-        method: Callable[[Message, None], Awaitable[Message]] = getattr(self._fake, name)
+        method: Callable[[Message, None], Awaitable[Message]] | None
+        method = getattr(self._fake, name, None)
 
         async def handle(request: Message, context: grpc.aio.ServicerContext) -> Message:
+            if method is None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the fake has no {name}")
+                raise AssertionError("abort returned")
             try:
                 return await method(request, None)
             except PlexError as error:

@@ -189,7 +189,12 @@ async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> 
     (stub,) = wpg.stubs
     assert codes(wpg.run(operation(0, "initialize"))) == {""}
     described = stub.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), timeout=DEADLINE_S)
-    line = OrderLine("127.0.0.1", described.orders_port, is_alive=lambda: True)
+    line = OrderLine(
+        "127.0.0.1",
+        described.orders_port,
+        reply=worker_pb2.ExecuteReply,
+        is_alive=lambda: True,
+    )
     train = operation(1, "forward_backward", random_batch(0), split=ONE, loss="ppo")
     request = worker_pb2.ExecuteRequest(
         wpg_id="wpg",

@@ -18,6 +18,11 @@ from plexsvc.worker.orders import MAX_LINES, OrderPort
 from plexsvc.worker.thread import RankThread
 
 WAIT_S = 20.0
+RankLine = OrderLine[worker_pb2.ExecuteReply]
+
+
+def new_line(port: int, *, is_alive: bool = True) -> RankLine:
+    return OrderLine("127.0.0.1", port, reply=worker_pb2.ExecuteReply, is_alive=lambda: is_alive)
 
 
 class Rank:
@@ -43,9 +48,9 @@ class Rank:
         self.executed.append(seq)
         reply(worker_pb2.ExecuteReply(applied_seq=seq, digest=self.pad))
 
-    def line(self, *, is_alive: bool = True) -> OrderLine:
+    def line(self, *, is_alive: bool = True) -> RankLine:
         """Return a line to it."""
-        return OrderLine("127.0.0.1", self.port, is_alive=lambda: is_alive)
+        return new_line(self.port, is_alive=is_alive)
 
 
 def order(seq: int) -> worker_pb2.ExecuteRequest:
@@ -136,9 +141,7 @@ async def test_nobody_at_the_port_is_an_error_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
-        await OrderLine("127.0.0.1", port, is_alive=lambda: True).execute(
-            order(1), timeout_s=WAIT_S
-        )
+        await new_line(port).execute(order(1), timeout_s=WAIT_S)
 
 
 async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(

@@ -48,6 +48,16 @@ NODE_CHANGE_CORDON: NodeChange
 NODE_CHANGE_DRAIN: NodeChange
 NODE_CHANGE_UNCORDON: NodeChange
 
+class LineRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LineReply(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown")
     class LabelsEntry(_message.Message):

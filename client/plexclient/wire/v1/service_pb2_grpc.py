@@ -1123,6 +1123,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.GetLine = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetLine',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.LineRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.LineReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -1249,6 +1254,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLine(self, request, context):
+        """Where SubmitOperation is taken without gRPC, on the same host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1351,6 +1363,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'GetLine': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLine,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.LineRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.LineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1894,6 +1911,33 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/GetReport',
             plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetLine',
+            plexsvc_dot_v1_dot_service__pb2.LineRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.LineReply.FromString,
             options,
             channel_credentials,
             insecure,
