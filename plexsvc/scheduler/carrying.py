@@ -9,6 +9,7 @@ operation starts elsewhere.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 
@@ -81,13 +82,30 @@ async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> N
     Raises:
         PlexError: `staging_timeout` when no node that has it can be reached any more.
     """
-    is_staged = held.operation.payload.WhichOneof("form") == "staged"
-    if not is_staged or not held.staged_on or record.is_rollout:
+    if not held.staged_on or record.is_rollout or not _misses(held, record):
         return
-    for node_id in record.nodes:
-        if node_id not in held.staged_on:
+    async with record.payloads:
+        for node_id in _misses(held, record):
             await _pass_on(reach, held, to=node_id)
             held.staged_on = (*held.staged_on, node_id)
+
+
+async def bring_payloads(reach: Reach, record: DeploymentRecord) -> None:
+    """Pass on what waits for a deployment that has just arrived, before its devices wait for it.
+
+    What cannot be passed on is told when its operation starts.
+    """
+    deployment_id = record.view.deployment_id
+    waiting = [
+        h for h in reach.registry.held.values() if h.operation.deployment_id == deployment_id
+    ]
+    for held in sorted(waiting, key=lambda held: held.operation.seq):
+        with suppress(PlexError):
+            await bring_payload(reach, held, record)
+
+
+def _misses(held: Held, record: DeploymentRecord) -> list[NodeId]:
+    return [node_id for node_id in record.nodes if node_id not in held.staged_on]
 
 
 def _hold(

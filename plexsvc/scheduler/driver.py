@@ -253,7 +253,7 @@ class SchedulerDriver:
             case ReleaseOperation():
                 self._release(action)
             case CutOver():
-                self.recorder.cut_over(action)
+                self._cut_over(action)
             case RelocationChanged():
                 self.recorder.relocation_changed(action)
             case SpawnWpg() | StopWpg():
@@ -265,6 +265,11 @@ class SchedulerDriver:
                 self._start(action)
             case _:
                 assert_never(action)
+
+    def _cut_over(self, action: CutOver) -> None:
+        assert self._tasks is not None, action
+        self.recorder.cut_over(action)
+        self._tasks.create_task(self.executor.bring_payloads(action.to_wpg_id))
 
     def _start(self, action: ExternalAction) -> None:
         assert self._tasks is not None, action

@@ -15,7 +15,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, NodeId, OperationId, show
+from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.scheduler import bringup, carrying, managed, results
 from plexsvc.scheduler.core.actions import (
@@ -99,6 +99,16 @@ class Executor:
                 self._rollout.release(action.operation_id)
             case _:
                 assert_never(action)
+
+    async def bring_payloads(self, wpg_id: WpgId) -> None:
+        """Have the staged payloads of a deployment that moved follow it."""
+        record = self._reach.registry.by_wpg.get(wpg_id)
+        if record is None:
+            return
+        try:
+            await carrying.bring_payloads(self._reach, record)
+        except Exception as error:  # noqa: BLE001 - their operations will find out themselves
+            log.warning("payloads did not follow", wpg=wpg_id, error=error)
 
     async def drop_staged(self, staging_ids: Sequence[bytes], *, nodes: Sequence[NodeId]) -> None:
         """Free staged bytes on nodes that are up; what is gone already is fine."""

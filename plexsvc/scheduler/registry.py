@@ -112,6 +112,8 @@ class DeploymentRecord:
     is_stopping: bool = False
     is_stand_in: bool = False
     """Whether this holds the second WPG of a deployment that is being relocated."""
+    payloads: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a staged payload is passed on to where the deployment is now."""
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""
 

@@ -170,6 +170,29 @@ async def test_a_payload_staged_where_the_deployment_was_follows_it(pair: Rig) -
     assert pair.behaviour.staged["node-1", operation.operation_id] == b"batch"
 
 
+async def test_payloads_that_wait_during_the_move_are_passed_on_at_once(pair: Rig) -> None:
+    await pair.deploy("job-1")
+    gate = asyncio.Event()
+    waiting: list[asyncio.Task[operations_pb2.OperationResult]] = []
+
+    async def hold(request: worker_pb2.ExecuteRequest) -> None:
+        if request.operation.HasField("initialize"):
+            for _ in range(3):
+                operation, announced = staged(pair, on="node-0")
+                pair.behaviour.staged["node-0", operation.operation_id] = b"batch"
+                waiting.append(group.create_task(submit(pair, operation, announced)))
+        elif request.operation.seq == 1:
+            await gate.wait()
+
+    pair.behaviour.on_execute = hold
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        assert (await move(pair, ("node-1", 0))).fault is None
+        while sum(node == "node-1" for node, _ in pair.behaviour.staged) < len(waiting):  # noqa: ASYNC110 - fakes answer in their own time
+            await asyncio.sleep(0.01)
+        gate.set()
+    assert [task.result().state for task in waiting] == [ANSWERED] * 3
+
+
 async def test_a_payload_that_is_nowhere_refuses_its_operation_alone(pair: Rig) -> None:
     await pair.deploy("job-1")
     await move(pair, ("node-1", 0))
