@@ -2,8 +2,8 @@
 
 A relocation's state is published like a version, complete, on every node of the old WPG; the new
 ranks map it on the same host and stream it from another. Payloads of operations that wait lie
-where the deployment was when they came; the driver knows where, and passes one on when its
-operation starts elsewhere.
+where the deployment was when they came; the driver knows where, and passes them on once it has
+arrived elsewhere, at the latest when their operation starts.
 """
 
 from __future__ import annotations
