@@ -61,6 +61,7 @@ def main() -> None:
         "placed": placed,
         "memory_mb": round(memory / 1e6, 1) if asked.memory else None,
         "pruned_share": round(planner.fitter.pruned.share, 4),
+        "pruned_by_free_nodes": round(planner.fitter.pruned.free_nodes_share, 4),
     }
     for name, values in (("cpu", cpu), ("wall", wall)):
         for q in (50, 99):

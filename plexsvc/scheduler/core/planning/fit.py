@@ -48,6 +48,11 @@ class Pruned:
     by_slices: int = 0
 
     @property
+    def free_nodes_share(self) -> float:
+        """Return the share of all pairs that the count of free nodes alone pruned."""
+        return self.by_free_nodes / self.pairs if self.pairs else 0.0
+
+    @property
     def share(self) -> float:
         """Return the pruned share of all pairs."""
         return (self.by_free_nodes + self.by_slices) / self.pairs if self.pairs else 0.0
