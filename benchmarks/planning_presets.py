@@ -23,7 +23,7 @@ RUNS: dict[str, list[str]] = {
     "cluster-256": [*BASELINES, *PARTS],
     "cluster-256-boundary": ["spread_backfill", "plex"],
     "cluster-256-rollout": ["spread_backfill", "plex"],
-    "no-gain": ["plex"],
+    "no-gain": ["isolated_backfill", "plex"],
 }
 LOW_IS_WORSE = {"gpu_hours_reduction", "prefetch_hits", "utilisation"}
 COLUMNS = (
