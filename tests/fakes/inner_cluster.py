@@ -98,10 +98,6 @@ class InnerCluster:
         agent = next(pid for pid in descendants(os.getpid()) if _is_agent(pid, node_id))
         os.kill(agent, signal.SIGKILL)
 
-    def is_up(self, node_id: str) -> bool:
-        """Return whether the scheduler holds a node's lease."""
-        return self.driver.nodes.is_up(NodeId(node_id))
-
     def cancel(self, deployment: plex.Deployment) -> None:
         """Cancel a deployment's job; on the driver's loop."""
         job_id = JobId(deployment.info.job_id)
