@@ -71,15 +71,15 @@ class InnerCluster:
         return tuple((place.node_id, place.device) for place in record.places)
 
     def pids(self) -> dict[str, list[int]]:
-        """Return the processes of each WPG; blocks whoever asks."""
+        """Return the processes of each WPG on nodes that answer; blocks whoever asks."""
         found: dict[str, list[int]] = {}
         for link in self.driver.nodes.links:
-            with grpc.insecure_channel(link.target) as channel:
+            with grpc.insecure_channel(link.target) as channel, contextlib.suppress(grpc.RpcError):
                 reply = node_pb2_grpc.NodeStub(channel).Describe(
                     node_pb2.NodeDescribeRequest(), timeout=5
                 )
-            for proc in reply.procs:
-                found.setdefault(proc.wpg_id, []).append(proc.pid)
+                for proc in reply.procs:
+                    found.setdefault(proc.wpg_id, []).append(proc.pid)
         return found
 
     def kill(self, deployment: plex.Deployment, *, is_new: bool) -> None:

@@ -65,5 +65,5 @@ def test_an_old_node_that_dies_takes_the_deployment_with_it(
             assert frail.wait().stage is RelocationStage.FAILED
             gate.open()
             run_interleaved([Program(actor, 0)])
-        assert caught.value.code in {"node_lost", "worker_died", "deployment_failed"}
+        assert caught.value.code in {"node_lost", "worker_died", "deployment_failed"}, caught.value
     wait_until(lambda: not frail.pids(), what="no process is left")
