@@ -43,8 +43,6 @@ class SchedulerConfig(Limits):
     """Published weight versions kept for each deployment; older ones are released."""
     max_ended_jobs: int = 256
     """Ended jobs that `status` and `job list` still show."""
-    max_early_payloads: int = 4096
-    """Payloads that may be staged before their operation is submitted."""
     inline_append_us: int = 500
     """The journal is written on the event loop while that lately took less; 0: on a thread."""
     journal_actions: bool = False

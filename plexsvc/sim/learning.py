@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.planners import GUESS
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, News
 
-GUESSED_PERIOD_US: Final = 60 * SECOND_US
-GUESSED_BUSY_US: Final = 6 * SECOND_US
 GUESSED_RUN_US: Final = 3 * 3600 * SECOND_US
 
 
@@ -19,10 +18,8 @@ def as_cold(demand: Demand) -> Demand:
 
     Its mode and what a switch costs are known: the one is in its program, the other in its bytes.
     """
-    segment = Segment(phase="training", offset_us=0, duration_us=GUESSED_BUSY_US)
-    guess = Profile(
-        period_us=GUESSED_PERIOD_US,
-        segments=(segment,),
+    guess = replace(
+        GUESS,
         mode=demand.profile.mode,
         sync_at=demand.profile.sync_at,
         switch_us=demand.profile.switch_us,

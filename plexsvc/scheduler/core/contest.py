@@ -7,8 +7,8 @@ from typing import Final
 
 from plexsvc.ids import JobId, WpgId
 from plexsvc.scheduler.core import learning, order, placing
-from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival
-from plexsvc.scheduler.core.planning.profile import PPM, Mode
+from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
+from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.words import Residency, WpgState
@@ -97,10 +97,10 @@ def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
             continue
         if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
             continue
-        spread_us = profile.period_us * profile.jitter_ppm // PPM
+        spread = spread_us(profile.period_us, profile.jitter_ppm)
         key = JobId(wpg_id)
         setup_us = switch_us(cluster, wpg)
-        expected.append(Expected(job_id=key, at_us=at_us, spread_us=spread_us, switch_us=setup_us))
+        expected.append(Expected(job_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us))
     if not expected:
         return None
     first = cluster.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.job_id)).job_id)]

@@ -8,7 +8,12 @@ from typing import Final
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import Policy, Preference, policy_named
+from plexsvc.scheduler.core.planning.policies import (
+    Policy,
+    Preference,
+    in_service,
+    policy_named,
+)
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import ProfileBook
 from plexsvc.scheduler.core.words import Limits
@@ -21,23 +26,16 @@ GUESS: Final = Profile(
 
 
 def live_policy(limits: Limits) -> Policy:
-    """Return the configured policy with the live service's bounds.
-
-    Live, devices are few and jobs differ in size: a smaller one may join a larger group, a larger
-    one may merge smaller groups, and a job never measured shares when no device is idle.
-    """
-    policy = policy_named(limits.policy)
+    """Return the configured policy as the service runs it, `plex` within the configured bounds."""
+    policy = in_service(policy_named(limits.policy))
     if policy.preference is not Preference.PLEX:
-        return replace(policy, oversize=0, cold_shares=policy.max_jobs > 1)
+        return policy
     return replace(
         policy,
         max_jobs=limits.max_deployments_per_group,
         duty_cap_ppm=limits.duty_cap_ppm,
         target_slowdown_ppm=limits.target_slowdown_ppm,
         critical_target_ppm=limits.critical_target_ppm,
-        oversize=0,
-        merges=True,
-        cold_shares=True,
     )
 
 

@@ -34,10 +34,6 @@ class Lens:
         record = self._registry.jobs.get(JobId(job_id))
         return self._sees_all or (record is not None and record.view.tenant == self._tenant)
 
-    def sees_tenant(self, tenant: str) -> bool:
-        """Return whether a tenant's name may be shown."""
-        return self._sees_all or tenant == self._tenant
-
     def job(self, job_id: str) -> JobRecord:
         """Return a job the caller may see.
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.policies import LIVE, POLICIES
+from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, in_service
 from plexsvc.scheduler.core.planning.profile import (
     SECOND_US,
     Demand,
@@ -23,7 +23,7 @@ from plexsvc.sim.output import job_line
 from plexsvc.sim.simulator import Simulator
 from tests.unit.sim.outside_checker import check_lines
 
-ALL = {**POLICIES, LIVE.name: LIVE}
+ALL = {**POLICIES, "live": in_service(PLEX)}
 
 
 @st.composite

@@ -332,8 +332,7 @@ class Planner:
         """Return the place the policy gives a job now; changes nothing."""
         policy = self.policy
         gang = self._gang(demand, barred) if may_open else None
-        is_dedicated = demand.is_cold or policy.opens_first
-        if gang and (is_dedicated or policy.preference is Preference.SPREAD):
+        if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(nodes=gang)
         if demand.is_cold and not policy.cold_shares:
             return None

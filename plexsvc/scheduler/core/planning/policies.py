@@ -77,9 +77,6 @@ class Policy:
     cold_shares: bool = False
     """Whether jobs whose cycle is not known yet share a group when no gang is idle."""
 
-    opens_first: bool = False
-    """Whether a job takes idle nodes before it joins a group."""
-
     repack_every_us: int = 0
     """Shortest time between repackings; 0: none."""
 
@@ -121,12 +118,18 @@ _ALL: Final = (
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
 
-LIVE: Final = replace(
-    PLEX, name="live", oversize=0, merges=True, cold_shares=True, opens_first=True
-)
-"""What the service decides by: `plex` where groups of any size form, grow and split."""
-
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})
+
+
+def in_service(policy: Policy) -> Policy:
+    """Return a policy in the form the live service runs it.
+
+    Live, devices are few and jobs differ in size: a smaller one may join a larger group, under
+    `plex` a larger one may merge smaller groups, and a job never measured shares when no device is
+    idle.
+    """
+    merges = policy.preference is Preference.PLEX
+    return replace(policy, oversize=0, merges=merges, cold_shares=policy.max_jobs > 1)
 
 
 def policy_named(name: str) -> Policy:

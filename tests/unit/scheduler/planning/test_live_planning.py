@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plexsvc.ids import JobId, NodeId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import LIVE, Policy
+from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
-SHARES = replace(LIVE, opens_first=False)
+LIVE = in_service(PLEX)
 
 
 def rooms(**devices: int) -> list[NodeRoom]:
@@ -146,7 +146,8 @@ def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_nodes() -> None:
 def test_nothing_merges_against_a_bound_or_without_the_policy() -> None:
     for policy, busy in ((LIVE, 50), (replace(LIVE, merges=False), 10)):
         planner = live(policy=policy, a=2)
-        admit(planner, demand("l", busy=busy), demand("r", busy=busy))
+        for name, node in (("l", "a:0"), ("r", "a:1")):
+            planner.place_at(demand(name, busy=busy), [NodeId(node)], now_us=0)
         assert admit(planner, demand("both", 2)) == {}
         assert shape(planner) == {"a:0": ["l"], "a:1": ["r"]}
 
@@ -191,7 +192,7 @@ def test_held_nodes_are_idle_ones_in_order_and_come_back_with_news() -> None:
 
 
 def test_place_at_puts_a_job_exactly_there_against_every_bound() -> None:
-    planner = live(policy=SHARES, a=4)
+    planner = live(policy=LIVE, a=4)
     admit(planner, demand("l", busy=50), demand("r", 2, busy=50))
     placed = planner.place_at(demand("big", 4, busy=50), rooms_of("a", 4), now_us=5)
     planner.board.check()
@@ -254,7 +255,7 @@ def test_a_lost_node_joins_again_under_its_name() -> None:
 
 
 def test_what_if_says_where_a_job_would_go_what_it_costs_whom_and_changes_nothing() -> None:
-    planner = live(policy=SHARES, a=2)
+    planner = live(policy=LIVE, a=2)
     admit(planner, demand("one", 2, busy=20))
     for cycle in range(3):
         planner.note_phase(JobId("one"), (60 * cycle + 25) * SECOND_US)
@@ -289,7 +290,7 @@ class LiveHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planner = live(policy=SHARES, a=4, b=4, c=2)
+        self.planner = live(policy=LIVE, a=4, b=4, c=2)
         self.made = 0
         self.now = 0
 
