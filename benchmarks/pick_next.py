@@ -1,49 +1,153 @@
-"""How long picking the next of 10,000 pending operations takes: one JSON line."""
+"""How long picking the next of 10,000 pending operations takes: one JSON line.
+
+The service's own pick on a core that holds them: the heads of one group's deployments contend.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
-from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planning.pending import PendingTable
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
+from plexsvc.scheduler.core import contest, dispatch, order
+from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg, StartOperation
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    Event,
+    JobSubmitted,
+    NodeJoined,
+    OperationFinished,
+    OperationSubmitted,
+    ResidencyMoved,
+    WpgReady,
+)
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.words import DeviceFacts, Limits, OperationKind
 
 PENDING = 10_000
 ROUNDS = 5_000
+DEVICES = 32
+JOBS = 5 * DEVICES
+A_JOB = 64
+"""Pending operations of a job: the limit of a deployment."""
 
 
 def main() -> None:
-    dice = np.random.default_rng(1)
-    table: PendingTable[int] = PendingTable()
-    for key in range(PENDING):
-        _add(table, key, dice, now_us=0)
+    print(json.dumps({"pending": PENDING, "rounds": ROUNDS, **_core()}))
+
+
+def _figures(pick: Callable[[int], None]) -> dict[str, float]:
     cpu, wall = [], []
-    now_us, key = 10**8, PENDING
-    for _ in range(ROUNDS):
-        now_us += 10**5
+    for at in range(ROUNDS):
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        picked = table.pick(now_us=now_us)
+        pick(at)
         cpu.append(time.thread_time_ns() - began_cpu)
         wall.append(time.perf_counter_ns() - began)
-        table.remove(picked)
-        _add(table, key, dice, now_us=now_us)
-        key += 1
-    report = {"pending": PENDING, "rounds": ROUNDS}
-    for name, values in (("cpu", cpu), ("wall", wall)):
-        for q in (50, 99):
-            report[f"{name}_p{q}_us"] = round(float(np.percentile(values, q)) / 1000, 1)
-    print(json.dumps(report))
+    return {
+        f"{name}_p{q}_us": round(float(np.percentile(values, q)) / 1000, 1)
+        for name, values in (("cpu", cpu), ("wall", wall))
+        for q in (50, 99)
+    }
 
 
-def _add(table: PendingTable[int], key: int, dice: np.random.Generator, *, now_us: int) -> None:
-    table.add(
-        key,
-        job_id=JobId(f"job-{key % 300}"),
-        since_us=now_us - int(dice.integers(0, 10**8)),
-        service_us=int(dice.integers(10**6, 10**8)),
-        setup_us=int(dice.integers(3 * 10**6, 19 * 10**6)),
+def _core() -> dict[str, float]:
+    """Return the figures of the whole core: five jobs on each device, 64 operations a job."""
+    scheduler = _loaded()
+    cluster = scheduler.cluster
+    assert sum(len(d.pending) for d in cluster.deployments.values()) >= PENDING
+    rules, groups = cluster.planning.policy.rules, list(dict.fromkeys(cluster.groups.values()))
+    assert len(groups) == DEVICES, len(groups)
+
+    def pick(at: int) -> None:
+        waiting = {}
+        for wpg_id in groups[at % DEVICES]:
+            deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
+            operation = None if deployment.running else dispatch.next_startable(cluster, deployment)
+            if operation is not None:
+                waiting[wpg_id] = operation
+        assert len(waiting) > 1, waiting
+        order.in_turn(contest.entries(cluster, waiting), rules=rules, now_us=cluster.now_us)
+
+    return _figures(pick)
+
+
+def _loaded() -> Scheduler:
+    limits = Limits(max_jobs=JOBS, duty_cap_ppm=10**9)
+    scheduler = Scheduler(limits=limits, epoch=1)
+    now_us = 0
+
+    def tell(make: Callable[[int], Event], *, goes_on: bool = True) -> None:
+        nonlocal now_us
+        todo: deque[Callable[[int], Event]] = deque([make])
+        while todo:
+            now_us += 1000
+            actions = scheduler.handle(todo.popleft()(now_us))
+            if goes_on:
+                todo.extend(found for a in actions if (found := _outcome(a)) is not None)
+
+    devices = tuple(DeviceFacts(index=i, kind="train", bytes_total=100) for i in range(DEVICES))
+    node = NodeId("n")
+    tell(lambda us: NodeJoined(at_us=us, node_id=node, devices=devices, host_bytes=10**9))
+    for at in range(JOBS):
+        job_id = JobId(f"job-{at}")
+        tell(lambda us, j=job_id: JobSubmitted(at_us=us, job_id=j, tenant=TenantId("t")))
+        tell(lambda us, j=job_id: _deployment(us, j))
+    for seq in range(1, A_JOB + 1):
+        for at in range(JOBS):
+            tell(lambda us, j=f"job-{at}", s=seq: _operation(us, JobId(j), s), goes_on=False)
+    return scheduler
+
+
+def _outcome(action: Action) -> Callable[[int], Event] | None:
+    match action:
+        case SpawnWpg(wpg_id=wpg_id):
+            return lambda us: WpgReady(at_us=us, wpg_id=wpg_id, device_bytes=(60,))
+        case MoveState(wpg_id=wpg_id, move_id=move_id):
+            return lambda us: ResidencyMoved(
+                at_us=us, wpg_id=wpg_id, move_id=move_id, nbytes=60, total_us=1000
+            )
+        case StartOperation(operation_id=operation_id):
+            return lambda us: OperationFinished(
+                at_us=us,
+                operation_id=operation_id,
+                fault=None,
+                is_refusal=False,
+                run_us=1000,
+                digest="",
+            )
+        case _:
+            return None
+
+
+def _deployment(at_us: int, job_id: JobId) -> Event:
+    return DeploymentRequested(
+        at_us=at_us,
+        deployment_id=DeploymentId(f"{job_id}/actor"),
+        job_id=job_id,
+        initialize_id=OperationId(f"{job_id}/init".encode().ljust(16)),
+        role="actor",
+        backend="noop",
+        device_kind="train",
+        num_devices=1,
+        is_rollout=False,
+    )
+
+
+def _operation(at_us: int, job_id: JobId, seq: int) -> Event:
+    return OperationSubmitted(
+        at_us=at_us,
+        operation_id=OperationId(f"{job_id}/{seq}".encode().ljust(16)),
+        job_id=job_id,
+        deployment_id=DeploymentId(f"{job_id}/actor"),
+        seq=seq,
+        kind=OperationKind.STEP,
+        after=(),
+        is_staged=True,
+        num_tokens=0,
     )
 
 
