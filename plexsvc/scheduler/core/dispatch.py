@@ -125,6 +125,8 @@ def _settle_group(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
             operation = _device_work(cluster, wpg)
             if operation is not None and wpg.retry_us <= cluster.now_us:
                 waiting[wpg_id] = operation
+    if len(waiting) == 1 and _grant_at_once(cluster, *waiting.items()):
+        return
     if waiting:
         _grant_in_order(cluster, waiting)
     elif cluster.planning.policy.rules.prefetches and len(members) > 1:
@@ -154,6 +156,18 @@ def _device_work(cluster: Cluster, wpg: Wpg) -> Operation | None:
     operation.granted_us = cluster.now_us
     _start(cluster, wpg, operation)
     return None
+
+
+def _grant_at_once(cluster: Cluster, only: tuple[WpgId, Operation]) -> bool:
+    """Grant the only one that waits its devices if they are idle and hold its state already."""
+    wpg_id, operation = only
+    wpg = cluster.wpgs[wpg_id]
+    if wpg.residency is not Residency.DEVICE:
+        return False
+    if any(cluster.devices[place].holder not in {None, wpg_id} for place in wpg.places):
+        return False
+    _grant(cluster, wpg, operation, victims=())
+    return True
 
 
 def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:

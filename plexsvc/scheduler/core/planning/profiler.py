@@ -177,7 +177,7 @@ class CycleProfiler:
             return News.PROFILED
         if _same_phases(known.segments, segments) and not _is_far(known.period_us, period_us):
             self._odd.clear()
-            self.profile = replace(_averaged(known, period_us, segments), mode=self._mode)
+            self.profile = _averaged(known, period_us, segments, mode=self._mode)
             return News.NOTHING
         if self._odd and not _same_phases(self._odd[-1][1], segments):
             self._odd.clear()
@@ -303,26 +303,34 @@ def _is_far(known_us: int, period_us: int) -> bool:
     return abs(period_us - known_us) * PPM > known_us * _FAR_PPM
 
 
-def _averaged(known: Profile, period_us: int, segments: tuple[Segment, ...]) -> Profile:
-    deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
-    jitter_ppm = _toward(known.jitter_ppm, deviation_ppm)
+def _averaged(
+    known: Profile, period_us: int, segments: tuple[Segment, ...], *, mode: Mode
+) -> Profile:
     mixed_us = _toward(known.period_us, period_us)
-    if [s.phase for s in known.segments] != [s.phase for s in segments]:
-        mixed_us = max(mixed_us, segments[-1].end_us)
-        return replace(known, period_us=mixed_us, segments=segments, jitter_ppm=jitter_ppm)
+    if [s.phase for s in known.segments] == [s.phase for s in segments]:
+        segments = _averaged_segments(known.segments, segments)
+    deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
+    return Profile(
+        period_us=max(mixed_us, segments[-1].end_us),
+        segments=segments,
+        mode=mode,
+        sync_at=known.sync_at,
+        switch_us=known.switch_us,
+        jitter_ppm=_toward(known.jitter_ppm, deviation_ppm),
+    )
+
+
+def _averaged_segments(
+    known: tuple[Segment, ...], segments: tuple[Segment, ...]
+) -> tuple[Segment, ...]:
     mixed = []
     at_us = 0
-    for old, new in zip(known.segments, segments, strict=True):
+    for old, new in zip(known, segments, strict=True):
         offset_us = max(at_us, _toward(old.offset_us, new.offset_us))
         duration_us = _toward(old.duration_us, new.duration_us)
         mixed.append(Segment(phase=old.phase, offset_us=offset_us, duration_us=duration_us))
         at_us = offset_us + duration_us
-    return replace(
-        known,
-        period_us=max(at_us, mixed_us),
-        segments=tuple(mixed),
-        jitter_ppm=jitter_ppm,
-    )
+    return tuple(mixed)
 
 
 def _toward(old: int, new: int) -> int:
