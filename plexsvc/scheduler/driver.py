@@ -1,11 +1,12 @@
 """The scheduler's driver: the only caller of the core; journals, handles, acts.
 
 Theory of operation. Whoever learns a fact posts an event. One task takes what has gathered, stamps
-it (`at_us = max(last + 1, wall)`), journals the batch in one transaction on the store's thread,
-hands each event to the core and carries the actions out: answers and records at once, calls to
-other processes in tasks of their own, whose outcomes come back as events. Nothing is acted upon
-that is not in the journal. If the journal cannot be written, the driver stops: it may no longer
-decide.
+it (`at_us = max(last + 1, wall)`), journals the batch in one transaction, hands each event to the
+core and carries the actions out: answers and records at once, calls to other processes in tasks of
+their own, whose outcomes come back as events. Nothing is acted upon that is not in the journal, and
+nothing is told to anybody that is not synced to disk: a batch of new work that leads to orders for
+our own processes alone is written, and synced with what is told next. If the journal cannot be
+written, the driver stops: it may no longer decide.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from typing import Final, assert_never
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -43,7 +44,14 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.events import Event, ProfilesLoaded, TimerFired
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    Event,
+    OperationSubmitted,
+    PayloadStaged,
+    ProfilesLoaded,
+    TimerFired,
+)
 from plexsvc.scheduler.executor import Executor
 from plexsvc.scheduler.journal import Journal
 from plexsvc.scheduler.nodes import NodeLink, Nodes
@@ -61,6 +69,12 @@ from plexsvc.scheduler.versions import Versions
 from plexsvc.store.store import Store
 
 log = Log(__name__)
+
+WORK: Final = (OperationSubmitted, PayloadStaged, Acknowledged)
+"""Events that mostly lead to orders alone."""
+
+ORDERS: Final = (StartOperation, MoveState, SetTimer, ReleaseOperation, DropPayload)
+"""Actions that nobody but this cluster's own processes and timers learns of."""
 
 
 class SchedulerDriver:
@@ -209,10 +223,14 @@ class SchedulerDriver:
         while True:
             await self._arrived.wait()
             events = self._take()
-            await storing.append(self.journal.rows(events))
+            is_synced = not all(isinstance(event, WORK) for event in events)
+            await storing.append(self.journal.rows(events), is_synced=is_synced)
             for event in events:
                 actions = self.core.handle(event)
                 self.journal.decided(actions)
+                if not (is_synced or all(isinstance(action, ORDERS) for action in actions)):
+                    await storing.append(self.journal.notes(at_us=event.at_us))
+                    is_synced = True
                 for action in actions:
                     self._act(action)
                 if self._askers:
@@ -295,7 +313,7 @@ class SchedulerDriver:
             self.recorder.dirty.clear()
             self.tally.take()
             self.tally.forget(set(self.registry.jobs))
-            await storing.run(partial(self._store.append, (), self.recorder.take_rows()))
+            await storing.write(self.recorder.take_rows())
 
     def _timer_fired(self, key: str) -> None:
         self.post(TimerFired(at_us=0, key=key))

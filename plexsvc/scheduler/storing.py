@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from plexsvc.clock import Clock
-from plexsvc.store.rows import JournalRow
+from plexsvc.store.rows import JournalRow, Row
 from plexsvc.store.store import Store
 
 Result = TypeVar("Result")
@@ -61,15 +61,24 @@ class Storing:
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    async def append(self, events: Sequence[JournalRow]) -> None:
-        """Write a batch of events; durable on return.
+    async def append(self, events: Sequence[JournalRow], *, is_synced: bool = True) -> None:
+        """Write a batch of events; on return it survives a power cut, or this process at least.
 
         Raises:
             PlexError: as `Store.append`.
         """
-        if self._is_quick and self._timed(partial(self._store.append_now, events)):
-            return
-        await self.run(partial(self._timed, partial(self._store.append, events)))
+        write = partial(self._store.append_now, events, is_synced=is_synced)
+        if not (self._is_quick and self._timed(write)):
+            await self.run(partial(self._timed, partial(self._store.append, events)))
+
+    async def write(self, rows: Sequence[Row]) -> None:
+        """Write changed rows of the tables.
+
+        Raises:
+            PlexError: as `Store.append`.
+        """
+        if not (self._is_quick and self._store.write_now(rows)):
+            await self.run(partial(self._store.append, (), rows))
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what `work()` returns on the thread, or raise what it raises.

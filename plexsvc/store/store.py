@@ -1,9 +1,9 @@
 """The repository: opens and migrates the database, allocates the epoch, appends events and rows.
 
-All calls block; the scheduler's driver makes them on one thread of its own. SQLite runs in WAL
-mode with `synchronous=FULL`: a committed event survives a power cut. On PostgreSQL, and on SQLite
-when two schedulers share a file, a write carries the epoch and is refused once a newer one was
-allocated.
+All calls block; the scheduler's driver makes those that may wait on a thread of its own. SQLite
+runs in WAL mode with `synchronous=FULL`: a committed event survives a power cut, unless its writer
+asked for less. On PostgreSQL, and on SQLite when two schedulers share a file, a write carries the
+epoch and is refused once a newer one was allocated.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Store:
     def __init__(self, engine: Engine, *, epoch: int) -> None:
         self._engine = engine
         self._connection = engine.connect()
-        self._upserts = {table: _upsert(engine, table) for table in TABLES.values()}
-        is_sqlite = engine.dialect.name == "sqlite"
-        self._appender = SqliteAppender(engine, epoch=epoch) if is_sqlite else None
+        self._upserts = {kind: _upsert(engine, table) for kind, table in TABLES.items()}
+        self._appender = None
+        if engine.dialect.name == "sqlite":
+            self._appender = SqliteAppender(engine, epoch=epoch, upserts=self._upserts)
         self.epoch = epoch
 
     def append(self, events: Sequence[JournalRow], rows: Sequence[Row] = ()) -> None:
@@ -64,7 +65,7 @@ class Store:
             PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
                 database does not answer.
         """
-        if events and not rows and self.append_now(events):
+        if events and not rows and self.append_now(events, is_synced=True):
             return
         try:
             with self._connection.begin():
@@ -75,12 +76,26 @@ class Store:
                 ErrorCode.UNAVAILABLE, f"the store did not take {len(events)} events: {error}"
             ) from error
 
-    def append_now(self, events: Sequence[JournalRow]) -> bool:
-        """Write a batch of events if nobody need be waited for; return whether it is durable.
+    def append_now(self, events: Sequence[JournalRow], *, is_synced: bool) -> bool:
+        """Write a batch of events if nobody need be waited for; return whether it is written.
 
-        When it is not, nothing was written and `append` says why.
+        Args:
+            events: the batch.
+            is_synced: whether it must survive a power cut; else it does once a later batch must,
+                and survives the end of this process alone.
+
+        When it is not written, nothing was, and `append` says why.
         """
-        return self._appender is not None and self._appender.append(events)
+        return self._appender is not None and self._appender.append(events, is_synced=is_synced)
+
+    def write_now(self, rows: Sequence[Row]) -> bool:
+        """Write changed rows if nobody need be waited for; return whether they are written.
+
+        Rows of operations alone are not synced: the journal, which is, tells of them too. When
+        nothing was written, `append` says why.
+        """
+        is_synced = any(not isinstance(row, OperationRow) for row in rows)
+        return self._appender is not None and self._appender.write(rows, is_synced=is_synced)
 
     def journal(self, *, epoch: int | None = None) -> Iterator[JournalRow]:
         """Yield the events of an epoch (this one by default) in order."""
@@ -156,10 +171,10 @@ class Store:
             self._connection.execute(
                 insert(JOURNAL), [_values(row, epoch=self.epoch) for row in events]
             )
-        for kind, table in TABLES.items():
+        for kind, upsert in self._upserts.items():
             values = [_values(row, epoch=self.epoch) for row in rows if isinstance(row, kind)]
             if values:
-                self._connection.execute(self._upserts[table], values)
+                self._connection.execute(upsert, values)
 
     def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:  # noqa: ANN401 - a Select
         names = [field.name for field in dataclasses.fields(kind)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler import journal
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost
+from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import open_store
 from tests.fakes.fake_cluster import failed, no_room, staged_payload
 from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
@@ -92,6 +94,31 @@ async def test_two_devices_work_at_the_same_time(rig: Rig) -> None:
     rig.behaviour.on_execute = meet
     await asyncio.gather(rig.run("a"), rig.run("b"))
     assert rig.behaviour.most_executing == 2
+
+
+async def test_whoever_is_told_something_is_told_what_is_on_disk(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    synced_last: list[bool] = []
+    append = rig.store.append_now
+
+    def note(events: Sequence[JournalRow], *, is_synced: bool) -> bool:
+        synced_last.append(is_synced)
+        return append(events, is_synced=is_synced)
+
+    monkeypatch.setattr(rig.store, "append_now", note)
+    begun, go = held_open(rig, "step")
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(rig.run("job-1", "step"))
+        await begun.wait()
+        assert synced_last[-1] is False
+        go.set()
+        assert (await call).state == ANSWERED
+    assert synced_last[-1] is True
+    assert (await rig.run("job-1", "step", seq=1)).error.code == ErrorCode.STALE_SEQUENCE
+    assert synced_last[-2:] == [False, True]
 
 
 async def test_a_repeat_attaches_and_is_then_answered_from_the_record(rig: Rig) -> None:

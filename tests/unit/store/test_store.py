@@ -140,3 +140,21 @@ def test_sqlite_keeps_every_commit_through_a_power_cut(tmp_path: Path) -> None:
     assert connection.exec_driver_sql("pragma journal_mode").scalar_one() == "wal"
     assert connection.exec_driver_sql("pragma synchronous").scalar_one() == 2
     store.close()
+
+
+def test_what_is_written_without_a_sync_is_there_and_fenced_like_the_rest(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/plex.db"
+    old = open_store(url, now_us=1)
+    assert old.append_now([entry(1)], is_synced=False)
+    assert old.append_now([entry(2)], is_synced=True)
+    assert old.write_now([operation()])
+    assert old.write_now([operation("failed"), job()])
+    assert list(old.journal()) == [entry(1), entry(2)]
+    assert old.operation(b"0123456789abcdef") == operation("failed")
+    new = open_store(url, now_us=2)
+    assert not old.append_now([entry(3)], is_synced=False)
+    assert not old.write_now([job("completed")])
+    assert new.jobs() == [job()]
+    assert new.write_now([job("failed")])
+    old.close()
+    new.close()
