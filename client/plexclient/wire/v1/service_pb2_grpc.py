@@ -62,6 +62,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
                 _registered_method=True)
+        self.Operate = channel.stream_stream(
+                '/plexsvc.v1.Router/Operate',
+                request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
+                _registered_method=True)
         self.StagePayload = channel.stream_unary(
                 '/plexsvc.v1.Router/StagePayload',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.StageRequest.SerializeToString,
@@ -180,6 +185,16 @@ class RouterServicer:
 
     def SubmitOperation(self, request, context):
         """returns when it is answered
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Operate(self, request_iterator, context):
+        """SubmitOperation for any number of operations under way: each answer comes when it is there, in any
+        order, named by its operation_id; every refusal is an answer. The router sends its headers at once:
+        wait for them before the first operation. An operation sent again while it is under way is answered
+        once for all. What no answer came for when the stream ends goes on: send it again on another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -318,6 +333,11 @@ def add_RouterServicer_to_server(servicer, server):
             ),
             'SubmitOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitOperation,
+                    request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.SerializeToString,
+            ),
+            'Operate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Operate,
                     request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
                     response_serializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.SerializeToString,
             ),
@@ -541,6 +561,33 @@ class Router:
             request,
             target,
             '/plexsvc.v1.Router/SubmitOperation',
+            plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
+            plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Operate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/plexsvc.v1.Router/Operate',
             plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
             plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
             options,
