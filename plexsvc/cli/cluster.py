@@ -221,6 +221,7 @@ class EmbeddedCluster:
         add_to_server(router, server)
         address = _bind(server, self._config.listen, key="listen")
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        stack.callback(router.stop)
         await server.start()
         self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
         stack.callback(remove_card, self._config.state_dir)

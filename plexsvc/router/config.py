@@ -41,6 +41,10 @@ class RouterConfig:
     max_uploads: int = 64
     """Uploads relayed at once; the next is refused with `staging_full` and may be tried again."""
 
+    max_operations_per_stream: int = 4096
+    """Operations of one stream under way or not yet told their answer; the next is refused with
+    `queue_full` and may be submitted again."""
+
     default_micro_batch_tokens: int = 4096
     """Tokens of a micro-batch where the deployment names none."""
 

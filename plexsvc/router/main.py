@@ -48,6 +48,7 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     try:
         yield await _listen(server, config.listen)
     finally:
+        router.stop()
         await server.stop(STOP_GRACE_S)
         await router.aclose()
         scheduler.close()

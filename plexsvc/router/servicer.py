@@ -32,6 +32,7 @@ from plexsvc.router.channels import ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
+from plexsvc.router.operating import OperationStreams, refused
 from plexsvc.router.relay import Uploads, announce
 from plexsvc.router.validation import (
     OperationRules,
@@ -49,6 +50,7 @@ Request = TypeVar("Request", bound=Message)
 Context: TypeAlias = grpc.aio.ServicerContext
 Unary = Callable[..., Coroutine[Any, Any, Message]]
 Streaming = Callable[..., AsyncGenerator[bytes]]
+Conversing = Callable[..., Coroutine[Any, Any, None]]
 
 
 class RouterServicer:
@@ -85,6 +87,13 @@ class RouterServicer:
             config=config,
             frames=frames,
         )
+        self.operations = OperationStreams(
+            self.submit_operation, max_operations=config.max_operations_per_stream
+        )
+
+    def stop(self) -> None:
+        """Let streams that would stay open end; call it before the server is stopped."""
+        self.operations.stop()
 
     async def aclose(self) -> None:
         """Close the connections to nodes."""
@@ -130,15 +139,14 @@ class RouterServicer:
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId
     ) -> ops.OperationResult:
-        """Admit an operation and wait for its answer; refusals are answers too."""
+        """Admit an operation and wait for its answer; refusals are answers too.
+
+        `SubmitOperation` is this, and so is each message of `Operate`.
+        """
         try:
             return await self._submit(operation, tenant=tenant)
         except PlexError as error:
-            return ops.OperationResult(
-                operation_id=operation.operation_id,
-                state=ops.OPERATION_STATE_REFUSED,
-                error=to_wire(error),
-            )
+            return refused(operation.operation_id, error)
 
     async def stage_payload(
         self, messages: AsyncIterator[bytes], *, tenant: TenantId
@@ -210,11 +218,7 @@ class RouterServicer:
         try:
             return await self._scheduler.SubmitOperation(outline, None)
         except PlexError as error:
-            return ops.OperationResult(
-                operation_id=outline.operation_id,
-                state=ops.OPERATION_STATE_REFUSED,
-                error=to_wire(error),
-            )
+            return refused(outline.operation_id, error)
 
     async def _take_model(self, request: pb.CreateDeploymentRequest, *, tenant: TenantId) -> None:
         """Use the model of another deployment of the job."""
@@ -267,6 +271,9 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     handlers["StagePayload"] = grpc.stream_unary_rpc_method_handler(
         _unary(router, router.stage_payload), response_serializer=kind_serializer
     )
+    handlers["Operate"] = grpc.stream_stream_rpc_method_handler(
+        _conversing(router, router.operations.serve)
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
@@ -294,6 +301,21 @@ def _streaming(router: RouterServicer, method: Streaming) -> Callable[..., Async
             async with aclosing(method(request, tenant=tenant)) as messages:
                 async for message in messages:
                     yield message
+        except PlexError as error:
+            await abort_with(context, error)
+        except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
+            await _abort_internal(context, error, method=method.__name__)
+
+    return handle
+
+
+def _conversing(
+    router: RouterServicer, method: Conversing
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def handle(messages: object, context: Context) -> None:
+        del messages  # read from the context
+        try:
+            await method(context, tenant=router.tenants.caller(context))
         except PlexError as error:
             await abort_with(context, error)
         except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed

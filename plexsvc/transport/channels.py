@@ -26,6 +26,7 @@ CHANNEL_OPTIONS: Final[Options] = (
 )
 SERVER_OPTIONS: Final[Options] = (
     *_LIMITS,
+    ("grpc.keepalive_time_ms", 30_000),  # a stream without a deadline must not outlive its client
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),

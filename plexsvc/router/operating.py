@@ -1,0 +1,191 @@
+"""`Router.Operate`: a client's operations and their answers on one long-lived stream.
+
+Theory of operation. Opening a stream costs a call once; an operation on it costs a message each
+way, a fraction of what gRPC's machinery for a call of its own does. The caller is authenticated
+once, and told so by the stream's headers. One task reads, and never waits for an operation, since
+what it reads next may be what that one waits for; each operation is answered by a task of its own.
+Answers are written one after the other, as gRPC asks. `router.max_operations_per_stream` bounds
+the tasks and the answers not yet written: what comes beyond is refused by the reader itself, so a
+client that does not read its answers is not read from either.
+
+An operation sent again while it is under way is asked about anew, in place of the first time: one
+task an id, one answer for both. A client that has sent all (half-closed) still gets its answers.
+With the stream ends the waiting, never the operation: the scheduler's record keeps the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, Protocol, TypeAlias
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId, show
+from plexsvc.log import Log
+from plexsvc.router.validation import bad_request
+from plexsvc.transport.channels import MAX_MESSAGE_BYTES
+
+log = Log(__name__)
+
+Context: TypeAlias = grpc.aio.ServicerContext
+FRAMING_BYTES: Final = 1024
+"""What of a message's limit is left to whoever frames it."""
+
+
+class Submit(Protocol):
+    """Admits an operation and returns its answer, a refusal too; raises for nothing but bugs."""
+
+    def __call__(
+        self, operation: ops.Operation, *, tenant: TenantId
+    ) -> Awaitable[ops.OperationResult]:
+        """Return the answer when it is there."""
+        ...
+
+
+class OperationStreams:
+    """The streams of operations open at a router."""
+
+    def __init__(self, submit: Submit, *, max_operations: int) -> None:
+        self._submit = submit
+        self._max_operations = max_operations
+        self._open: set[_Stream] = set()
+        self._is_stopping = False
+
+    async def serve(self, context: Context, *, tenant: TenantId) -> None:
+        """Answer what comes on one stream, given and taken as bytes, until the client ends it.
+
+        Raises:
+            PlexError: `bad_request` for bytes that are no operation; `unavailable` when the router
+                stops. Nothing is under way on the stream any more then.
+        """
+        if self._is_stopping:
+            raise _stopping()
+        stream = _Stream(
+            context, submit=self._submit, tenant=tenant, max_operations=self._max_operations
+        )
+        self._open.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._open.discard(stream)
+
+    def stop(self) -> None:
+        """Read no further operations; a stream ends when those under way on it are answered."""
+        self._is_stopping = True
+        for stream in self._open:
+            stream.stop(_stopping())
+
+
+class _Stream:
+    """One stream: who waits on it for what, and whose turn it is to write."""
+
+    def __init__(
+        self, context: Context, *, submit: Submit, tenant: TenantId, max_operations: int
+    ) -> None:
+        self._context = context
+        self._submit = submit
+        self._tenant = tenant
+        self._max_operations = max_operations
+        self._under_way: dict[bytes, asyncio.Task[None]] = {}
+        self._num_unsent = 0
+        self._writing = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._end: PlexError | None = None
+
+    async def run(self) -> None:
+        """Return when the client has its answers; raise why the stream ended otherwise."""
+        await self._context.send_initial_metadata(())
+        if self._end is None:
+            async with asyncio.TaskGroup() as tasks:
+                self._reading = tasks.create_task(self._read(tasks))
+        if self._end is not None:
+            raise self._end
+
+    def stop(self, why: PlexError) -> None:
+        """Stop reading."""
+        self._end = self._end or why
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        while (message := await self._context.read()) is not grpc.aio.EOF:
+            try:
+                operation = ops.Operation.FromString(message)
+            except DecodeError as error:
+                self._break_off(error)
+                return
+            operation_id = operation.operation_id
+            earlier = self._under_way.pop(operation_id, None)
+            if earlier is not None:
+                earlier.cancel()
+            elif len(self._under_way) + self._num_unsent >= self._max_operations:
+                await self._send(refused(operation_id, self._full(operation_id)))
+                continue
+            self._under_way[operation_id] = tasks.create_task(self._run(operation, operation_id))
+
+    async def _run(self, operation: ops.Operation, operation_id: bytes) -> None:
+        try:
+            result = await self._submit(operation, tenant=self._tenant)
+        except Exception as error:  # noqa: BLE001 - the edge: a bug of ours ends only its operation
+            log.error("operation failed in the router", operation_id=operation_id)  # noqa: TRY400 - it logs the cause
+            text = f"the router failed: {type(error).__name__}: {error}; its log says where"
+            result = refused(operation_id, PlexError(ErrorCode.INTERNAL, text))
+        del self._under_way[operation_id]
+        await self._send(result)
+
+    async def _send(self, result: ops.OperationResult) -> None:
+        message = result.SerializeToString()
+        if len(message) > MAX_MESSAGE_BYTES - FRAMING_BYTES:
+            message = _too_large(result, nbytes=len(message)).SerializeToString()
+        self._num_unsent += 1
+        try:
+            async with self._writing:
+                await self._context.write(message)
+        except Exception as error:  # noqa: BLE001 - whatever gRPC calls it, the stream is over
+            log.info("answer not sent", operation_id=result.operation_id, error=error)
+        finally:
+            self._num_unsent -= 1
+
+    def _break_off(self, error: DecodeError) -> None:
+        self._end = bad_request(
+            f"the stream of operations carried bytes that are no Operation ({error}); open another "
+            "and send again what was not answered"
+        )
+        for task in self._under_way.values():
+            task.cancel()
+
+    def _full(self, operation_id: bytes) -> PlexError:
+        return PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"{show(operation_id)} not accepted: {self._max_operations} operations are under way "
+            "on its stream already (router.max_operations_per_stream); await some of them and "
+            "submit it again",
+            limit=self._max_operations,
+        )
+
+
+def refused(operation_id: bytes, error: PlexError) -> ops.OperationResult:
+    """Return the answer that says why an operation is refused."""
+    return ops.OperationResult(
+        operation_id=operation_id, state=ops.OPERATION_STATE_REFUSED, error=to_wire(error)
+    )
+
+
+def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResult:
+    """Return what is told instead of an answer that would end the whole stream."""
+    error = PlexError(
+        ErrorCode.INTERNAL,
+        f"the answer of {show(result.operation_id)} has {nbytes} bytes; a message carries at most "
+        f"{MAX_MESSAGE_BYTES - FRAMING_BYTES}. The operation itself ended as "
+        f"{ops.OperationState.Name(result.state)}",
+    )
+    return refused(result.operation_id, error)
+
+
+def _stopping() -> PlexError:
+    return PlexError(ErrorCode.UNAVAILABLE, "the router stops; submit again, here or at another")
