@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import OperationId, new_operation_id, show
-from plexclient.link import MAX_MESSAGE_BYTES
+from plexclient.operations import MAX_MESSAGE_BYTES
 from plexclient.payloads import Arrays, Inputs, inputs, upload
 from plexclient.results import check
 from plexclient.retry import persist

@@ -1,21 +1,18 @@
-"""The channel to the router: its methods, a token and a deadline on every call, typed failures."""
+"""The channel to the router: its methods, the token on every call, deadlines, typed failures."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Final
 
-import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from plexclient.errors import ErrorCode, PlexError
+from plexclient.errors import ErrorCode
+from plexclient.failures import error_of
+from plexclient.operations import MAX_MESSAGE_BYTES, Operations
 from plexclient.wire.errors import from_wire
-from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
-
-MAX_MESSAGE_BYTES: Final = 8 << 20
-ERROR_KEY: Final = "plex-error-bin"
-"""Trailing metadata that carries the service's own error; without it a failure is gRPC's."""
+from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,34 +30,7 @@ CHANNEL_OPTIONS: Final = (
 )
 """The service's own options (a silent peer is noticed in 10 s), and quick reconnects."""
 
-_S = grpc.StatusCode
-STATUS_FACT: Final = "grpc_status"
-LOST: Final = frozenset(
-    {_S.UNAVAILABLE, _S.DEADLINE_EXCEEDED, _S.CANCELLED, _S.UNKNOWN, _S.INTERNAL, _S.ABORTED}
-)
-"""Statuses that may pass: the call never reached the service, or its answer never reached us."""
-
 Stub: Final[Any] = service_pb2_grpc.RouterStub  # generated code carries no annotations
-
-
-def error_of(failure: grpc.aio.AioRpcError) -> PlexError:
-    """Return the service's own error, or `unavailable` / `internal` for gRPC's, with its status."""
-    carried = (failure.trailing_metadata() or {}).get(ERROR_KEY)
-    if isinstance(carried, bytes):
-        try:
-            return from_wire(common_pb2.Error.FromString(carried))
-        except DecodeError:
-            pass  # another server's key of the same name: the status says what there is to say
-    status = failure.code()
-    if status == _S.UNAUTHENTICATED:
-        code = ErrorCode.UNAUTHENTICATED
-    else:
-        code = ErrorCode.UNAVAILABLE if status in LOST else ErrorCode.INTERNAL
-    return PlexError(
-        code,
-        f"the router did not answer: {status.name}: {failure.details()}",
-        **{STATUS_FACT: status.name},
-    )
 
 
 class Link:
@@ -71,6 +41,7 @@ class Link:
         self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
         self._stub = Stub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
+        self._operations = Operations(lambda: self._stub.Operate(metadata=self._metadata))
 
     async def unary(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - the method's reply
         """Return the reply of a unary method."""
@@ -83,14 +54,12 @@ class Link:
     async def submit(
         self, operation: operations_pb2.Operation, *, timeout_s: float
     ) -> operations_pb2.OperationResult:
-        """Return the operation's answer; raises a refusal, retryable ones included."""
-        result: operations_pb2.OperationResult = await self.unary(
-            "SubmitOperation", operation, timeout_s=timeout_s
-        )
+        """Return the operation's answer, or raise a refusal that has not taken its number."""
+        result = await self._operations.ask(operation, timeout_s=timeout_s)
         is_failed = result.state == operations_pb2.OPERATION_STATE_FAILED
         if result.HasField("error") and not is_failed:
             error = from_wire(result.error)
-            if error.retryable:
+            if error.retryable or error.code is ErrorCode.INTERNAL:
                 raise error
         return result
 
@@ -113,7 +82,8 @@ class Link:
         return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
 
     async def close(self) -> None:
-        """Close the channel."""
+        """End the stream of operations and close the channel."""
+        await self._operations.aclose()
         await self._channel.close()
 
 

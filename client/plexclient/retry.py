@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from plexclient.clock import Clock
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.link import STATUS_FACT
+from plexclient.failures import STATUS_FACT
 
 R = TypeVar("R")
 FIRST_PAUSE_S: Final = 0.02

@@ -23,6 +23,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire import tensors
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
+from tests.fakes.fake_stream import Stream
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Result = operations_pb2.OperationResult
@@ -92,7 +93,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     def fail(self, method: str, *faults: Fault | None) -> None:
         """Let the next calls of `method` meet `faults`, one each; None is an untouched call.
 
-        `SubmitOperation/step` means the submissions of that kind only.
+        A call of `Operate` is an operation on its stream, `Operate/step` one of that kind only.
+        What is lost takes the stream with it. A refusal takes the operation's number, unless it is
+        retryable or `internal`.
         """
         self.faults[method].extend(faults)
 
@@ -150,19 +153,47 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- operations
 
-    async def SubmitOperation(self, request, context):  # noqa: ANN001, ANN201, N802
-        self.attempts.append(request)
-        kind = request.WhichOneof("body")
-        fault = await self._meet("SubmitOperation", context, faults_of=f"SubmitOperation/{kind}")
-        answer = self._answers.get(request.operation_id)
-        if answer is None:  # a task of its own: an operation does not end with the call it came by
-            answer = self.group.create_task(self._run(request))
-            self._answers[request.operation_id] = answer
-        result = await asyncio.shield(answer)
-        await self._lose(fault, context)
-        return result
+    async def Operate(self, request_iterator, context):  # noqa: ANN001, ANN201, N802
+        del request_iterator
+        self.calls.append("Operate")
+        await self._authenticate(context)
+        await context.send_initial_metadata(())
+        stream = Stream(context, cut=asyncio.get_running_loop().create_future())
+        try:
+            stream.start(self._take(stream))
+            await asyncio.wait({*stream.tasks, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stream.end()
+        if stream.cut.done():
+            await context.abort(stream.cut.result(), "cut by the test")
 
-    async def _run(self, operation: operations_pb2.Operation) -> Result:
+    async def _take(self, stream: Stream) -> None:
+        while (operation := await stream.context.read()) is not grpc.aio.EOF:
+            self.attempts.append(operation)
+            fault = self._fault("Operate", faults_of=f"Operate/{operation.WhichOneof('body')}")
+            if fault is not None and fault.lose_request:
+                stream.lose(fault.status)
+                return
+            stream.start(self._answer(operation, fault, stream))
+
+    async def _answer(
+        self, operation: operations_pb2.Operation, fault: Fault | None, stream: Stream
+    ) -> None:
+        refusal = fault.refuse if fault is not None else None
+        if refusal is not None and (refusal.retryable or refusal.code is ErrorCode.INTERNAL):
+            await stream.send(_refused(operation, refusal))
+            return
+        answer = self._answers.get(operation.operation_id)
+        if answer is None:  # a task of its own: an operation does not end with its stream
+            answer = self.group.create_task(self._run(operation, refusal))
+            self._answers[operation.operation_id] = answer
+        result = await asyncio.shield(answer)
+        if fault is not None and fault.lose_reply:
+            stream.lose(fault.status)
+        else:
+            await stream.send(result)
+
+    async def _run(self, operation: operations_pb2.Operation, refusal: PlexError | None) -> Result:
         lane = self.lanes[operation.deployment_id]
         if operation.seq < lane.next_seq:
             error = PlexError(ErrorCode.STALE_SEQUENCE, f"{operation.seq} is taken")
@@ -171,13 +202,14 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             await asyncio.to_thread(self.hold.wait, 30)
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_ready(operation, lane))
-            kind = operation.WhichOneof("body")
-            result = self._apply(operation, lane)
             lane.next_seq += 1
+            self._changed.notify_all()
+            if refusal is not None:
+                return _refused(operation, refusal)
+            kind = operation.WhichOneof("body")
             lane.applied.append((operation.seq, kind))
             self.order.append((operation.deployment_id.rpartition("/")[2], kind))
-            self._changed.notify_all()
-        return result
+            return self._apply(operation, lane)
 
     def _is_ready(self, operation: operations_pb2.Operation, lane: Lane) -> bool:
         is_staged = operation.payload.WhichOneof("form") != "staged"
@@ -334,12 +366,18 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- faults
 
-    async def _meet(self, method: str, context, *, faults_of: str = "") -> Fault | None:  # noqa: ANN001
-        self.calls.append(method)
+    async def _authenticate(self, context) -> None:  # noqa: ANN001
         if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
             await self._abort(context, PlexError(ErrorCode.UNAUTHENTICATED, "unknown token"))
+
+    def _fault(self, method: str, *, faults_of: str = "") -> Fault | None:
         queue = self.faults[faults_of] or self.faults[method]
-        fault = queue.popleft() if queue else None
+        return queue.popleft() if queue else None
+
+    async def _meet(self, method: str, context) -> Fault | None:  # noqa: ANN001
+        self.calls.append(method)
+        await self._authenticate(context)
+        fault = self._fault(method)
         if fault is not None and fault.lose_request:
             await context.abort(fault.status, "lost on the way in, by the test")
         if fault is not None and fault.refuse is not None:

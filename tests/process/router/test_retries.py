@@ -11,10 +11,12 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from plexclient.operations import Operations
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import PlexError
 from plexsvc.transport.channels import CHANNEL_OPTIONS
 from plexsvc.transport.status import error_from
 from tests.fakes.chaos_proxy import ChaosProxy, Faults
@@ -52,8 +54,8 @@ async def persist(attempt: Callable[[], Awaitable[Reply]]) -> Reply:
     for _ in range(ATTEMPTS):
         try:
             return await attempt()
-        except grpc.aio.AioRpcError as failure:
-            error = error_from(failure)
+        except (grpc.aio.AioRpcError, PlexError) as failure:
+            error = failure if isinstance(failure, PlexError) else error_from(failure)
             if not error.retryable:
                 raise error from failure
             await asyncio.sleep(0.002)
@@ -81,6 +83,26 @@ async def test_small_operations_over_a_bad_line_take_effect_once_and_in_order(se
             result = await run_persistently(client, operation)
             assert result.state == ops.OPERATION_STATE_ANSWERED
         assert rig.scheduler.effects == [operation.operation_id for operation in sent]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_operations_on_a_stream_over_a_bad_line_take_effect_once(seed: int) -> None:
+    async with start_rig() as rig, bad_line(rig, seed=seed, faults=SMALL_FAULTS) as client:
+        streams = Operations(lambda: client.stub.Operate(metadata=metadata()))
+        body = ops.ForwardBackward(loss="ppo")
+        sent = [client.operation(batch([5, 9]), forward_backward=body) for _ in range(40)]
+
+        async def run(operation: ops.Operation) -> None:
+            result = await persist(lambda: streams.ask(operation, timeout_s=5))
+            assert result.state == ops.OPERATION_STATE_ANSWERED
+            assert result.operation_id == operation.operation_id
+
+        for first in range(0, len(sent), 4):
+            async with asyncio.TaskGroup() as group:
+                for operation in sent[first : first + 4]:
+                    group.create_task(run(operation))
+        await streams.aclose()
+        assert sorted(rig.scheduler.effects) == sorted(op.operation_id for op in sent)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -111,10 +111,21 @@ def test_a_pull_names_its_publish_as_what_comes_first(loop: Loop, router: FakeRo
 
 def test_a_failed_publish_is_what_a_sync_raises(loop: Loop, router: FakeRouter) -> None:
     gone = plex.PlexError(plex.ErrorCode.DEPLOYMENT_FAILED, "worker 3 exited with 1")
-    router.fail("SubmitOperation/publish", Fault(refuse=gone))
+    router.fail("Operate/publish", Fault(refuse=gone))
     with pytest.raises(plex.PlexError, match="worker 3 exited"):
         loop.rollout.sync(loop.actor)
-    assert kinds(router, "actor") == ["noop"], "the refused number is taken by a no-op"
+    loop.actor.zero_grad()
+    assert kinds(router, "actor") == ["zero_grad"]
+
+
+def test_the_number_of_an_operation_the_service_stumbled_over_is_taken_by_a_no_op(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.fail("Operate/step", Fault(refuse=plex.PlexError(plex.ErrorCode.INTERNAL, "a bug")))
+    with pytest.raises(plex.PlexError, match="a bug"):
+        loop.actor.step()
+    loop.actor.zero_grad()
+    assert kinds(router, "actor") == ["noop", "zero_grad"]
 
 
 def test_sync_refuses_itself_and_other_jobs(loop: Loop, cluster: plex.Cluster) -> None:

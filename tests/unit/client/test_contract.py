@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from plexclient.link import CHANNEL_OPTIONS, ERROR_KEY
+from plexclient.failures import ERROR_KEY
+from plexclient.link import CHANNEL_OPTIONS
 from plexsvc.transport import channels, status
 
 PROBE = """

@@ -56,7 +56,7 @@ def test_a_cut_stream_goes_on_after_the_last_frame_it_has(
 
 
 def test_a_generate_whose_submission_is_cut_runs_once(loop: Loop, router: FakeRouter) -> None:
-    router.fail("SubmitOperation", LOST, Fault(lose_reply=True), Fault(lose_reply=True))
+    router.fail("Operate", LOST, Fault(lose_reply=True), Fault(lose_reply=True))
     assert tokens(loop.rollout.generate(PROMPTS, max_tokens=5)) == expected(1, 5)
     assert router.order == [("rollout", "generate")]
 
@@ -65,10 +65,10 @@ def test_a_refused_generate_raises_its_cause_and_does_not_hang(
     loop: Loop, router: FakeRouter
 ) -> None:
     too_long = PlexError(ErrorCode.BAD_REQUEST, "prompt 0 has 9 tokens, max_model_len is 8")
-    router.fail("SubmitOperation/generate", Fault(refuse=too_long))
+    router.fail("Operate/generate", Fault(refuse=too_long))
     with pytest.raises(PlexError, match="max_model_len is 8"):
         loop.rollout.generate(PROMPTS)
-    router.fail("SubmitOperation/generate", Fault(refuse=too_long))
+    router.fail("Operate/generate", Fault(refuse=too_long))
     with pytest.raises(PlexError, match="max_model_len is 8"):
         list(loop.rollout.generate.stream(PROMPTS))
     assert tokens(loop.rollout.generate(PROMPTS, max_tokens=3)) == expected(1, 3)

@@ -36,7 +36,7 @@ def ids(router: FakeRouter, kind: str) -> list[bytes]:
 def test_a_cut_call_is_repeated_under_its_id_and_runs_once(
     loop: Loop, router: FakeRouter, faults: list[Fault]
 ) -> None:
-    router.fail("SubmitOperation", *faults)
+    router.fail("Operate", *faults)
     assert loop.actor.step(lr=0.5)["lr"] == 0.5
     assert applied(router, loop.actor) == [(1, "step")]
     assert len(ids(router, "step")) == len(faults) + 1
@@ -45,14 +45,14 @@ def test_a_cut_call_is_repeated_under_its_id_and_runs_once(
 
 def test_a_repeat_is_the_same_bytes(loop: Loop, router: FakeRouter) -> None:
     batch = plex.Batch.from_sequences([[1, 2, 3]])
-    router.fail("SubmitOperation", LOST_IN, LOST_OUT)
+    router.fail("Operate", LOST_IN, LOST_OUT)
     loop.actor.forward_backward(batch, loss="cross_entropy", scale=2.0)
     first, second, third = router.attempts
     assert first == second == third
 
 
 def test_cuts_do_not_change_the_order_of_what_was_submitted(loop: Loop, router: FakeRouter) -> None:
-    router.fail("SubmitOperation", LOST_IN, None, LOST_OUT, None, LOST_IN, LOST_IN, LOST_OUT)
+    router.fail("Operate", LOST_IN, None, LOST_OUT, None, LOST_IN, LOST_IN, LOST_OUT)
     calls = [loop.actor.step.submit(lr=float(i)) for i in range(12)]
     assert [call.result()["lr"] for call in calls] == [float(i) for i in range(12)]
     assert [seq for seq, _ in applied(router, loop.actor)] == list(range(1, 13))
@@ -60,7 +60,7 @@ def test_cuts_do_not_change_the_order_of_what_was_submitted(loop: Loop, router: 
 
 def test_a_final_error_is_raised_as_the_service_said_it(loop: Loop, router: FakeRouter) -> None:
     broken = PlexError(ErrorCode.WINDOW_BROKEN, "zero_grad first", window=3)
-    router.fail("SubmitOperation", Fault(refuse=broken))
+    router.fail("Operate", Fault(refuse=broken))
     with pytest.raises(PlexError) as caught:
         loop.actor.step()
     assert (caught.value.code, caught.value.message) == ("window_broken", "zero_grad first")
@@ -82,7 +82,7 @@ def test_when_patience_ends_the_refusal_is_raised_and_successors_still_run(
     impatient: plex.Actor, router: FakeRouter
 ) -> None:
     full = PlexError(ErrorCode.QUEUE_FULL, "64 pending", limit=64)
-    router.fail("SubmitOperation/step", Fault(refuse=full))
+    router.fail("Operate/step", Fault(refuse=full))
     given_up = impatient.step.submit()
     after = impatient.zero_grad.submit()
     with pytest.raises(PlexError, match="64 pending; gave up") as caught:
@@ -96,7 +96,7 @@ def test_when_patience_ends_the_refusal_is_raised_and_successors_still_run(
 def test_an_operation_that_was_given_up_but_known_is_not_run_again(
     impatient: plex.Actor, router: FakeRouter
 ) -> None:
-    router.fail("SubmitOperation/step", LOST_OUT)
+    router.fail("Operate/step", LOST_OUT)
     with pytest.raises(PlexError) as caught:
         impatient.step()
     assert caught.value.code == "unavailable"

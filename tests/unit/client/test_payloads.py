@@ -103,7 +103,7 @@ def test_unanswered_payloads_are_bounded(router: FakeRouter) -> None:
         cluster.job("bounded") as job,
     ):
         actor = job.deploy("actor", model="/model", backend="noop")
-        router.fail("SubmitOperation", *[Fault(lose_request=True)] * 3)
+        router.fail("Operate", *[Fault(lose_request=True)] * 3)
         first = actor.forward.submit(large_batch())
         with pytest.raises(PlexError) as caught:
             actor.forward.submit(large_batch())

@@ -1,0 +1,180 @@
+"""A connection's operations on one stream: written as they come, answered by their ids.
+
+Theory of operation. A message on an open stream costs a fraction of a call of its own. The stream
+is opened with the first operation and again with the first one after a loss. It has two tasks, for
+gRPC drops a call when whoever writes to it is cancelled: operations wait for the writer, their
+callers for a future, and giving up on one disturbs no other. The writer starts when the router's
+headers have come, which say that the caller is known: a write that meets a refusal would hide it.
+
+A lost stream fails all who wait on it, each with an error of its own, and each is tried again by
+its caller under the same id. No stream has a deadline: an attempt has, and pings find a peer that
+is silent. Several attempts of one id may wait at once; the first answer is for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.failures import STATUS_FACT, error_of
+from plexclient.ids import show
+from plexclient.wire.v1 import operations_pb2
+
+MAX_MESSAGE_BYTES: Final = 8 << 20
+Result = operations_pb2.OperationResult
+OpenCall = Callable[[], Any]  # gRPC's call objects are untyped
+
+
+class Operations:
+    """Operations and their answers on a stream that is opened when needed. Lives on one loop."""
+
+    def __init__(self, open_call: OpenCall) -> None:
+        self._open_call = open_call
+        self._stream: _Stream | None = None
+
+    async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
+        """Return the answer, of whatever kind.
+
+        Raises:
+            PlexError: `unavailable` when the stream was lost or the time is over: ask again under
+                the same id; `payload_too_large`; what the router ended the stream with.
+        """
+        _check_size(operation)
+        stream = self._stream
+        if stream is None or stream.is_lost:
+            stream = self._stream = _Stream(self._open_call())
+        return await stream.ask(operation, timeout_s=timeout_s)
+
+    async def aclose(self) -> None:
+        """End the stream; whoever waits is cancelled."""
+        if self._stream is not None:
+            await self._stream.aclose()
+
+
+class _Stream:
+    """One stream: what waits to be written, and who waits for which answer."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call object is untyped
+        self._call = call
+        self._unsent: dict[bytes, operations_pb2.Operation] = {}
+        self._has_unsent = asyncio.Event()
+        self._due: dict[bytes, list[asyncio.Future[Result]]] = {}
+        self._is_write_broken = False
+        self.is_lost = False
+        self._loop = asyncio.get_running_loop()
+        self._carrying = self._loop.create_task(self._carry())
+
+    async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
+        """Send an operation and return its answer."""
+        operation_id = operation.operation_id
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._due.setdefault(operation_id, []).append(future)
+        self._unsent[operation_id] = operation
+        self._has_unsent.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            status = grpc.StatusCode.DEADLINE_EXCEEDED.name
+            text = f"{show(operation_id)} was not answered in {timeout_s:.0f} s"
+            raise _lost(text, status=status) from error
+        finally:
+            self._leave(operation_id, future)
+
+    async def aclose(self) -> None:
+        """End the stream; whoever waits is cancelled."""
+        self._carrying.cancel()
+        await asyncio.wait({self._carrying})
+
+    async def _carry(self) -> None:
+        """Carry messages both ways until the stream ends; then whoever waits hears why."""
+        why: PlexError | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._write())
+                why = await self._read()
+                writing.cancel()
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not look like a closed line
+            text = f"the stream of operations failed: {error!r}"
+            why = PlexError(ErrorCode.INTERNAL, text)
+        finally:
+            self.is_lost = True
+            self._call.cancel()
+            self._fail(why)
+
+    async def _read(self) -> PlexError:
+        try:
+            while (result := await self._call.read()) is not grpc.aio.EOF:
+                if result is None:  # what gRPC makes of bytes it cannot parse
+                    return _lost("an answer from the router is no OperationResult", status="OK")
+                for future in self._due.pop(result.operation_id, ()):
+                    if not future.done():
+                        future.set_result(result)
+        except grpc.aio.AioRpcError as failure:
+            return self._reason(failure)
+        return _lost("the router ended the stream of operations", status="OK")
+
+    async def _write(self) -> None:
+        try:
+            await self._call.initial_metadata()
+            while True:
+                await self._has_unsent.wait()
+                self._has_unsent.clear()
+                while self._unsent:
+                    operation = self._unsent.pop(next(iter(self._unsent)))
+                    await self._call.write(operation)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self._is_write_broken = True  # the reader hears why
+
+    def _reason(self, failure: grpc.aio.AioRpcError) -> PlexError:
+        status = failure.code()
+        if status is grpc.StatusCode.UNIMPLEMENTED:
+            return PlexError(
+                ErrorCode.INTERNAL,
+                "the router does not know Router.Operate: it is older than this client; upgrade "
+                "the service, or use the plexclient of its version",
+                **{STATUS_FACT: status.name},
+            )
+        if status is grpc.StatusCode.INTERNAL and self._is_write_broken:
+            text = f"the stream of operations broke off: {failure.details()}"
+            return _lost(text, status=grpc.StatusCode.UNAVAILABLE.name)
+        return error_of(failure)
+
+    def _fail(self, why: PlexError | None) -> None:
+        for futures in self._due.values():
+            for future in futures:
+                if future.done():
+                    continue
+                if why is None:
+                    future.cancel()
+                else:
+                    future.set_exception(PlexError(why.code, why.message, **why.facts))
+
+    def _leave(self, operation_id: bytes, future: asyncio.Future[Result]) -> None:
+        """Wait for an answer no more; an operation that nobody waits for is not sent."""
+        waiting = self._due.get(operation_id)
+        if waiting is None:
+            return
+        waiting.remove(future)
+        if not waiting:
+            del self._due[operation_id]
+            self._unsent.pop(operation_id, None)
+
+
+def _check_size(operation: operations_pb2.Operation) -> None:
+    nbytes = operation.ByteSize()
+    if nbytes > MAX_MESSAGE_BYTES:
+        raise PlexError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"{show(operation.operation_id)} is a message of {nbytes} bytes; one message carries "
+            f"at most {MAX_MESSAGE_BYTES}: split it over several calls",
+        )
+
+
+def _lost(text: str, *, status: str) -> PlexError:
+    return PlexError(ErrorCode.UNAVAILABLE, text, **{STATUS_FACT: status})
