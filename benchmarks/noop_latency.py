@@ -1,19 +1,21 @@
 """Latency of a no-op operation, client → router → scheduler → worker → client, journal on.
 
 64 jobs on 64 virtual groups (a device and a rank process each, backend `noop`: nothing is computed)
-each issue 5 operations a second, open loop, over connections of their own; one process makes all
-calls with bare stubs. The same load goes down a bare gRPC chain of the same hops and as many worker
-processes, on the same event loop, in the same run: two hops for router and scheduler in one process
-(embedded), three for a router apart. Rounds alternate, so that drift hits all alike; figures are
-medians over rounds. `busy_cores` is what the whole machine worked, whoever for; `cpu_ms` is what
-each part worked for one operation of the open loop (`node`: agent, state manager and ranks; `bare`:
-hops and workers of both chains); `sync` is what a sync of 8 KiB takes between rounds: an operation
-waits for two.
+each issue 5 operations a second, open loop, over connections of their own, each with one stream of
+operations (`Router.Operate`) as the SDK has it; one process makes all calls with bare stubs. The
+same load goes down a bare gRPC chain of the same hops and as many worker processes, on the same
+event loop, in the same run, every hop a unary call: two hops for router and scheduler in one
+process (embedded), three for a router apart. Rounds alternate, so that drift hits all alike;
+figures are medians over rounds. `busy_cores` is what the whole machine worked, whoever for;
+`cpu_ms` is what each part worked for one operation of the open loop (`node`: agent, state manager
+and ranks; `bare`: hops and workers of both chains); `sync` is what a sync of 8 KiB takes between
+rounds: an operation waits for two.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,29 @@ class NoopJob:
         return min(self.unfinished, default=self.seq + 1) - 1
 
 
+class Stream:
+    """A connection's stream of operations: a future an operation, one task that reads."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self._call = call
+        self._due: dict[bytes, asyncio.Future[ops.OperationResult]] = {}
+        self._writing = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+
+    async def ask(self, operation: ops.Operation) -> ops.OperationResult:
+        """Return an operation's answer."""
+        future = self._due[operation.operation_id] = self._loop.create_future()
+        async with self._writing:
+            await self._call.write(operation)
+        return await future
+
+    async def read(self) -> None:
+        """Hand answers to those who wait, until the stream is given up."""
+        await self._call.initial_metadata()
+        while (result := await self._call.read()) is not grpc.aio.EOF:
+            self._due.pop(result.operation_id).set_result(result)
+
+
 class Service:
     """The jobs over one router: calls are no-ops of job `i`."""
 
@@ -82,6 +107,7 @@ class Service:
     ) -> None:
         self._stubs = [service_pb2_grpc.RouterStub(channel) for channel in channels]
         self._metadata = (("authorization", f"Bearer {token}"),)
+        self._streams: list[Stream] = []
         self.jobs = jobs
 
     async def deploy(self, index: int) -> None:
@@ -102,11 +128,22 @@ class Service:
         )
         await stub.CreateDeployment(request, metadata=self._metadata, timeout=CALL_S)
 
+    @contextlib.asynccontextmanager
+    async def streaming(self) -> AsyncIterator[None]:
+        """Keep a stream of operations open on each connection."""
+        self._streams = [Stream(stub.Operate(metadata=self._metadata)) for stub in self._stubs]
+        async with asyncio.TaskGroup() as group:
+            readers = [group.create_task(stream.read()) for stream in self._streams]
+            yield
+            for reader in readers:
+                reader.cancel()
+
     async def call(self, index: int) -> None:
         """Run one no-op of job `index`; acknowledge now and then, as the SDK does."""
         job, stub = self.jobs[index], self._stubs[index]
         operation = job.next()
-        result = await stub.SubmitOperation(operation, metadata=self._metadata, timeout=CALL_S)
+        async with asyncio.timeout(CALL_S):
+            result = await self._streams[index].ask(operation)
         if result.HasField("error"):
             raise RuntimeError(f"{result.error.code}: {result.error.message}")
         job.unfinished.discard(operation.seq)
@@ -256,6 +293,8 @@ async def measure(
         apart = Service(channels["apart"], token=token, jobs=made)
         for index in range(jobs):
             await embedded.deploy(index)
+        await stack.enter_async_context(embedded.streaming())
+        await stack.enter_async_context(apart.streaming())
         phases = [
             Phase("embedded", embedded.call),
             Phase("bare_2", bare_chain.bare_call(channels["bare_2"])),
