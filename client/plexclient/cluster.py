@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from plexclient import environment
 from plexclient.background import Background
 from plexclient.calls import call
+from plexclient.checks import real, whole
 from plexclient.clock import Clock, SystemClock
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_job_id
@@ -22,6 +23,9 @@ from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
 from plexclient.session import Session
 from plexclient.wire.v1 import service_pb2
+
+MAX_TTL_S: Final = 1e9
+"""Longest session a client may ask for; the service has a shorter limit of its own."""
 
 
 class Cluster:
@@ -84,23 +88,24 @@ class Cluster:
         much longer a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
         In a controller that `plexctl submit` started, the first job is the submitted one.
         """
-        adopted, self._adoptable = self._adoptable, ""
+        adopted = self._adoptable
+        request = service_pb2.CreateJobRequest(
+            job_id=adopted or new_job_id(),
+            name=name,
+            session_ttl_us=int(real("session_ttl_s", session_ttl_s, least=0, most=MAX_TTL_S) * 1e6),
+            labels=labels,
+            priority=whole("priority", priority, least=-(2**31)),
+            max_slowdown=real("max_slowdown", max_slowdown, least=0),
+        )
+        self._adoptable = ""
         session = Session(
-            JobId(adopted) or new_job_id(),
+            JobId(request.job_id),
             link=self._link,
             background=self.background,
             options=self._options,
             clock=self._clock,
         )
         self._sessions.append(session)
-        request = service_pb2.CreateJobRequest(
-            job_id=session.job_id,
-            name=name,
-            session_ttl_us=int(session_ttl_s * 1e6),
-            labels=labels,
-            priority=priority,
-            max_slowdown=max_slowdown,
-        )
         return Job(
             session,
             request=request,
@@ -164,7 +169,7 @@ def connect(
             "connect() has no address: pass 'host:port', set PLEX_ADDRESS, or run the script with "
             "`plexctl submit`",
         )
-    if not target.startswith("unix:") and not target.rpartition(":")[2].isdigit():
+    if not target.startswith("unix:") and not _has_port(target):
         raise PlexError(
             ErrorCode.BAD_REQUEST, f"connect({target!r}): an address is 'host:port' or 'unix:path'"
         )
@@ -175,6 +180,11 @@ def connect(
         options=options or ClientOptions(),
         clock=clock or SystemClock(),
     )
+
+
+def _has_port(target: str) -> bool:
+    host, _, port = target.rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 2**16
 
 
 async def _open(address: str, *, token: str) -> Link:

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from plexclient.background import Background
 from plexclient.calls import call
+from plexclient.checks import whole
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
@@ -129,12 +130,12 @@ class Job:
             parallel=parallel.to_wire(),
             optimizer=optimizer.to_wire() if optimizer is not None else None,
             dtype=dtype,
-            seed=seed,
-            micro_batch_tokens=micro_batch_tokens,
-            max_model_len=max_model_len,
+            seed=whole("seed", seed, most=2**64 - 1),
+            micro_batch_tokens=whole("micro_batch_tokens", micro_batch_tokens),
+            max_model_len=whole("max_model_len", max_model_len),
             instance_kind=instance_kind(kind) if role == "rollout" else None,
-            num_instances=num_instances if role == "rollout" else 0,
-            kv_cache_bytes=kv_cache_bytes,
+            num_instances=whole("num_instances", num_instances) if role == "rollout" else 0,
+            kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
         )
         return self._create(name, spec=spec)
 

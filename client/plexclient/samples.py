@@ -97,7 +97,8 @@ class _Growing:
 class TokenRecord:
     """What has arrived of one generate: each position of each sample exactly once.
 
-    Frames may come again after a cut; those at or below `cursor` are dropped.
+    Frames may come again after a cut; those at or below `cursor` are dropped. A sample takes room
+    when its first tokens come, so asking for more than the service gives costs nothing.
     """
 
     def __init__(
@@ -111,9 +112,8 @@ class TokenRecord:
         self.result: operations_pb2.OperationResult | None = None
         self._prompts = prompts
         self._decode = decode
-        self._growing = {
-            (p, i): _Growing() for p in range(len(prompts)) for i in range(num_samples)
-        }
+        self._num_samples = num_samples
+        self._growing: dict[tuple[int, int], _Growing] = {}
 
     def add(self, frame: operations_pb2.GenerateFrame) -> list[Delta]:
         """Return what is new in `frame`.
@@ -134,18 +134,29 @@ class TokenRecord:
         Raises:
             PlexError: `internal` when the stream ended before they all did.
         """
-        unfinished = [key for key, growing in self._growing.items() if growing.done is None]
-        if unfinished:
+        done = {key: g.done for key, g in self._growing.items() if g.done is not None}
+        missing = len(self._prompts) * self._num_samples - len(done)
+        if missing:
+            first = next(key for key in self._keys() if key not in done)
             raise _broken(
-                f"the stream ended with {len(unfinished)} samples unfinished: {unfinished[:3]}"
+                f"the stream ended with {missing} samples unfinished, the first is {first}"
             )
         metrics = dict(self.result.metrics) if self.result is not None else {}
-        done = [growing.done for growing in self._growing.values() if growing.done is not None]
-        return Samples(done, metrics=metrics)
+        return Samples([done[key] for key in self._keys()], metrics=metrics)
+
+    def _keys(self) -> Iterator[tuple[int, int]]:
+        return ((p, i) for p in range(len(self._prompts)) for i in range(self._num_samples))
+
+    def _sample(self, key: tuple[int, int]) -> _Growing | None:
+        """Return what there is of a sample, None when it was not asked for."""
+        prompt, index = key
+        if prompt >= len(self._prompts) or index >= self._num_samples:
+            return None
+        return self._growing.setdefault(key, _Growing())
 
     def _grow(self, delta: operations_pb2.SampleDelta) -> Delta:
         key = (delta.prompt_index, delta.sample_index)
-        growing = self._growing.get(key)
+        growing = self._sample(key)
         if growing is None or growing.done is not None:
             raise _broken(f"tokens came for sample {key}, which was not asked for or had finished")
         if delta.position != len(growing.tokens) or len(delta.logprobs) != len(delta.token_ids):

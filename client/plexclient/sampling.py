@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict, Unpack
 
+from plexclient.checks import real, whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2
 
@@ -20,7 +21,7 @@ class SamplingOptions(TypedDict, total=False):
     min_tokens: int
     """Fewest before a stop may end it; 0."""
     temperature: float
-    """Logits are divided by it; 1.0. 0 takes the likeliest token."""
+    """Logits are divided by it; 1.0. From 0.01 to 2, or 0, which takes the likeliest token."""
     top_p: float
     """Smallest set of likeliest tokens whose probabilities reach it; 1.0."""
     top_k: int
@@ -53,14 +54,14 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
     stop = options.get("stop", ())
     seed = options.get("seed")
     params = operations_pb2.SamplingParams(
-        n=_whole("n", options.get("n", 1), least=1),
-        max_tokens=_whole("max_tokens", options.get("max_tokens", 256), least=1),
-        min_tokens=_whole("min_tokens", options.get("min_tokens", 0), least=0),
-        temperature=_real("temperature", options.get("temperature", 1.0), most=math.inf),
-        top_p=_real("top_p", options.get("top_p", 1.0), most=1.0),
-        top_k=_whole("top_k", max(0, options.get("top_k", 0)), least=0),
+        n=whole("n", options.get("n", 1), least=1),
+        max_tokens=whole("max_tokens", options.get("max_tokens", 256), least=1),
+        min_tokens=whole("min_tokens", options.get("min_tokens", 0), least=0),
+        temperature=real("temperature", options.get("temperature", 1.0), least=0),
+        top_p=real("top_p", options.get("top_p", 1.0), least=0, most=1),
+        top_k=whole("top_k", _off(options.get("top_k", 0))),
         stop_token_ids=[
-            _whole("stop_token_ids", token, least=0) for token in options.get("stop_token_ids", ())
+            whole("stop_token_ids", token, least=0) for token in options.get("stop_token_ids", ())
         ],
         stop=[stop] if isinstance(stop, str) else list(stop),
         ignore_eos=options.get("ignore_eos", False),
@@ -68,7 +69,7 @@ def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams
     )
     _check_together(params)
     if seed is not None:
-        params.seed = _whole("seed", seed, least=0, most=2**64 - 1)
+        params.seed = whole("seed", seed, least=0, most=2**64 - 1)
     return params
 
 
@@ -87,12 +88,26 @@ def encode_prompts(
         raise PlexError(
             ErrorCode.BAD_REQUEST, "prompts is one string; generate takes a list: [prompt]"
         )
-    tokens = [encode(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+    tokens = [
+        encode(p) if isinstance(p, str) else _token_ids(p, index=i) for i, p in enumerate(prompts)
+    ]
     if not tokens:
         raise PlexError(ErrorCode.BAD_REQUEST, "generate got no prompts; give at least one")
     for i, prompt in enumerate(tokens):
         _check_prompt(prompt, index=i, vocab_size=vocab_size)
     return tokens
+
+
+def _token_ids(prompt: Sequence[int], *, index: int) -> list[int]:
+    """Return a prompt's ids as plain integers; what is none is refused, never rounded."""
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"prompt {index} is neither a text nor a list of token ids ({error}); give one of them",
+            prompt=index,
+        ) from error
 
 
 def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None:
@@ -111,6 +126,11 @@ def _check_prompt(prompt: Sequence[int], *, index: int, vocab_size: int) -> None
         )
 
 
+def _off(top_k: int) -> int:
+    """Return 0 for the -1 by which other libraries say that `top_k` is off."""
+    return 0 if top_k == -1 else top_k
+
+
 def _check_together(params: operations_pb2.SamplingParams) -> None:
     if params.min_tokens > params.max_tokens:
         raise PlexError(
@@ -123,19 +143,3 @@ def _check_together(params: operations_pb2.SamplingParams) -> None:
         raise PlexError(
             ErrorCode.BAD_REQUEST, "stop has an empty text, which would end every sample at once"
         )
-
-
-def _whole(name: str, value: int, *, least: int, most: int = 2**31 - 1) -> int:
-    if isinstance(value, bool) or int(value) != value or not least <= value <= most:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be an integer in [{least}, {most}]"
-        )
-    return int(value)
-
-
-def _real(name: str, value: float, *, most: float) -> float:
-    if not math.isfinite(value) or not 0 <= value <= most:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"{name}={value!r}: it must be a number in [0, {most}]"
-        )
-    return float(value)

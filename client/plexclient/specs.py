@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from plexclient.checks import whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, service_pb2
 
@@ -30,11 +31,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep"):
-            if getattr(self, name) < 1:
-                raise PlexError(
-                    ErrorCode.BAD_REQUEST,
-                    f"Parallel({name}={getattr(self, name)}): every degree is at least 1",
-                )
+            whole(f"Parallel: {name}", getattr(self, name), least=1)
 
     @property
     def world_size(self) -> int:

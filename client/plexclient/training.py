@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from plexclient.batch import Batch, FloatArray, required
 from plexclient.calls import call
+from plexclient.checks import real
 from plexclient.deployment import Deployment, Result
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.losses import BUILT_IN_LOSSES
@@ -80,7 +80,7 @@ class Trained(Loadable):
         step = operations_pb2.Step()
         for name, value in given.items():
             if value is not None:
-                setattr(step, name, _finite(name, value, what="step"))
+                setattr(step, name, real(f"step: {name}", value))
         return self._simple(Operation(step=step))
 
     @call
@@ -109,7 +109,7 @@ class Trained(Loadable):
         loss_args: dict[str, float],
     ) -> Future[LossResult]:
         arrays = required(batch, loss_inputs(loss), what=f"loss {loss!r}")
-        arguments = {name: _finite(name, x, what=f"loss {loss!r}") for name, x in loss_args.items()}
+        arguments = {name: real(f"loss {loss!r}: {name}", x) for name, x in loss_args.items()}
         body = Operation(
             forward_backward=operations_pb2.ForwardBackward(
                 loss=loss,
@@ -250,14 +250,8 @@ def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
 
 
 def _temperature(value: float) -> float:
-    if not math.isfinite(value) or value <= 0:
+    if real("temperature", value) <= 0:
         raise PlexError(ErrorCode.BAD_REQUEST, f"temperature={value!r}: it must be above 0")
-    return value
-
-
-def _finite(name: str, value: float, *, what: str) -> float:
-    if not math.isfinite(value):
-        raise PlexError(ErrorCode.BAD_REQUEST, f"{what}: {name}={value!r} is not a finite number")
     return float(value)
 
 

@@ -221,6 +221,34 @@ def test_a_deployment_of_an_unknown_role_or_kind_is_refused(
     assert caught.value.code == "bad_request"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1),
+        ("seed", 2**64),
+        ("micro_batch_tokens", -1),
+        ("kv_cache_bytes", 0.5),
+        ("max_model_len", "long"),
+    ],
+)
+def test_a_number_that_no_deployment_can_have_is_refused_by_name(
+    loop: Loop, name: str, value: object
+) -> None:
+    with pytest.raises(PlexError, match=f"{name}=.* must be an integer in"):
+        loop.job.deploy("odd", model="/m", backend="megatron", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", 2**31), ("session_ttl_s", -1), ("session_ttl_s", "x"), ("max_slowdown", -0.5)],
+)
+def test_terms_that_no_job_can_have_are_refused_by_name(
+    cluster: plex.Cluster, name: str, value: object
+) -> None:
+    with pytest.raises(PlexError, match=f"{name}=.* must be"):
+        cluster.job("odd", **{name: value})
+
+
 def test_a_degree_below_one_is_refused() -> None:
     with pytest.raises(PlexError, match="tp=0"):
         plex.Parallel(tp=0)
@@ -250,7 +278,7 @@ def test_status_lists_jobs(loop: Loop, cluster: plex.Cluster) -> None:
 
 
 @pytest.mark.usefixtures("router")
-@pytest.mark.parametrize("address", [None, "", "router", "router:"])
+@pytest.mark.parametrize("address", [None, "", "router", "router:", ":1", "router:99999"])
 def test_an_address_that_is_none_is_refused_with_what_to_do(address: str | None) -> None:
     with pytest.raises(PlexError) as caught:
         plex.connect(address)

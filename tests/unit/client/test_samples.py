@@ -97,6 +97,13 @@ def test_unfinished_samples_are_not_returned() -> None:
         record.samples()
 
 
+def test_a_record_of_more_samples_than_memory_has_room_for_takes_none_before_they_come() -> None:
+    record = TokenRecord([[9]], num_samples=10**12)
+    record.add(frame(1, delta(0, [1], sample=10**9, done=True)))
+    with pytest.raises(PlexError, match="999999999999 samples unfinished, the first is \\(0, 0\\)"):
+        record.samples()
+
+
 def span(version: int, start: int, end: int) -> operations_pb2.VersionSpan:
     return operations_pb2.VersionSpan(version=version, start=start, end=end)
 

@@ -65,6 +65,9 @@ def test_texts_and_token_ids_may_be_mixed() -> None:
         ([[]], "prompt 0 has no tokens"),
         ([[1], [7, 50]], "prompt 1 has token id 50"),
         ([[-1]], "token id -1"),
+        ([[1, 2.0]], "prompt 0 is neither"),
+        ([[1], [[2]]], "prompt 1 is neither"),
+        ([[1], 2], "prompt 1 is neither"),
     ],
 )
 def test_prompts_no_model_could_read_are_refused(prompts: object, found: str) -> None:
