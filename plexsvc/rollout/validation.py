@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +10,9 @@ from plexsvc.errors import ErrorCode, PlexError
 
 MIN_TEMPERATURE: Final = 0.01
 """Engines raise lower ones in silence; the trainer's logprobs would then not agree."""
+
+MAX_TEMPERATURE: Final = 2.0
+"""Engines refuse higher ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +56,10 @@ def check_sampling(sampling: operations_pb2.SamplingParams, limits: GenerateLimi
         raise _bad("max_tokens is 0; ask for at least one token")
     if sampling.min_tokens > sampling.max_tokens:
         raise _bad(f"min_tokens {sampling.min_tokens} exceeds max_tokens {sampling.max_tokens}")
-    if not math.isfinite(temperature) or temperature < 0 or 0 < temperature < MIN_TEMPERATURE:
+    if temperature and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise _bad(
-            f"temperature is {temperature}; it is 0 (the likeliest token) or at least "
-            f"{MIN_TEMPERATURE}"
+            f"temperature is {temperature}; it is 0 (the likeliest token), or from "
+            f"{MIN_TEMPERATURE} to {MAX_TEMPERATURE}"
         )
     if not 0 <= top_p <= 1:
         raise _bad(f"top_p is {top_p}; it lies in (0, 1], and 0 reads as 1")

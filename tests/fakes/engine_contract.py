@@ -98,6 +98,15 @@ class EngineContract:
         too_long = call(request([5] * 128))
         assert await refusal(stub.Generate(too_long, timeout=TIMEOUT_S)) == ErrorCode.BAD_REQUEST
 
+    async def test_a_call_with_a_request_it_cannot_run_leaves_nothing_of_the_others(
+        self, stub: Stub
+    ) -> None:
+        good = request(PROMPTS[0], name="good", max_tokens=100, ignore_eos=True)
+        hot = request(PROMPTS[0], name="hot", index=1, temperature=1000.0)
+        mixed = call(good, hot)
+        assert await refusal(stub.Generate(mixed, timeout=TIMEOUT_S)) == ErrorCode.BAD_REQUEST
+        assert len((await answers(stub, good))[0, 0].tokens) == 100
+
     async def test_a_version_that_is_not_there_is_not_served(self, stub: Stub) -> None:
         newer = call(request(PROMPTS[0]), min_version=10_000)
         assert await refusal(stub.Generate(newer, timeout=TIMEOUT_S)) == ErrorCode.UNAVAILABLE

@@ -21,6 +21,7 @@ from plexsvc.rollout.sampling import draw_seed
 from plexsvc.rollout.versions import verify
 
 VOCAB, MAX_LEN = 50, 128
+MAX_TEMPERATURE = 2.0
 STEP_S = 0.001
 """A step takes this long, as a small model's does: an abort has time to arrive."""
 
@@ -69,6 +70,7 @@ class FakeEngine:
         box = DeltaBox()
         for request in requests:
             _check(request)
+        for request in requests:
             box.add_request(request)
             self._boxes[request.request_id] = box
             if request.sampling.max_tokens <= len(request.prompt.generated):
@@ -133,5 +135,6 @@ class FakeEngine:
 
 def _check(request: rollout_pb2.InstanceRequest) -> None:
     length = len(request.prompt.token_ids) + len(request.prompt.generated)
-    if not request.prompt.token_ids or length >= MAX_LEN or request.sampling.stop:
+    too_hot = request.sampling.temperature > MAX_TEMPERATURE
+    if not request.prompt.token_ids or length >= MAX_LEN or request.sampling.stop or too_hot:
         raise PlexError(ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by the fake")

@@ -22,6 +22,7 @@ from typing import Any, Final
 import vllm.v1.engine.core as vllm_core
 from tokenizers import Tokenizer
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
@@ -151,8 +152,8 @@ class VllmEngine:
         if self._broken is not None:
             raise self._broken
         box = DeltaBox()
-        built = [self._admit(request, box) for request in requests]
         try:
+            built = [self._admit(request, box) for request in requests]
             self._submit([request for request in built if request is not None], box)
             while deltas := await box.take():
                 yield deltas
@@ -225,24 +226,35 @@ class VllmEngine:
     ) -> EngineCoreRequest | None:
         """Check and register a request; None when nothing is left to generate."""
         self._check(request)
-        box.add_request(request)
         prompt, sampling = request.prompt, request.sampling
-        had = len(prompt.generated)
-        if sampling.max_tokens <= had:
+        if sampling.max_tokens <= len(prompt.generated):
+            box.add_request(request)
             box.finish(request.request_id, reason=FINISH_LENGTH)
             return None
+        built = self._build(request)
         watcher = self._watcher(request) if sampling.stop else None
+        box.add_request(request)
         self._flights[request.request_id] = _Flight(box, watcher)
+        return built
+
+    def _build(self, request: rollout_pb2.InstanceRequest) -> EngineCoreRequest:
+        prompt, sampling = request.prompt, request.sampling
         tokens = [*prompt.token_ids, *prompt.generated]
+        try:
+            params = _sampling_params(
+                request,
+                eos=() if sampling.ignore_eos else self._model.eos_token_ids,
+                draw_origin=len(tokens) - prompt.draws_used,
+            )
+        except (ValueError, VLLMClientError) as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"request {request.request_id} refused by vLLM: {error}"
+            ) from error
         return EngineCoreRequest(
             request_id=request.request_id,
             prompt_token_ids=tokens,
             mm_features=None,
-            sampling_params=_sampling_params(
-                request,
-                eos=() if sampling.ignore_eos else self._model.eos_token_ids,
-                draw_origin=len(tokens) - prompt.draws_used,
-            ),
+            sampling_params=params,
             pooling_params=None,
             arrival_time=self._clock.wall_us() / 1e6,
             lora_request=None,
