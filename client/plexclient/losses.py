@@ -14,3 +14,10 @@ BUILT_IN_LOSSES: Final[Mapping[str, tuple[str, ...]]] = {
     "value_mse": ("returns", "mask"),
 }
 """Loss → arrays a batch carries beside `tokens` and `cu_seqlens`; `value_mse` is the critic's."""
+
+LOSS_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ppo": ("clip", "clip_high"),
+    "cispo": ("clip", "clip_high"),
+    "dro": ("beta",),
+}
+"""Loss → the numbers it may be given, each finite and not negative; the others take none."""

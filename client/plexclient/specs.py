@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from plexclient.checks import whole
+from plexclient.checks import real, whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, service_pb2
 
@@ -52,7 +52,11 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 is off."""
+    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 is off.
+
+    Raises:
+        PlexError: `bad_request` for a number that AdamW cannot take.
+    """
 
     lr: float = 1e-6
     beta1: float = 0.9
@@ -60,6 +64,12 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
     clip_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "beta1", "beta2", "weight_decay", "clip_grad_norm"):
+            real(f"AdamW: {name}", getattr(self, name), least=0)
+        if real("AdamW: eps", self.eps) <= 0:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"AdamW: eps={self.eps!r}: it must be above 0")
 
     def to_wire(self) -> service_pb2.Optimizer:
         """Return the wire form."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.ids import OPERATION_ID_BYTES
-from plexclient.losses import BUILT_IN_LOSSES
+from plexclient.losses import BUILT_IN_LOSSES, LOSS_ARGUMENTS
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
@@ -43,6 +43,10 @@ ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
 """Which roles know which operations; `initialize` is the scheduler's own."""
 
 CRITIC_LOSSES: Final = frozenset({"value_mse"})
+
+SMALLEST_HYPER: Final = 1e-30
+LARGEST_HYPER: Final = 1e30
+"""Optimizers compute in float32: what lies outside would be 0 or infinite on the way."""
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -301,10 +305,17 @@ def _check_loss(body: operations_pb2.ForwardBackward, *, role: str) -> None:
             f"loss {body.loss!r} does not fit a deployment in role {role!r}; use "
             f"{', '.join(fitting)}"
         )
-    for name, value in body.loss_args.items():
-        if not math.isfinite(value):
+    known = LOSS_ARGUMENTS.get(body.loss, ())
+    for name, value in sorted(body.loss_args.items()):
+        if name not in known:
             raise bad_request(
-                f"argument {name} of loss {body.loss!r} is {value}; it must be finite"
+                f"loss {body.loss!r} takes no argument {name!r}; it takes: "
+                f"{', '.join(known) or 'none'}"
+            )
+        if not (math.isfinite(value) and value >= 0):
+            raise bad_request(
+                f"argument {name} of loss {body.loss!r} is {value}; it must be finite and not "
+                "negative"
             )
 
 
@@ -330,10 +341,13 @@ def check_hyper(given: Mapping[str, float]) -> None:
         PlexError: `bad_request` naming the first bad one and its bounds.
     """
     for name, value in given.items():
-        bound = "in [0, 1)" if name in {"beta1", "beta2"} else "finite and not negative"
-        fits = math.isfinite(value) and value >= 0 and (value < 1 or not name.startswith("beta"))
-        if name == "eps":
-            bound, fits = "finite and above 0", math.isfinite(value) and value > 0
+        if name in {"beta1", "beta2"}:
+            bound, fits = "in [0, 1)", 0 <= value < 1
+        elif name == "eps":
+            bound = f"from {SMALLEST_HYPER:.0e} to {LARGEST_HYPER:.0e}"
+            fits = SMALLEST_HYPER <= value <= LARGEST_HYPER
+        else:
+            bound, fits = f"from 0 to {LARGEST_HYPER:.0e}", 0 <= value <= LARGEST_HYPER
         if not fits:
             raise bad_request(f"optimizer {name} is {value}; it must be {bound}", parameter=name)
 

@@ -19,6 +19,9 @@ from plexsvc.scheduler.registry import is_rollout
 TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
 ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
 
+DEFAULT_EPS: Final = 1e-8
+"""AdamW's where a client names none: with 0, weights without gradients would turn to NaN."""
+
 MODEL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -176,7 +179,7 @@ def _optimizer(optimizer: service_pb2.Optimizer) -> dict[str, object]:
         "lr": optimizer.lr,
         "beta1": optimizer.beta1,
         "beta2": optimizer.beta2,
-        "eps": optimizer.eps,
+        "eps": optimizer.eps or DEFAULT_EPS,
         "weight_decay": optimizer.weight_decay,
         "clip_grad_norm": optimizer.clip_grad_norm,
     }

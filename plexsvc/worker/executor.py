@@ -1,7 +1,8 @@
 """Runs a rank's operations one at a time, in order, and turns whatever happens into an answer.
 
-In a group of several ranks an unexpected failure may leave peers waiting inside a collective: the
-rank answers, then asks to exit, so that the whole group ends with a cause instead of hanging.
+In a group of several ranks an unexpected failure may leave peers waiting inside a collective, and
+one while weights are written may leave them half old, half new: the rank answers, then asks to
+exit, so that the whole group ends with a cause instead of hanging or training on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from plexsvc.worker.operations import Manifests, Operation, Operations, StateMem
 log = Log(__name__)
 
 LOG_TAIL_BYTES: Final = 4096
+
+REWRITES: Final = frozenset({"step", "load", "pull"})
+"""Operations that replace weights in place, after their checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +139,8 @@ class Executor:
             return Outcome(reply=_failure(operation, error))
         except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
             log.error("operation failed", operation_id=operation.operation_id)  # noqa: TRY400 - Log.error adds the traceback
-            return Outcome(
-                reply=self._internal(operation, error), must_exit=self._config.world_size > 1
-            )
+            must_exit = self._config.world_size > 1 or operation.WhichOneof("body") in REWRITES
+            return Outcome(reply=self._internal(operation, error), must_exit=must_exit)
         return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=results.digest(answer)))
 
     def _internal(self, operation: Operation, error: Exception) -> worker_pb2.ExecuteReply:

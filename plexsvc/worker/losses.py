@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from plexclient.losses import BUILT_IN_LOSSES
+from plexclient.losses import BUILT_IN_LOSSES, LOSS_ARGUMENTS
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.backends.base import LossTerms, TokenLoss
 
@@ -125,20 +125,14 @@ _LOSSES: Final[Mapping[str, Callable[[Tensor, Arrays, Args], LossTerms]]] = Mapp
         "value_mse": value_mse,
     }
 )
-_ARGS: Final[Mapping[str, frozenset[str]]] = {
-    "ppo": frozenset({"clip", "clip_high"}),
-    "cispo": frozenset({"clip", "clip_high"}),
-    "dro": frozenset({"beta"}),
-}
 
 
 def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
     """Return the loss `name` with its arguments bound.
 
     Raises:
-        PlexError: `unknown_loss` listing the known ones; `bad_request` for an argument it lacks or
-        a
-            loss of another role.
+        PlexError: `unknown_loss` listing the known ones; `bad_request` for an argument it lacks,
+            or a loss of another role.
     """
     if name not in _LOSSES:
         raise PlexError(
@@ -155,9 +149,9 @@ def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
             loss=name,
             role=role,
         )
-    unknown = sorted(set(args) - _ARGS.get(name, frozenset()))
+    unknown = sorted(set(args) - set(LOSS_ARGUMENTS.get(name, ())))
     if unknown:
-        known = ", ".join(sorted(_ARGS.get(name, frozenset()))) or "none"
+        known = ", ".join(LOSS_ARGUMENTS.get(name, ())) or "none"
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"loss {name!r} takes no argument {unknown[0]!r}; it takes: {known}",

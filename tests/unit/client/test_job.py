@@ -254,6 +254,12 @@ def test_a_degree_below_one_is_refused() -> None:
         plex.Parallel(tp=0)
 
 
+@pytest.mark.parametrize("wrong", [{"eps": 0.0}, {"lr": float("nan")}, {"beta1": -0.5}])
+def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(PlexError, match=f"AdamW: {next(iter(wrong))}="):
+        plex.AdamW(**wrong)
+
+
 def test_deploying_outside_the_job_is_refused(cluster: plex.Cluster) -> None:
     with pytest.raises(PlexError, match="use it inside"):
         cluster.job("x").deploy("actor", model="/m", backend="noop")

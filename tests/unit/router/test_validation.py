@@ -137,11 +137,17 @@ def test_a_loss_must_fit_the_role(role: str, loss: str) -> None:
     assert loss in error.message
 
 
-def test_a_loss_argument_must_be_finite() -> None:
-    body = ops.ForwardBackward(loss="ppo", loss_args={"clip": float("nan")})
+@pytest.mark.parametrize(
+    ("argument", "value", "word"),
+    [("clip", float("nan"), "clip of"), ("clip", -1.0, "not negative"), ("beta", 1.0, "beta")],
+)
+def test_a_loss_argument_must_be_known_finite_and_not_negative(
+    argument: str, value: float, word: str
+) -> None:
+    body = ops.ForwardBackward(loss="ppo", loss_args={argument: value})
     error = refusal(operation(batch([4]), forward_backward=body))
     assert error.code == ErrorCode.BAD_REQUEST
-    assert "clip" in error.message
+    assert word in error.message
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,8 @@ def test_a_loss_argument_must_be_finite() -> None:
         ("actor", {"step": ops.Step(lr=float("inf"))}, "lr"),
         ("actor", {"step": ops.Step(beta2=1.0)}, "beta2"),
         ("actor", {"step": ops.Step(eps=0.0)}, "eps"),
+        ("actor", {"step": ops.Step(eps=1e-300)}, "eps"),
+        ("actor", {"step": ops.Step(lr=1e300)}, "lr"),
         ("actor", {"forward": ops.Forward(temperature=-1)}, "temperature"),
         ("actor", {"save": ops.Save(path="runs/a")}, "absolute"),
         ("actor", {"export": ops.Export(path="")}, "absolute"),

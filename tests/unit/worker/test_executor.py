@@ -76,6 +76,9 @@ class FakeBackend(NoopBackend):
     def step(self, hyper: Hyper) -> dict[str, float]:
         self.calls.append("step")
         self.hypers.append(hyper)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
         return super().step(hyper)
 
 
@@ -161,6 +164,18 @@ def test_an_unexpected_failure_in_a_group_asks_to_exit() -> None:
     rank = Rank(world_size=2)
     rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "every rank sees this")
     assert not rank.run(rank.train(1)).must_exit
+
+
+def test_a_step_that_fails_half_way_is_the_end_of_the_rank() -> None:
+    rank = Rank()
+    assert rank.code(rank.train(1)) == ""
+    rank.backend.failure = RuntimeError("half of the weights are written")
+    failed = rank.run(operation(2, "step"))
+    assert failed.reply.result.error.code == "internal"
+    assert failed.must_exit
+    rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "parameters are unchanged")
+    assert rank.code(operation(3, "zero_grad")) == ""
+    assert not rank.run(operation(4, "step")).must_exit
 
 
 def test_steps_take_the_deployments_hyper_parameters_unless_told_otherwise() -> None:
