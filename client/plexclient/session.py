@@ -28,6 +28,10 @@ FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UN
 """Answers to a keepalive after which there is no session to keep."""
 
 
+MAX_METRICS: Final = 64
+"""Progress figures of a job, all names that were reported; the service takes no more."""
+
+
 class Answered:
     """The numbers of one deployment whose answers have been read; `upto` is their unbroken prefix.
 
@@ -130,8 +134,22 @@ class Session:
         self._ended = self._ended or error
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """Replace the progress figures that the next keepalive carries."""
-        self._metrics = {**self._metrics, **{name: float(x) for name, x in metrics.items()}}
+        """Replace the progress figures that the next keepalive carries.
+
+        Raises:
+            PlexError: `bad_request` for what is no number, or more than `MAX_METRICS` names.
+        """
+        try:
+            merged = {**self._metrics, **{name: float(x) for name, x in metrics.items()}}
+        except (TypeError, ValueError) as error:
+            raise PlexError(ErrorCode.BAD_REQUEST, f"report takes numbers: {error}") from error
+        if len(merged) > MAX_METRICS:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"report would show {len(merged)} figures of a job; at most {MAX_METRICS}: use the "
+                "same names at every step",
+            )
+        self._metrics = merged
 
     def answered(self, deployment_id: str, seq: int) -> None:
         """Note that an answer has been read. Called on the loop."""

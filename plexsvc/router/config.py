@@ -35,6 +35,21 @@ class RouterConfig:
     max_prompts: int = 16 << 10
     """Prompts of one generate; more are refused with `payload_too_large`."""
 
+    max_batch_arrays: int = 64
+    """Arrays of one batch; more are refused with `payload_too_large`."""
+
+    max_after: int = 256
+    """Operations that one may wait for by id; more are refused with `bad_request`."""
+
+    max_name_chars: int = 128
+    """Characters of an id, a name or a label; a longer one is refused with `bad_request`."""
+
+    max_labels: int = 64
+    """Labels of a job; more are refused with `bad_request`."""
+
+    max_metrics: int = 64
+    """Progress figures of a job; more are refused with `bad_request`."""
+
     max_chunk_bytes: int = 1 << 20
     """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
 

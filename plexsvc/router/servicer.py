@@ -24,7 +24,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
-from plexsvc.router import models
+from plexsvc.router import models, names
 from plexsvc.router.admin import Admin
 from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.auth import Tenants
@@ -101,8 +101,7 @@ class RouterServicer:
 
     async def create_job(self, request: pb.CreateJobRequest, *, tenant: TenantId) -> pb.Job:
         """Register a job."""
-        if not request.job_id:
-            raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
+        names.check_job(request, self._config)
         request.tenant = tenant
         return await self._scheduler.CreateJob(request, None)
 
@@ -110,6 +109,7 @@ class RouterServicer:
         self, request: pb.KeepAliveRequest, *, tenant: TenantId
     ) -> pb.KeepAliveReply:
         """Extend a session."""
+        names.check_metrics(request, self._config)
         request.tenant = tenant
         return await self._scheduler.KeepAlive(request, None)
 
@@ -128,6 +128,7 @@ class RouterServicer:
         request.tenant = tenant
         if not request.deployment_id or not request.job_id:
             raise bad_request("create_deployment needs job_id and deployment_id")
+        names.check_deployment(request, self._config)
         spec = request.spec
         models.check_spec(spec)
         if spec.model_deployment_id:

@@ -100,6 +100,11 @@ class OperationRules:
             PlexError: a final refusal that names what is wrong; it consumes the sequence number.
         """
         operation.ClearField("plan")
+        if len(operation.after) > self._config.max_after:
+            raise bad_request(
+                f"{show(operation.operation_id)} waits for {len(operation.after)} operations; at "
+                f"most {self._config.max_after} (router.max_after)"
+            )
         kind = _kind(operation)
         _check_role(kind, deployment)
         self._check_body(kind, operation, deployment)
@@ -192,7 +197,15 @@ class OperationRules:
     def _check_specs(
         self, specs: Iterable[common_pb2.TensorSpec], *, nbytes: int, required: tuple[str, ...]
     ) -> None:
-        by_name = {spec.name: spec for spec in specs}
+        given = list(specs)
+        if len(given) > self._config.max_batch_arrays:
+            raise _too_large(
+                f"a batch of {len(given)} arrays",
+                key="router.max_batch_arrays",
+                limit=self._config.max_batch_arrays,
+                remedy="send those that the operation reads",
+            )
+        by_name = {spec.name: spec for spec in given}
         if nbytes > self._config.max_payload_bytes:
             raise _too_large(
                 f"a batch of {nbytes} bytes",

@@ -34,6 +34,7 @@ from plexsvc.scheduler.registry import (
     DeploymentRecord,
     Held,
     JobRecord,
+    check_same_spec,
     is_rollout,
     num_devices,
 )
@@ -100,7 +101,7 @@ class Intake:
         record = self._registry.job(request.job_id, tenant=request.tenant)
         self._driver.sessions.heard(record)
         if request.metrics:
-            record.metrics.update(request.metrics)
+            record.metrics = dict(request.metrics)
             record.metrics_us = self._driver.clock.wall_us()
         durable = {}
         for deployment_id in record.view.deployment_ids:
@@ -243,9 +244,12 @@ class Intake:
             )
 
     def _known(self, request: service_pb2.CreateDeploymentRequest) -> DeploymentRecord:
-        return self._registry.deployment(
+        """Return what is there under the id; nobody gets another deployment than they asked for."""
+        record = self._registry.deployment(
             request.deployment_id, job_id=request.job_id, tenant=request.tenant
         )
+        check_same_spec(record.view, self._complete_spec(request))
+        return record
 
     def _complete_spec(
         self, request: service_pb2.CreateDeploymentRequest

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import grpc
+from google.protobuf.message import Message
 
 from plexclient.wire.v1 import (
     operations_pb2,
@@ -255,3 +256,26 @@ def num_devices(spec: service_pb2.DeploymentSpec) -> int:
         return max(1, spec.num_instances)
     p = spec.parallel
     return max(1, p.tp) * max(1, p.pp) * max(1, p.dp) * max(1, p.cp)
+
+
+def check_same_spec(known: service_pb2.Deployment, asked: service_pb2.DeploymentSpec) -> None:
+    """Refuse to take a deployment for another one of its name.
+
+    Raises:
+        PlexError: `bad_request`, naming the first field that differs.
+    """
+    for one in service_pb2.DeploymentSpec.DESCRIPTOR.fields:
+        found, wanted = getattr(known.spec, one.name), getattr(asked, one.name)
+        if found != wanted:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"deployment {known.name!r} of job {known.job_id!r} has {one.name} "
+                f"{_brief(found)} and is asked for with {_brief(wanted)}; deploy it under a name "
+                "of its own",
+            )
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Message):
+        return "{" + ", ".join(f"{f.name}: {v}" for f, v in value.ListFields()) + "}"
+    return repr(value)

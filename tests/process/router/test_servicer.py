@@ -131,6 +131,7 @@ async def test_an_unknown_model_directory_is_refused_before_the_scheduler_hears(
     request = pb.CreateDeploymentRequest(
         deployment_id="job-1/ghost",
         job_id=JOB,
+        name="ghost",
         spec=pb.DeploymentSpec(role="actor", backend="megatron", model="/no/such/model"),
     )
     call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=5)

@@ -260,6 +260,13 @@ def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, float])
         plex.AdamW(**wrong)
 
 
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {f"m{i}": 0.0 for i in range(65)}])
+def test_progress_that_cannot_be_shown_is_refused(loop: Loop, metrics: dict[str, float]) -> None:
+    with pytest.raises(PlexError, match="report"):
+        loop.job.report(**metrics)
+    loop.job.report(reward=0.5)
+
+
 def test_deploying_outside_the_job_is_refused(cluster: plex.Cluster) -> None:
     with pytest.raises(PlexError, match="use it inside"):
         cluster.job("x").deploy("actor", model="/m", backend="noop")

@@ -235,3 +235,16 @@ def test_an_operation_that_cannot_be_placed_is_refused(
         check_identity(made)
     assert caught.value.code == ErrorCode.BAD_REQUEST
     assert word in caught.value.message
+
+
+def test_more_arrays_than_a_batch_has_are_refused_with_the_key() -> None:
+    many = {f"extra{i}": np.zeros(4, np.float32) for i in range(70)}
+    error = refusal(operation({**batch([4]), **many}, forward=ops.Forward(temperature=1.0)))
+    assert error.code == ErrorCode.PAYLOAD_TOO_LARGE
+    assert "router.max_batch_arrays" in error.message
+
+
+def test_an_operation_that_waits_for_hundreds_is_refused_with_the_key() -> None:
+    made = operation(noop=ops.Noop())
+    made.after.extend(bytes([i, j]) * 8 for i in range(20) for j in range(20))
+    assert "router.max_after" in refusal(made).message

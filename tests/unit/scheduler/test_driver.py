@@ -321,6 +321,14 @@ async def test_jobs_and_deployments_can_be_created_twice(rig: Rig) -> None:
     assert len(rig.agents[0].specs) == 1
 
 
+async def test_a_deployment_is_not_taken_for_another_one_of_its_name(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    with pytest.raises(PlexError, match=r"'actor' .* has parallel {tp: 1} .* with {tp: 2}") as err:
+        await rig.deploy("job-1", tp=2)
+    assert err.value.code == ErrorCode.BAD_REQUEST
+
+
 async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
     await rig.job("job-1")
     with pytest.raises(PlexError) as refused:

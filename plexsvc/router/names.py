@@ -1,0 +1,86 @@
+"""Names and ids that clients choose: short, and fit to be shown on a terminal and kept in a log."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.validation import bad_request
+
+ID_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
+
+
+def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> None:
+    """Refuse a job whose id, name or labels nobody could show.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    _check_job_id(request.job_id, config)
+    _check_text("a job's name", request.name, most=config.max_name_chars, may_be_empty=True)
+    _check_count("labels of a job", request.labels, key="max_labels", limit=config.max_labels)
+    for name, value in request.labels.items():
+        _check_text("a label's name", name, most=config.max_name_chars)
+        _check_text(f"label {name!r}", value, most=config.max_name_chars, may_be_empty=True)
+
+
+def check_deployment(request: service_pb2.CreateDeploymentRequest, config: RouterConfig) -> None:
+    """Refuse a deployment without a name, or with an id that is not its job's and its name's.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    _check_text("a deployment's name", request.name, most=config.max_name_chars)
+    expected = f"{request.job_id}/{request.name}"
+    if request.deployment_id != expected:
+        raise bad_request(
+            f"deployment {_shown(request.name)} of job {_shown(request.job_id)} came with id "
+            f"{_shown(request.deployment_id)}; its id is {expected!r}, job and name"
+        )
+
+
+def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -> None:
+    """Refuse more progress figures than a job may show.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    limit = config.max_metrics
+    _check_count("metrics of a job", request.metrics, key="max_metrics", limit=limit)
+    for name in request.metrics:
+        _check_text("a metric's name", name, most=config.max_name_chars)
+
+
+def _check_job_id(job_id: str, config: RouterConfig) -> None:
+    if not job_id:
+        raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
+    if len(job_id) > config.max_name_chars or not ID_CHARACTERS.issuperset(job_id):
+        raise bad_request(
+            f"job id {_shown(job_id)} is not {config.max_name_chars} (router.max_name_chars) or "
+            "fewer of a-z A-Z 0-9 . _ -; mint one with plexclient.ids.new_job_id()"
+        )
+
+
+def _check_text(what: str, text: str, *, most: int, may_be_empty: bool = False) -> None:
+    if not text and not may_be_empty:
+        raise bad_request(f"{what} is empty; give one")
+    if len(text) > most:
+        raise bad_request(
+            f"{what} is {_shown(text)}, {len(text)} characters; at most {most} "
+            "(router.max_name_chars)"
+        )
+    if not text.isprintable():
+        raise bad_request(f"{what} is {text!r}; control characters and line ends have no place")
+
+
+def _check_count(what: str, given: Mapping[str, object], *, key: str, limit: int) -> None:
+    if len(given) > limit:
+        raise bad_request(f"{len(given)} {what}; at most {limit} (router.{key})")
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text that may be anything."""
+    return repr(text) if len(text) <= 40 else f"{text[:40]!r}..."

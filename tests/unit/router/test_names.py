@@ -1,0 +1,69 @@
+"""Names and ids that clients choose: what is shown on terminals stays short and printable."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.router import names
+from plexsvc.router.config import RouterConfig
+
+CONFIG = RouterConfig(max_name_chars=16, max_labels=1, max_metrics=1)
+
+
+def job(**changes: object) -> pb.CreateJobRequest:
+    return pb.CreateJobRequest(**{"job_id": "job-1", "name": "größe ☃", **changes})
+
+
+def deployment(**changes: object) -> pb.CreateDeploymentRequest:
+    asked = {"job_id": "job-1", "name": "a/b", "deployment_id": "job-1/a/b", **changes}
+    return pb.CreateDeploymentRequest(**asked)
+
+
+def test_names_in_any_script_are_taken() -> None:
+    names.check_job(job(labels={"team": "数学"}), CONFIG)
+    names.check_job(job(name=""), CONFIG)
+    names.check_deployment(deployment(), CONFIG)
+    names.check_metrics(pb.KeepAliveRequest(metrics={"reward": 1.0}), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"job_id": ""}, "no job_id"),
+        ({"job_id": "../job"}, "a-z A-Z 0-9"),
+        ({"job_id": "j" * 17}, "router.max_name_chars"),
+        ({"name": "a\x1b[31m"}, "control characters"),
+        ({"name": "n" * 100_000}, "100000 characters; at most 16"),
+        ({"labels": {"a": "b", "c": "d"}}, "router.max_labels"),
+        ({"labels": {"": "b"}}, "label's name is empty"),
+        ({"labels": {"a": "two\nlines"}}, "label 'a'"),
+    ],
+)
+def test_a_job_that_nobody_could_show_is_refused(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(PlexError) as caught:
+        names.check_job(job(**changes), CONFIG)
+    assert caught.value.code == ErrorCode.BAD_REQUEST
+    assert word in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"name": "", "deployment_id": "job-1/"}, "is empty"),
+        ({"deployment_id": "job-2/a/b"}, "its id is 'job-1/a/b'"),
+        ({"name": "x" * 17, "deployment_id": "job-1/" + "x" * 17}, "17 characters"),
+    ],
+)
+def test_a_deployment_has_a_name_and_the_id_made_of_it(
+    changes: dict[str, object], word: str
+) -> None:
+    with pytest.raises(PlexError, match=word):
+        names.check_deployment(deployment(**changes), CONFIG)
+
+
+def test_more_metrics_than_a_job_shows_are_refused() -> None:
+    with pytest.raises(PlexError, match=r"router\.max_metrics"):
+        names.check_metrics(pb.KeepAliveRequest(metrics={"a": 1, "b": 2}), CONFIG)
