@@ -97,28 +97,30 @@ async def test_two_devices_work_at_the_same_time(rig: Rig) -> None:
 
 
 async def test_whoever_is_told_something_is_told_what_is_on_disk(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    synced_last: list[bool] = []
-    append = rig.store.append_now
+    on_the_loop = SchedulerConfig(inline_append_us=60_000_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=on_the_loop) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        synced: list[bool] = []
+        append = rig.store.append_now
 
-    def note(events: Sequence[JournalRow], *, is_synced: bool) -> bool:
-        synced_last.append(is_synced)
-        return append(events, is_synced=is_synced)
+        def note(events: Sequence[JournalRow], *, is_synced: bool) -> bool:
+            synced.append(is_synced)
+            return append(events, is_synced=is_synced)
 
-    monkeypatch.setattr(rig.store, "append_now", note)
-    begun, go = held_open(rig, "step")
-    async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.run("job-1", "step"))
-        await begun.wait()
-        assert synced_last[-1] is False
-        go.set()
-        assert (await call).state == ANSWERED
-    assert synced_last[-1] is True
-    assert (await rig.run("job-1", "step", seq=1)).error.code == ErrorCode.STALE_SEQUENCE
-    assert synced_last[-2:] == [False, True]
+        monkeypatch.setattr(rig.store, "append_now", note)
+        begun, go = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            assert synced == [False]
+            go.set()
+            assert (await call).state == ANSWERED
+        assert synced == [False, True]
+        assert (await rig.run("job-1", "step", seq=1)).error.code == ErrorCode.STALE_SEQUENCE
+        assert synced == [False, True, False, True]
 
 
 async def test_a_repeat_attaches_and_is_then_answered_from_the_record(rig: Rig) -> None:
