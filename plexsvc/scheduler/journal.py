@@ -1,4 +1,4 @@
-"""The journal's rows: events on their way in, and what was decided about those before."""
+"""The journal's rows: events on their way in, and notes on what was decided about earlier ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from plexsvc.store.rows import JournalRow
 VERSION: Final = 1
 """Version of the events' fields; raised when an old row could not be read by new code."""
 
+NOTE_EVERY: Final = 32
+"""Events that one note tells of, about; the last of a journal that was cut off stay without."""
+
 
 @dataclass(slots=True)
 class _Open:
@@ -34,13 +37,13 @@ class Journal:
         self._made: Configured | None = made
         self._keeps_actions = keeps_actions
         self._last_idx = 0
-        self._at_us = 0
         self._open: list[_Open] = []
         self._handled = 0
 
     def rows(self, events: Sequence[Event]) -> list[JournalRow]:
-        """Return the rows of a batch, with the note on the one before; write all or none."""
-        rows = self.notes(at_us=events[0].at_us)
+        """Return a batch's rows, now and then a note on earlier ones too; write all or none."""
+        is_due = self._made is not None or self._handled >= NOTE_EVERY
+        rows = self.notes(at_us=events[0].at_us) if is_due else []
         for event in events:
             body = recording.encode(event)
             rows.append(self._row(type(event).__name__, body, at_us=event.at_us))
@@ -53,7 +56,7 @@ class Journal:
         self._handled += 1
 
     def notes(self, *, at_us: int) -> list[JournalRow]:
-        """Return the rows that the next batch owes: the core's making, the last batch's outcome."""
+        """Return the rows that are owed: the core's making, what followed from events since."""
         rows = []
         if self._made is not None:
             rows.append(self._row("Configured", recording.encode(self._made), at_us=at_us))
@@ -61,8 +64,9 @@ class Journal:
         if self._handled:
             handled, self._open = self._open[: self._handled], self._open[self._handled :]
             self._handled = 0
-            note = recording.encode(self._note(handled))
-            rows.append(self._row("Decided", note, at_us=at_us))
+            for run in _runs(handled):
+                note = recording.encode(self._note(run))
+                rows.append(self._row("Decided", note, at_us=at_us))
         return rows
 
     def _note(self, handled: list[_Open]) -> Decided:
@@ -76,6 +80,15 @@ class Journal:
         return JournalRow(
             idx=self._last_idx, at_us=at_us, kind=kind, version=VERSION, body=body.decode()
         )
+
+
+def _runs(handled: list[_Open]) -> Iterator[list[_Open]]:
+    """Yield the stretches of `handled` whose rows follow one another."""
+    begin = 0
+    for end in range(1, len(handled) + 1):
+        if end == len(handled) or handled[end].idx != handled[end - 1].idx + 1:
+            yield handled[begin:end]
+            begin = end
 
 
 def read(rows: Iterable[JournalRow]) -> Recording:

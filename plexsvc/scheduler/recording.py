@@ -3,7 +3,7 @@
 Theory of operation. A row is an event, or one of two notes between events. `Configured` comes
 first and holds all that the core is made of, so that a replay needs nothing else. `Decided` holds
 one digest for each event since the note before: of the event's own body and of the actions that
-followed. It is written with the next batch, which it describes nothing of, so nobody waits for it.
+followed. It is written with a later batch, which it describes nothing of: nobody waits for it.
 Whatever is not determined by earlier events (times, durations, ids, dice) enters by events only.
 """
 
