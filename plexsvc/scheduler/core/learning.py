@@ -138,7 +138,9 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
         planner.learned(key, profile, at_us=operation.started_us)
         keep(cluster, deployment)
     else:
-        planner.note_phase(key, operation.started_us)
+        own_us = operation.started_us - pattern.waited_us
+        planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
+        pattern.noted_us = own_us
 
 
 def _stop_clock(

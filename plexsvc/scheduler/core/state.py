@@ -129,6 +129,9 @@ class Pattern:
     cycle_waits_us: int = 0
     """The part of `waited_us` of the current cycle."""
 
+    noted_us: int = 0
+    """When, on its own clock, the cycle began that the planner was last told of."""
+
     cycle: int = -1
     arrived_us: int = 0
     """When the first operation of the current cycle could have run."""

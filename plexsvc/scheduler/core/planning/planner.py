@@ -99,10 +99,12 @@ class Planner:
         """Take back what `hold` gave; those who wait are offered it at the next `admit`."""
         self.board.release(key)
 
-    def note_phase(self, job_id: JobId, at_us: int) -> None:
+    def note_phase(self, job_id: JobId, at_us: int, *, alone_us: int = 0) -> None:
         """Remember when a resident's cycle was last seen to start; fits follow it.
 
         The measured cycle is averaged; past the job's bound, its group takes no further job.
+        `alone_us` is what the time since the last start would have been without waits: a job that
+        pauses by itself is not late.
         """
         before_us = self._phases.get(job_id)
         self._phases[job_id] = at_us
@@ -110,7 +112,7 @@ class Planner:
             return
         group = self.group_of(job_id)
         demand = group.residents[job_id].demand
-        measured_ppm = (at_us - before_us) * PPM // demand.profile.period_us
+        measured_ppm = (at_us - before_us) * PPM // max(demand.profile.period_us, alone_us)
         pace = self._paces.get(job_id, PPM)
         pace = self._paces[job_id] = pace + (measured_ppm - pace) // PACE_SMOOTHING
         if pace > demand.max_slowdown_ppm:

@@ -178,6 +178,20 @@ def test_a_job_whose_rollouts_grow_is_planned_anew_and_is_not_late() -> None:
     assert abs(planned.period_us - profile_of(world, "a").period_us) * 7 < planned.period_us
 
 
+def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    seq = train(world, "a", cycles=5)
+    for _ in range(4):
+        world.tick(1000 * GAP_US)
+        seq = train(world, "a", cycles=1, first_seq=seq)
+    cluster = world.core.cluster
+    planner, key = placing.planner_of(cluster, cluster.deployments[DeploymentId("a/actor")])
+    assert not planner.group_of(key).late
+    assert (planner.measured(key) or 0) < 1_100_000
+
+
 def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:
     """Run cycles one step behind rollouts of a fixed length, each waiting for another's device."""
     for cycle in range(1, 13):
