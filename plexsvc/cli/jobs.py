@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +31,8 @@ END: Final = "end.json"
 ORDER: Final = "job.json"
 SUPERVISOR: Final = "supervisor.pid"
 _FOLLOW_PERIOD_S: Final = 0.2
+_START_S: Final = 30.0
+"""Longest time from a job's order to its supervisor."""
 _READ_BYTES: Final = 1 << 16
 
 
@@ -84,7 +87,11 @@ def submit(
             job_id=job_id, name=name, labels={"script": script.name}
         )
         request.MergeFrom(terms or service_pb2.CreateJobRequest())
-        calls.call("CreateJob", request, service_pb2.Job)
+        try:
+            calls.call("CreateJob", request, service_pb2.Job)
+        except PlexError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
     _start_supervisor(place, card=card, order=order)
     return job_id
 
@@ -172,5 +179,5 @@ def _is_supervised(place: Path) -> bool:
         return False
     try:
         return is_running(int((place / SUPERVISOR).read_text()))
-    except FileNotFoundError:
-        return True  # it is just being started
+    except FileNotFoundError:  # it is just being started, or its start was cut short
+        return time.time() - (place / ORDER).stat().st_mtime < _START_S

@@ -93,10 +93,16 @@ def submit(
         list[str] | None, typer.Option(help="KEY=VALUE for the controller; may be repeated.")
     ] = None,
     session_ttl: Annotated[
-        float, typer.Option(help="Seconds without a sign of life that end the job; 0: default.")
+        float,
+        typer.Option(
+            min=0, max=1e9, help="Seconds without a sign of life that end the job; 0: default."
+        ),
     ] = 0.0,
     priority: Annotated[
-        int, typer.Option(help="Of jobs that wait for devices, higher ones go first.")
+        int,
+        typer.Option(
+            min=-(2**31), max=2**31 - 1, help="Of jobs that wait for devices, higher go first."
+        ),
     ] = 0,
     max_slowdown: Annotated[
         float, typer.Option(help="How much longer a cycle may get by sharing; 0: default.")

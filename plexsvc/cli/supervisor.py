@@ -21,7 +21,6 @@ from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.cli.jobs import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.cli.places import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.errors import PlexError
 from plexsvc.log import Log, setup
 from plexsvc.transport.channels import open_channel
 from plexsvc.transport.status import error_from
@@ -71,7 +70,8 @@ class Supervisor:
             code = await process.wait()
             watch.cancel()
         end = self._end(code)
-        await self._report(end)
+        if await self._report(end):
+            end = self._end(code)
         write_end(self._place, end)
         return end
 
@@ -120,10 +120,13 @@ class Supervisor:
         lines = last_lines(self._place / LOG)
         return f"{how}; its log ends:\n{lines}" if lines else how
 
-    async def _report(self, end: JobEnd) -> None:
-        """Tell the service, again and again for a bounded time while it cannot be reached."""
+    async def _report(self, end: JobEnd) -> bool:
+        """Tell the service, again and again for a bounded time while it cannot be reached.
+
+        Return whether the job had ended there already, and otherwise.
+        """
         if self._ended_job is not None:
-            return  # the service knows
+            return False  # the service knows
         request = service_pb2.EndJobRequest(
             job_id=self._order.job_id,
             outcome=f"JOB_STATE_{end.outcome.upper()}",
@@ -131,20 +134,20 @@ class Supervisor:
             exit_code=end.exit_code if end.signal == 0 else 128 + end.signal,
         )
         for _ in range(END_TRIES):
-            error = await self._try_report(request)
-            if error is None:
-                return
+            try:
+                job = await self._stub.EndJob(
+                    request, timeout=6 * CALL_TIMEOUT_S, metadata=self._metadata
+                )
+            except grpc.aio.AioRpcError as failure:
+                error = error_from(failure)
+            else:
+                self._ended_job = job if job.state in ENDED - {request.outcome} else None
+                return self._ended_job is not None
             log.warning("job's end not recorded yet", job_id=request.job_id, error=error)
             if not error.retryable:
-                return
+                return False
             await self._clock.sleep(WATCH_PERIOD_US)
-
-    async def _try_report(self, request: service_pb2.EndJobRequest) -> PlexError | None:
-        try:
-            await self._stub.EndJob(request, timeout=6 * CALL_TIMEOUT_S, metadata=self._metadata)
-        except grpc.aio.AioRpcError as failure:
-            return error_from(failure)
-        return None
+        return False
 
 
 def last_lines(path: Path) -> str:

@@ -22,9 +22,14 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         self.jobs: dict[str, service_pb2.Job] = {}
         self.unavailable_ends = 0
         """How many EndJob calls are still to be answered with UNAVAILABLE."""
+        self.cancels_first = False
+        """Whether someone cancels a job just before its controller's end is told."""
+        self.is_full = False
 
     def CreateJob(self, request, context):  # noqa: ANN001, ANN201, N802
         _authenticate(context)
+        if self.is_full:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more jobs")
         job = service_pb2.Job(
             job_id=request.job_id,
             name=request.name,
@@ -39,6 +44,9 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
             self.unavailable_ends -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         job = self.jobs[request.job_id]
+        if self.cancels_first:
+            job.state, job.reason = service_pb2.JOB_STATE_CANCELLED, "enough"
+            return job
         job.state = request.outcome
         job.reason = request.reason
         if request.HasField("exit_code"):

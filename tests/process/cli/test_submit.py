@@ -126,6 +126,24 @@ def test_a_cancelled_job_gets_its_controller_stopped(
     assert fake_router.jobs[job_id].reason == "enough"
 
 
+def test_a_controller_that_ends_well_after_its_job_was_cancelled_is_recorded_as_cancelled(
+    tmp_path: Path, fake_router: FakeJobsRouter, script: str
+) -> None:
+    fake_router.cancels_first = True
+    done = plexctl(tmp_path, "submit", "--attach", script, "exit", "0")
+    assert (done.returncode, done.stderr) == (1, "cancelled: enough\n")
+
+
+def test_a_submission_that_the_service_refuses_leaves_nothing(
+    tmp_path: Path, fake_router: FakeJobsRouter, script: str
+) -> None:
+    fake_router.is_full = True
+    done = plexctl(tmp_path, "submit", script, "exit", "0")
+    assert done.returncode == 1
+    assert "no more jobs" in done.stderr
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
 def test_a_killed_supervisor_takes_its_controller_along(
     tmp_path: Path, fake_router: FakeJobsRouter, script: str
 ) -> None:
