@@ -158,7 +158,8 @@ def _process_event(
         case SpawnFailed():
             lifecycle.fail_wpg(cluster, wpg, event.fault)
         case ProcExited():
-            if event.incarnation == wpg.incarnation:
+            was_told_to = wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
+            if event.incarnation == wpg.incarnation and not was_told_to:
                 lifecycle.fail_wpg(cluster, wpg, _worker_died(event))
         case WpgStopped():
             if wpg.state is WpgState.STOPPING:

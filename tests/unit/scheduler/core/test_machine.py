@@ -9,6 +9,7 @@ from plexsvc.ids import MoveId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     CancelOperation,
+    DeploymentChanged,
     DropPayload,
     ForgetWpg,
     JobChanged,
@@ -29,6 +30,7 @@ from plexsvc.scheduler.core.events import (
     SpawnFailed,
 )
 from plexsvc.scheduler.core.words import (
+    DeploymentState,
     Fault,
     JobState,
     Limits,
@@ -490,6 +492,16 @@ def test_a_cancelled_job_cancels_its_generates() -> None:
     world.submit("g", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
     actions = world.end("a", JobState.CANCELLED)
     assert actions == [CancelOperation(operation_id=op_id("g"), wpg_id=A)]
+
+
+def test_processes_that_end_as_they_were_told_to_have_stopped_and_not_died(
+    world: FakeWorld,
+) -> None:
+    assert StopWpg(wpg_id=B) in world.end("b")
+    assert world.die(B) == []
+    world.report_next(StopWpg)
+    changes = [a for a in world.report_next(ForgetWpg) if isinstance(a, DeploymentChanged)]
+    assert [(a.state, a.fault) for a in changes] == [(DeploymentState.STOPPED, None)]
 
 
 def test_a_job_that_ends_in_the_middle_of_a_switch_leaves_the_other_able_to_run(
