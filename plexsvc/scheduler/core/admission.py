@@ -56,6 +56,8 @@ def submit(cluster: Cluster, event: OperationSubmitted) -> None:
         )
         if not event.is_staged and fault.code not in RETRYABLE:
             cluster.emit(DropPayload(operation_id=event.operation_id))
+        if fault.code is ErrorCode.DEPLOYMENT_FAILED:
+            lanes.turn_away(cluster, event.operation_id, cluster.jobs[event.job_id], fault)
         return
     _queue(cluster, event)
 

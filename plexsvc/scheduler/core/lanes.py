@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.actions import (
     ReleaseOperation,
     SetTimer,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation
+from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.words import Fault, OperationKind, OperationState
 
@@ -88,11 +88,20 @@ def dependency(cluster: Cluster, operation: Operation) -> OperationId | Fault | 
         succeeded = cluster.released.get(operation_id)
         if known is not None and known.state in TERMINAL:
             succeeded = known.state is OperationState.ANSWERED
-        if succeeded is None:
+        if succeeded is None and operation_id not in cluster.turned_away:
             return operation_id
         if not succeeded:
-            return _dependency_failed(operation, operation_id, known)
+            cause = cluster.turned_away.get(operation_id) if known is None else known.fault
+            return _dependency_failed(operation, operation_id, cause)
     return None
+
+
+def turn_away(cluster: Cluster, operation_id: OperationId, job: Job, fault: Fault) -> None:
+    """Remember (bounded) that an operation will never run, for those that come after it."""
+    cluster.turned_away[operation_id] = fault
+    if len(cluster.turned_away) > cluster.limits.max_released_ids:
+        cluster.turned_away.popitem(last=False)
+    _wake_dependants(cluster, operation_id, job)
 
 
 def answer(cluster: Cluster, operation: Operation, *, run_us: int) -> None:
@@ -188,16 +197,19 @@ def _keep(cluster: Cluster, operation: Operation) -> None:
     if len(deployment.answered) > cluster.limits.max_answered_per_deployment:
         oldest = next(iter(deployment.answered))
         release(cluster, cluster.operations[deployment.answered.pop(oldest)])
-    for other_id in cluster.jobs[operation.job_id].deployments:
-        other = cluster.deployments[other_id]
-        if other.waits_for == operation.operation_id:
-            cluster.touch(other.wpg_id)
+    _wake_dependants(cluster, operation.operation_id, cluster.jobs[operation.job_id])
+
+
+def _wake_dependants(cluster: Cluster, operation_id: OperationId, job: Job) -> None:
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments[deployment_id]
+        if deployment.waits_for == operation_id:
+            cluster.touch(deployment.wpg_id)
 
 
 def _dependency_failed(
-    operation: Operation, operation_id: OperationId, known: Operation | None
+    operation: Operation, operation_id: OperationId, cause: Fault | None
 ) -> Fault:
-    cause = known.fault if known is not None else None
     found = "failed" if cause is None else f"ended with {cause.code}: {cause.message}"
     return Fault(
         code=ErrorCode.DEPENDENCY_FAILED,

@@ -325,6 +325,9 @@ class Cluster:
     groups: dict[WpgId, tuple[WpgId, ...]] = field(default_factory=dict)
     operations: dict[OperationId, Operation] = field(default_factory=dict)
     released: OrderedDict[OperationId, bool] = field(default_factory=OrderedDict)
+    turned_away: OrderedDict[OperationId, Fault] = field(default_factory=OrderedDict)
+    """Operations refused because their deployment is gone: they come in no other try."""
+
     waits: dict[tuple[JobId, JobId], int] = field(default_factory=dict)
     """Microseconds a job waited while another (or its own switch) had its devices."""
 

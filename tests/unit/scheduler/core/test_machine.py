@@ -219,6 +219,22 @@ def test_an_operation_after_a_failed_one_is_refused(world: FakeWorld) -> None:
     assert codes(actions) == [ErrorCode.INTERNAL, ErrorCode.DEPENDENCY_FAILED]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nobody_waits_for_an_operation_of_a_deployment_that_is_gone(
+    world: FakeWorld, is_first: bool
+) -> None:
+    world.bring_up("b", "critic")
+    world.die(B)
+    world.drain()
+    submits = [
+        lambda: world.submit("publish", job="b", seq=1, kind=OperationKind.PUBLISH),
+        lambda: world.submit("pull", job="b", to="critic", seq=1, after=("publish",)),
+    ]
+    actions = [a for submit in (submits if is_first else submits[::-1]) for a in submit()]
+    assert set(codes(actions)) == {ErrorCode.DEPLOYMENT_FAILED, ErrorCode.DEPENDENCY_FAILED}
+    assert "out of luck" in actions[-1].fault.message
+
+
 def test_an_after_that_nobody_submits_is_given_up(world: FakeWorld) -> None:
     world.submit("op", job="b", seq=1, after=("ghost",))
     actions = world.fire(f"after/{op_id('op').hex()}")
