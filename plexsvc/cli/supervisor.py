@@ -93,7 +93,10 @@ class Supervisor:
             _signal_group(process.pid, signal.SIGKILL)
 
     async def _job(self) -> service_pb2.Job | None:
-        """Return the job as the service has it, or None when it cannot be asked now."""
+        """Return the job as the service has it, or None when it cannot be asked now.
+
+        A service that does not know the job was restarted: the job has failed.
+        """
         request = service_pb2.ListJobsRequest(include_ended=True)
         try:
             reply = await self._stub.ListJobs(
@@ -101,7 +104,12 @@ class Supervisor:
             )
         except grpc.aio.AioRpcError:
             return None
-        return next((job for job in reply.jobs if job.job_id == self._order.job_id), None)
+        lost = service_pb2.Job(
+            job_id=self._order.job_id,
+            state=service_pb2.JOB_STATE_FAILED,
+            reason="the service does not know the job any more: it was restarted meanwhile",
+        )
+        return next((job for job in reply.jobs if job.job_id == lost.job_id), lost)
 
     def _end(self, code: int) -> JobEnd:
         if self._ended_job is not None:

@@ -191,7 +191,9 @@ class Registry:
         record = self.jobs.get(JobId(job_id))
         if record is None or record.view.tenant != tenant:
             raise PlexError(
-                ErrorCode.NOT_FOUND, f"no job {job_id!r}; it was never created, or ended long ago"
+                ErrorCode.NOT_FOUND,
+                f"no job {job_id!r}: it was never created, ended long ago, or ended when the "
+                "service was restarted; start another",
             )
         return record
 

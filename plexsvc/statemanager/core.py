@@ -205,7 +205,7 @@ class Ledger:
         if wpg.lost:
             raise PlexError(
                 ErrorCode.WORKER_DIED,
-                f"{wpg_id}: rank {min(wpg.lost)} died and its state with it; rebuild the WPG",
+                f"{wpg_id}: rank {min(wpg.lost)} died and its state with it; deploy again to go on",
                 worker=f"{wpg_id}/{min(wpg.lost)}",
             )
         return wpg

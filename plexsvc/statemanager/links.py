@@ -121,7 +121,7 @@ class RankLink:
             raise PlexError(
                 ErrorCode.WORKER_DIED,
                 f"{self.name} did not answer {request.header['op']} ({error}); it was cut off, "
-                "its state is lost: rebuild the WPG",
+                "its state is lost: deploy again to go on",
                 worker=self.name,
             ) from error
 

@@ -126,6 +126,18 @@ def test_a_cancelled_job_gets_its_controller_stopped(
     assert fake_router.jobs[job_id].reason == "enough"
 
 
+def test_a_controller_whose_service_forgot_its_job_is_stopped(
+    tmp_path: Path, fake_router: FakeJobsRouter, script: str
+) -> None:
+    job_id, place = submitted(tmp_path, script, "hang")
+    pid = controller_pid(place)
+    del fake_router.jobs[job_id]
+    end = ended(place)
+    assert (end.outcome, end.signal) == ("failed", signal.SIGTERM)
+    assert "restarted" in end.reason
+    assert not is_alive(pid)
+
+
 def test_a_controller_that_ends_well_after_its_job_was_cancelled_is_recorded_as_cancelled(
     tmp_path: Path, fake_router: FakeJobsRouter, script: str
 ) -> None:
