@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ class Background:
     """A running loop; `start` hands it work to await, `close` cancels what is left and joins it."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._ready = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -33,12 +35,20 @@ class Background:
         """
         future: Future[R] = Future()
         future.set_running_or_notify_cancel()
+        if not self.is_own:
+            future.set_exception(_forked())
+            return future
         with self._lock:
             if self._is_closed:
                 future.set_exception(_closed())
             else:
                 self._loop.call_soon_threadsafe(self._spawn, make, future)
         return future
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that made the loop: a fork has its memory and no thread."""
+        return os.getpid() == self._pid
 
     def check_may_block(self) -> None:
         """Refuse to block the loop's own thread.
@@ -55,6 +65,8 @@ class Background:
 
     def close(self) -> None:
         """Cancel what still runs, answer its futures with `cancelled`, and join the thread."""
+        if not self.is_own:
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -107,6 +119,14 @@ def _closed() -> PlexError:
         ErrorCode.CANCELLED,
         "the connection was closed before the call was answered; keep `with plex.connect(...)` "
         "open until its calls have returned",
+    )
+
+
+def _forked() -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        "this connection was made in another process, of which this one is a fork; connect here, "
+        "or make the calls there",
     )
 
 

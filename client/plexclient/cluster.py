@@ -135,8 +135,11 @@ class Cluster:
         return self.background.start(ask)
 
     def close(self) -> None:
-        """Close the connection; calls that have no answer yet raise `cancelled`. Safe to repeat."""
-        if self._is_closed:
+        """Close the connection; calls that have no answer yet raise `cancelled`. Safe to repeat.
+
+        In a fork of the process that connected, nothing happens.
+        """
+        if self._is_closed or not self.background.is_own:
             return
         self._is_closed = True
         for session in self._sessions:

@@ -72,7 +72,8 @@ class Job:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.background.start(lambda: self._close(error)).result()
+        if self.background.is_own:  # a fork that leaves the block ends nothing
+            self.background.start(lambda: self._close(error)).result()
 
     async def __aenter__(self) -> Self:
         await asyncio.wrap_future(self.background.start(self._open))
@@ -84,7 +85,8 @@ class Job:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
+        if self.background.is_own:
+            await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
 
     def report(self, **metrics: float) -> None:
         """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`."""

@@ -9,6 +9,7 @@ import pytest
 
 import plexclient as plex
 from plexclient import environment
+from plexclient.background import Background
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.session import Answered
 from plexclient.wire.v1 import service_pb2
@@ -265,6 +266,22 @@ def test_progress_that_cannot_be_shown_is_refused(loop: Loop, metrics: dict[str,
     with pytest.raises(PlexError, match="report"):
         loop.job.report(**metrics)
     loop.job.report(reward=0.5)
+
+
+def test_a_fork_of_the_controller_can_neither_call_nor_end_its_job(
+    cluster: plex.Cluster, router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster.job("forked") as job:
+        actor = job.deploy("actor", model="/m", backend="noop")
+        with monkeypatch.context() as child:
+            child.setattr(Background, "is_own", False)
+            with pytest.raises(PlexError, match="made in another process"):
+                actor.noop()
+            job.__exit__(None, None, None)
+            cluster.close()
+        assert router.ended == []
+        actor.noop()
+    assert len(router.ended) == 1
 
 
 def test_deploying_outside_the_job_is_refused(cluster: plex.Cluster) -> None:
