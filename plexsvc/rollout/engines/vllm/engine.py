@@ -42,7 +42,12 @@ from plexsvc.rollout.engines.base import (
 )
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
-from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
+from plexsvc.rollout.engines.stopping import (
+    SpecialTokens,
+    StopWatcher,
+    TokenizerDecoder,
+    special_tokens,
+)
 from plexsvc.rollout.engines.vllm.core import (
     DRAW_ORIGIN,
     PreparedWeights,
@@ -91,6 +96,7 @@ class VllmEngine:
         self._generated = 0
         self._version = 0
         self._tokenizer: Tokenizer | None = None
+        self._special: SpecialTokens = {}
 
     @classmethod
     async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
@@ -285,9 +291,12 @@ class VllmEngine:
     def _watcher(self, request: rollout_pb2.InstanceRequest) -> StopWatcher:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.from_file(str(self._model.tokenizer))
+            self._special = special_tokens(self._tokenizer)
         sampling = request.sampling
         watcher = StopWatcher(
-            list(sampling.stop), TokenizerDecoder(self._tokenizer), min_tokens=sampling.min_tokens
+            list(sampling.stop),
+            TokenizerDecoder(self._tokenizer, self._special),
+            min_tokens=sampling.min_tokens,
         )
         watcher.feed(request.prompt.generated)
         return watcher

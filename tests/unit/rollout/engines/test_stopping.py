@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from plexsvc.rollout.engines.stopping import Stop, StopWatcher
+from plexsvc.rollout.engines.stopping import (
+    Stop,
+    StopWatcher,
+    TokenizerDecoder,
+    special_tokens,
+)
 
 PIECES = ["a", "b", "ab", "", "ba"]
 
@@ -16,6 +22,9 @@ class Table:
 
     def step(self, token: int) -> str | None:
         return PIECES[token] or None
+
+    def spell(self, stop: str) -> str:
+        return stop
 
 
 @given(
@@ -49,3 +58,22 @@ def test_a_stop_before_the_least_number_of_tokens_does_not_count(
 ) -> None:
     watcher = StopWatcher(["a"], Table(), min_tokens=min_tokens)
     assert watcher.feed([0, 1]) == (Stop(kept=kept, text="a") if kept else None)
+
+
+def tokenizer() -> Tokenizer:
+    """Tokens: 0 and 1 are special, 2 is `p`, 3 is `a`."""
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<|end|>": 1, "p": 2, "a": 3}, unk_token="p"))
+    words.decoder = decoders.Fuse()
+    words.add_special_tokens([AddedToken("<pad>", special=True), "<|end|>"])
+    return words
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [("a", 4), ("pa", 4), ("pad", None), ("<pad>", 1), ("p<|end|>", 3), ("<|end|>a", 4)],
+)
+def test_a_special_token_is_met_whole_or_not_at_all(stop: str, kept: int | None) -> None:
+    tokens = [0, 2, 1, 3] if stop != "pa" else [0, 1, 2, 3]
+    words = tokenizer()
+    watcher = StopWatcher([stop], TokenizerDecoder(words, special_tokens(words)))
+    assert watcher.feed(tokens) == (Stop(kept=kept, text=stop) if kept else None)
