@@ -3,10 +3,11 @@
 A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, offset_s,
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `priority` (0) and `tenant` ("")
-have those defaults. A cluster file holds the fields of `SimCluster`, `switch` and `faults` as
-objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`, `uncordon`,
-`drain` or `join`; only `nodes` is required. The nodes are `n00000`, `n00001`, ...; only a join may
-name another.
+have those defaults. With `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are
+those that publish. Every number has a bound; a refusal names it. A cluster file holds the fields of
+`SimCluster`, `switch` and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an
+action of `cordon`, `uncordon`, `drain` or `join`; only `nodes` is required. The nodes are `n00000`,
+`n00001`, ...; only a join may name another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from plexsvc.ids import JobId, TenantId
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
+    SYNC_PHASE,
     Demand,
     Mode,
     Profile,
@@ -34,6 +36,18 @@ from plexsvc.sim.jobs import SimJob
 Json = Mapping[str, object]
 _Choice = TypeVar("_Choice", Mode, SyncAt)
 
+MAX_NUMBER: Final = 1e9
+"""The largest number a field may have where nothing smaller is said: in seconds, 31 years."""
+MAX_CYCLES: Final = 1_000_000
+MAX_NODES: Final = 1_000_000
+MAX_DEVICES: Final = 1_024
+MAX_SEGMENTS: Final = 1_000
+MAX_JITTER_CV: Final = 100.0
+MIN_LINK_GB_S: Final = 1e-6
+MIN_MTBF_H: Final = 0.01
+"""Losses closer than this would leave no time for anything else; 0 is none."""
+MAX_REPAIR_S: Final = 1e6
+
 _REQUIRED: Final = ("job_id", "arrival_s", "nodes", "cycles", "period_s", "segments")
 _OPTIONAL: Final[Mapping[str, object]] = {
     "mode": "sync",
@@ -45,6 +59,13 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "priority": 0,
     "tenant": "",
 }
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "link_gb_s": (MIN_LINK_GB_S, MAX_NUMBER),
+    "slow_switch_share": (0, 1),
+    "repair_s": (0, MAX_REPAIR_S),
+}
+_SHOWN: Final = 60
+_SURROGATES: Final = ("\ud800", "\udfff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +74,16 @@ class _At:
 
     path: Path
     line: int
+    text: str
 
     def refuse(self, field: str, found: str, wanted: str) -> NoReturn:
         """Refuse a field."""
+        line = self.line + _lines_before(field, self.text)
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"{self.path}, line {self.line}, field {field}: found {found}, wanted {wanted}",
+            f"{self.path}, line {line}, field {field}: found {found}, wanted {wanted}",
             file=self.path,
-            line=self.line,
+            line=line,
             field=field,
         )
 
@@ -71,20 +94,21 @@ def read_cluster(path: Path) -> SimCluster:
     Raises:
         PlexError: `bad_request` with file, line and field.
     """
-    at = _At(path=path, line=1)
-    data = _object(_text(path), at)
+    at = _At(path=path, line=1, text=_text(path))
+    data = _object(at)
     _only(data, [f.name for f in fields(SimCluster)], at, prefix="")
     if "nodes" not in data:
         at.refuse("nodes", "nothing", "the number of nodes")
-    parts: dict[str, int | float] = {}
-    for name in (
-        f.name for f in fields(SimCluster) if f.name not in {"switch", "faults", "events"}
-    ):
+    counts = {"nodes": MAX_NODES, "devices_per_node": MAX_DEVICES}
+    parts: dict[str, int | float] = {
+        name: _integer(data, name, at, low=1, high=high)
+        for name, high in counts.items()
+        if name in data
+    }
+    for name in ("host_gb", "disk_gb", "migrate_gb_s"):
         if name in data:
-            is_count = name in {"nodes", "devices_per_node"}
-            low = 1.0 if is_count else 0.0
-            value = _number(data, name, at, low=low)
-            parts[name] = int(value) if is_count else value
+            low = MIN_LINK_GB_S if name == "migrate_gb_s" else 0
+            parts[name] = _number(data, name, at, low=low)
     switch = SwitchModel(**_floats(data, "switch", [f.name for f in fields(SwitchModel)], at))
     faults = Faults(**_floats(data, "faults", [f.name for f in fields(Faults)], at))
     events = _events(data, int(parts["nodes"]), at)
@@ -99,18 +123,18 @@ def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
     """
     jobs: list[SimJob] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        at = _At(path=path, line=number)
-        job = _job(_object(line, at), cluster, at)
+        at = _At(path=path, line=number, text=line)
+        job = _job(_object(at), cluster, at)
         job_id = job.demand.job_id
         if job_id in seen:
             at.refuse("job_id", f"{job_id!r} again", f"one line a job; line {seen[job_id]} has it")
         seen[job_id] = number
         jobs.append(job)
     if not jobs:
-        _At(path=path, line=1).refuse("job_id", "an empty file", "at least one job")
+        _At(path=path, line=1, text="").refuse("job_id", "an empty file", "at least one job")
     return tuple(jobs)
 
 
@@ -122,24 +146,24 @@ def read_job(path: Path, *, cluster: SimCluster) -> SimJob:
     Raises:
         PlexError: `bad_request` with file and field.
     """
-    at = _At(path=path, line=1)
-    return _job({"arrival_s": 0, "cycles": 1, **_object(_text(path), at)}, cluster, at)
+    at = _At(path=path, line=1, text=_text(path))
+    return _job({"arrival_s": 0, "cycles": 1, **_object(at)}, cluster, at)
 
 
 def _events(data: Json, num_nodes: int, at: _At) -> tuple[NodeEvent, ...]:
     items = data.get("events", [])
     if not isinstance(items, list):
-        at.refuse("events", repr(items), "a list of {at_s, drain|join|cordon|uncordon: node}")
+        at.refuse("events", _short(items), "a list of {at_s, drain|join|cordon|uncordon: node}")
     known = {f"n{number:05d}" for number in range(num_nodes)}
     events: list[NodeEvent] = []
     for index, item in enumerate(items):
         name = f"events[{index}]"
         if not isinstance(item, dict):
-            at.refuse(name, repr(item), "an object {at_s, drain|join|cordon|uncordon: node}")
+            at.refuse(name, _short(item), "an object {at_s, drain|join|cordon|uncordon: node}")
         _only(item, ["at_s", *(action.value for action in NodeAction)], at, prefix=f"{name}.")
         actions = [action for action in NodeAction if action.value in item]
         if "at_s" not in item or len(actions) != 1:
-            at.refuse(name, repr(item), "at_s and one of drain, join, cordon, uncordon")
+            at.refuse(name, _short(item), "at_s and one of drain, join, cordon, uncordon")
         node = _string(item, actions[0].value, at, prefix=f"{name}.")
         if actions[0] is NodeAction.JOIN:
             known.add(node)
@@ -158,8 +182,8 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         if name not in data:
             at.refuse(name, "nothing", "a value; the field is required")
     full = {**_OPTIONAL, **data}
-    nodes = _integer(full, "nodes", at, low=1)
-    rollout_nodes = _integer(full, "rollout_nodes", at, low=0)
+    nodes = _integer(full, "nodes", at, low=1, high=MAX_NODES)
+    rollout_nodes = _integer(full, "rollout_nodes", at, low=0, high=MAX_NODES)
     if nodes + rollout_nodes > cluster.nodes:
         asked = f"{nodes} + {rollout_nodes} rollout nodes"
         at.refuse("nodes", asked, f"at most the cluster's {cluster.nodes}")
@@ -168,7 +192,7 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     if state_gb / nodes > room_gb:
         at.refuse("state_gb", f"{state_gb / nodes} a node", f"at most {room_gb} (host + disk)")
     profile = _profile(full, cluster.switch.cost_us(state_gb=state_gb, nodes=nodes), at)
-    cycles = _integer(full, "cycles", at, low=1)
+    cycles = _integer(full, "cycles", at, low=1, high=MAX_CYCLES)
     demand = Demand(
         job_id=JobId(_string(full, "job_id", at)),
         num_nodes=nodes,
@@ -178,10 +202,10 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         state_bytes=round(state_gb / nodes * GB),
         max_slowdown_ppm=round(_number(full, "max_slowdown", at, low=1) * PPM),
         rollout_nodes=rollout_nodes,
-        priority=_integer(full, "priority", at, low=-(1 << 31)),
+        priority=_integer(full, "priority", at, low=-(1 << 31), high=(1 << 31) - 1),
         tenant=TenantId(_string(full, "tenant", at)),
     )
-    jitter = _number(full, "jitter_cv", at, low=0)
+    jitter = _number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV)
     return SimJob(demand=demand, cycles=cycles, jitter_cv=jitter, state_gb=state_gb)
 
 
@@ -189,25 +213,34 @@ def _profile(data: Json, switch_us: int, at: _At) -> Profile:
     period_us = _micros(data, "period_s", at)
     if period_us <= 0:
         at.refuse("period_s", repr(data["period_s"]), "more than 0")
+    segments = _segments(data, period_us, at)
+    mode, sync_at = _choice(data, "mode", Mode, at), _choice(data, "sync_at", SyncAt, at)
+    publishes = {segment.phase == SYNC_PHASE for segment in segments}
+    if mode is Mode.ASYNC1 and sync_at is SyncAt.BOUNDARY and len(publishes) == 1:
+        phases = ", ".join(dict.fromkeys(segment.phase for segment in segments))
+        wanted = f"with segments of phase {SYNC_PHASE!r}, which publish, and of others, which train"
+        at.refuse("sync_at", f"'boundary' with phases {phases}", wanted)
     return Profile(
         period_us=period_us,
-        segments=_segments(data, period_us, at),
-        mode=_choice(data, "mode", Mode, at),
-        sync_at=_choice(data, "sync_at", SyncAt, at),
+        segments=segments,
+        mode=mode,
+        sync_at=sync_at,
         switch_us=switch_us,
-        jitter_ppm=round(_number(data, "jitter_cv", at, low=0) * PPM),
+        jitter_ppm=round(_number(data, "jitter_cv", at, low=0, high=MAX_JITTER_CV) * PPM),
     )
 
 
 def _segments(data: Json, period_us: int, at: _At) -> tuple[Segment, ...]:
     items = data["segments"]
     if not isinstance(items, list) or not items:
-        at.refuse("segments", repr(items), "a list of {phase, offset_s, duration_s}")
+        at.refuse("segments", _short(items), "a list of {phase, offset_s, duration_s}")
+    if len(items) > MAX_SEGMENTS:
+        at.refuse("segments", f"{len(items)} of them", f"at most {MAX_SEGMENTS}")
     segments: list[Segment] = []
     for index, item in enumerate(items):
         name = f"segments[{index}]"
         if not isinstance(item, dict):
-            at.refuse(name, repr(item), "an object {phase, offset_s, duration_s}")
+            at.refuse(name, _short(item), "an object {phase, offset_s, duration_s}")
         _only(item, ["phase", "offset_s", "duration_s"], at, prefix=f"{name}.")
         for key in ("phase", "offset_s", "duration_s"):
             if key not in item:
@@ -232,7 +265,7 @@ def _segments(data: Json, period_us: int, at: _At) -> tuple[Segment, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -241,19 +274,50 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _object(text: str, at: _At) -> Json:
+def _object(at: _At) -> Json:
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(at.text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        line = at.line + (error.lineno - 1 if isinstance(error, json.JSONDecodeError) else 0)
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"{at.path}, line {at.line}: not JSON ({error}); give one object",
+            f"{at.path}, line {line}: not JSON ({error}); give one object",
             file=at.path,
-            line=at.line,
+            line=line,
         ) from error
     if not isinstance(data, dict):
-        at.refuse("(line)", repr(data)[:40], "one JSON object")
+        at.refuse("(line)", _short(data), "one JSON object")
     return data
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object whose keys all differ: of two equal ones, which was meant?"""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} comes twice")
+    return data
+
+
+def _short(value: object) -> str:
+    """Return a value as messages show it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _lines_before(field: str, text: str) -> int:
+    """Return in which line of `text` the value of a field like `events[1].drain` stands, from 0."""
+    at = 0
+    for part in field.split("."):
+        name, _, index = part.partition("[")
+        found = text.find(f'"{name}"', at)
+        if found < 0:
+            break
+        at = found
+        for _ in range(int(index.rstrip("]")) + 1 if index else 0):
+            at = max(at, text.find("{", at + 1))
+    return text.count("\n", 0, at)
 
 
 def _only(data: Json, known: list[str], at: _At, *, prefix: str) -> None:
@@ -262,18 +326,20 @@ def _only(data: Json, known: list[str], at: _At, *, prefix: str) -> None:
             at.refuse(f"{prefix}{name}", "an unknown field", f"only {', '.join(known)}")
 
 
-def _number(data: Json, name: str, at: _At, *, low: float, prefix: str = "") -> float:
+def _number(
+    data: Json, name: str, at: _At, *, low: float, high: float = MAX_NUMBER, prefix: str = ""
+) -> float:
     value = data[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= float(str(value)) < float("inf"):
-        at.refuse(f"{prefix}{name}", repr(value), f"a number from {low:g}")
-    return float(str(value))
+    if not is_number or not low <= value <= high:  # type: ignore[operator]  # it is a number
+        at.refuse(f"{prefix}{name}", _short(value), f"a number from {low:g} to {high:g}")
+    return float(value)  # type: ignore[arg-type]
 
 
-def _integer(data: Json, name: str, at: _At, *, low: int) -> int:
+def _integer(data: Json, name: str, at: _At, *, low: int, high: int) -> int:
     value = data[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        at.refuse(name, repr(value), f"an integer from {low}")
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        at.refuse(name, _short(value), f"an integer from {low} to {high}")
     return value
 
 
@@ -284,7 +350,9 @@ def _micros(data: Json, name: str, at: _At, *, prefix: str = "") -> int:
 def _string(data: Json, name: str, at: _At, *, prefix: str = "") -> str:
     value = data[name]
     if not isinstance(value, str) or (not value and name != "tenant"):
-        at.refuse(f"{prefix}{name}", repr(value), "a string")
+        at.refuse(f"{prefix}{name}", _short(value), "a string")
+    if any(_SURROGATES[0] <= letter <= _SURROGATES[1] for letter in value):
+        at.refuse(f"{prefix}{name}", _short(value), "text without half of a surrogate pair")
     return value
 
 
@@ -292,12 +360,19 @@ def _choice(data: Json, name: str, kind: type[_Choice], at: _At) -> _Choice:
     try:
         return kind(str(data[name]))
     except ValueError:
-        at.refuse(name, repr(data[name]), " or ".join(repr(c.value) for c in kind))
+        at.refuse(name, _short(data[name]), " or ".join(repr(c.value) for c in kind))
 
 
 def _floats(data: Json, name: str, known: list[str], at: _At) -> dict[str, float]:
     part = data.get(name, {})
     if not isinstance(part, dict):
-        at.refuse(name, repr(part), f"an object with {', '.join(known)}")
-    _only(part, known, at, prefix=f"{name}.")
-    return {key: _number(part, key, at, low=0, prefix=f"{name}.") for key in part}
+        at.refuse(name, _short(part), f"an object with {', '.join(known)}")
+    prefix = f"{name}."
+    _only(part, known, at, prefix=prefix)
+    values: dict[str, float] = {}
+    for key in part:
+        low, high = _RANGES.get(key, (0, MAX_NUMBER))
+        values[key] = _number(part, key, at, low=low, high=high, prefix=prefix)
+    if 0 < values.get("node_mtbf_h", 0) < MIN_MTBF_H:
+        at.refuse("faults.node_mtbf_h", f"{values['node_mtbf_h']:g}", f"0 or at least {MIN_MTBF_H}")
+    return values

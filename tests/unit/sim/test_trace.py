@@ -64,6 +64,12 @@ def with_segment(**changes: object) -> dict[str, object]:
         ({**GOOD, "nodes": 5}, "nodes"),
         ({**GOOD, "nodes": 2, "rollout_nodes": 3}, "nodes"),
         ({**GOOD, "cycles": 0}, "cycles"),
+        ({**GOOD, "cycles": 10**12}, "cycles"),
+        ({**GOOD, "arrival_s": 1e300}, "arrival_s"),
+        ({**GOOD, "jitter_cv": 1e200}, "jitter_cv"),
+        ({**GOOD, "segments": GOOD["segments"] * 600}, "segments"),
+        ({**GOOD, "job_id": "\ud800"}, "job_id"),
+        ({**GOOD, "mode": "async1", "sync_at": "boundary"}, "sync_at"),
         ({**GOOD, "period_s": 0}, "period_s"),
         ({**GOOD, "arrival_s": -1}, "arrival_s"),
         ({**GOOD, "mode": "async2"}, "mode"),
@@ -100,11 +106,53 @@ def test_what_is_not_json_or_not_there_is_refused(tmp_path: Path) -> None:
         read_trace(write(tmp_path, ""), cluster=SimCluster(nodes=4))
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("[" * 100_000, "recursion"),
+        ('{"job_id": "a", "job_id": "b"}', "key 'job_id' comes twice"),
+        ('{"cycles": ' + "9" * 5000 + "}", "4300 digits"),
+    ],
+)
+def test_a_line_that_is_no_one_object_is_refused(tmp_path: Path, line: str, what: str) -> None:
+    with pytest.raises(PlexError, match=f"line 2: not JSON .*{what}"):
+        read_trace(write(tmp_path, GOOD, line), cluster=SimCluster(nodes=4))
+
+
+def test_a_line_ends_where_jsonl_says_and_a_byte_order_mark_is_none_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\ufeff" + json.dumps({**GOOD, "job_id": "a\u2028b"}, ensure_ascii=False))
+    (job,) = read_trace(path, cluster=SimCluster(nodes=4))
+    assert job.demand.job_id == "a\u2028b"
+
+
+def test_a_refusal_names_the_line_in_a_cluster_file_of_many(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    for text, where in (
+        ('{\n "nodes": 4,\n\n "host_gb": -1\n}', "line 4, field host_gb"),
+        ('{"nodes": 4,\n "faults": {\n "repair_s": -1}}', "line 3, field faults.repair_s"),
+        (
+            '{"nodes": 4, "events": [\n{"at_s": 1, "join": "x"},\n{"at_s": 0,\n "join": "y"}]}',
+            "line 3, field events[1].at_s",
+        ),
+        ('{\n "nodes": 4,\n "host_gb" 3}', "line 3: not JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(PlexError, match=re.escape(where)):
+            read_cluster(path)
+
+
 def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     for text, field in (
         ('{"devices_per_node": 8}', "nodes"),
         ('{"nodes": 0}', "nodes"),
+        ('{"nodes": 2.5}', "nodes"),
+        ('{"nodes": 1e12}', "nodes"),
+        ('{"nodes": 4, "switch": {"link_gb_s": 0}}', "switch.link_gb_s"),
+        ('{"nodes": 4, "faults": {"slow_switch_share": 2}}', "faults.slow_switch_share"),
+        ('{"nodes": 4, "faults": {"node_mtbf_h": 1e-9}}', "faults.node_mtbf_h"),
+        ('{"nodes": 4, "faults": {"repair_s": 1e15}}', "faults.repair_s"),
         ('{"nodes": 4, "gpu": 1}', "gpu"),
         ('{"nodes": 4, "faults": {"mtbf": 1}}', "faults.mtbf"),
         ('{"nodes": 4, "events": {}}', "events"),
