@@ -30,7 +30,7 @@ def simulate(
         str,
         typer.Option(help="planning; live: the whole scheduler core; ...-cold: no profiles yet."),
     ] = "planning",
-    seed: Annotated[int, typer.Option(help="Seed of samples and faults.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of samples and faults.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
     ] = None,
@@ -38,13 +38,15 @@ def simulate(
 ) -> None:
     """Play jobs on a simulated cluster, with the scheduler's own decisions."""
     from plexsvc.scheduler.core.planning.policies import policy_named
-    from plexsvc.sim.output import write_outputs
+    from plexsvc.sim.output import make_directory, write_outputs
     from plexsvc.sim.run import compare, play
 
     if core not in _CORES:
         raise typer.BadParameter(f"--core {core!r} is none of {', '.join(_CORES)}")
     chosen = policy_named(policy)
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
+    if out is not None:
+        make_directory(out)
     typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
     isolated = play(workload, policy=policy_named("isolated"), seed=seed)
     if core.startswith("planning"):

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.presets import Workload
@@ -20,11 +21,27 @@ _MAX_PERFETTO_JOBS: Final = 200
 """Jobs in the Perfetto trace, first to start first: viewers load tens of megabytes."""
 
 
+def make_directory(out: Path) -> None:
+    """Make the directory for outputs; called before a run, so that no run is for nothing.
+
+    Raises:
+        PlexError: `bad_request`, there can be no such directory.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{out} cannot be a directory for outputs: {error}; name another with --out",
+            file=out,
+        ) from error
+
+
 def write_outputs(
     out: Path, *, workload: Workload, summary: Summary, outcome: Outcome, isolated: Outcome
 ) -> None:
     """Write `summary.json`, `jobs.jsonl`, `perfetto.json`, `utilisation.png` and `wait_cdf.png`."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     (out / "summary.json").write_text(json.dumps(asdict(summary)) + "\n", encoding="utf-8")
     with (out / "jobs.jsonl").open("w", encoding="utf-8") as lines:
         for record in outcome.records:

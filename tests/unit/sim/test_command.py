@@ -53,3 +53,18 @@ def test_a_bad_trace_writes_nothing(app: typer.Typer, tmp_path: Path) -> None:
 def test_a_trace_needs_its_cluster(app: typer.Typer, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [str(tmp_path / "trace.jsonl")]).exit_code == 2
     assert CliRunner().invoke(app, ["x", "--preset", "churn"]).exit_code == 2
+
+
+def test_a_directory_that_cannot_be_is_refused_before_anything_runs(
+    app: typer.Typer, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    options = ["--preset", "two-job-7b", "--out", str(taken / "out")]
+    done = CliRunner().invoke(app, options)
+    assert isinstance(done.exception, PlexError)
+    assert "cannot be a directory for outputs" in str(done.exception)
+
+
+def test_a_negative_seed_is_misuse(app: typer.Typer) -> None:
+    assert CliRunner().invoke(app, ["--preset", "two-job-7b", "--seed", "-1"]).exit_code == 2
