@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, NodeId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -22,6 +24,9 @@ from plexsvc.sim.floor import Floor, Kind, Playing
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.learning import Learner, as_cold
 from plexsvc.sim.records import Drained, Outcome, Record
+
+_CHANGES_NOTHING: Final = frozenset({int(Kind.NODE_LOST), int(Kind.REPACK)})
+"""Events that give no waiting job a place where nothing plays."""
 
 
 class Simulator(Floor):
@@ -55,7 +60,12 @@ class Simulator(Floor):
             self._plan_next_loss()
 
     def run(self, *, until_us: int | None = None) -> Outcome:
-        """Play until every job is done, or up to a time; a later call goes on from there."""
+        """Play until every job is done, or up to a time; a later call goes on from there.
+
+        Raises:
+            PlexError: `no_placement` when nothing more will happen and jobs still wait, or when a
+                job lost its nodes `MAX_LOSSES` times without training a cycle.
+        """
         handlers: tuple[Callable[[str, int], None], ...] = (
             self._on_arrival,
             self._on_begin,
@@ -76,8 +86,8 @@ class Simulator(Floor):
             if self.planner.has_news and (not heap or heap[0][0] > self.now):
                 self._evacuate(self.playing)
                 self._admit()
-        is_over = until_us is not None or not self._unfinished
-        assert is_over, f"{self._unfinished} jobs never ran: {self._stuck()}"
+        if until_us is None and self._unfinished:
+            raise self._stuck()
         return Outcome(
             policy=self.policy.name,
             records=tuple(self.records.values()),
@@ -88,9 +98,21 @@ class Simulator(Floor):
             drains=tuple(self.drains.values()),
         )
 
-    def _stuck(self) -> str:
+    def _check_hope(self) -> None:
+        """Stop a run in which nothing plays and only losses of nodes, or repacking, are to come."""
+        if not self.playing and all(kind in _CHANGES_NOTHING for _, _, kind, _, _ in self.heap):
+            raise self._stuck()
+
+    def _stuck(self) -> PlexError:
         first = next(iter(self.planner.waiting), None)
-        return "nothing waits" if first is None else self.planner.why(first)
+        assert first is not None, f"{self._unfinished} jobs neither wait nor run"
+        left, closed = len(self.planner.waiting), len(self.board.cordoned)
+        return PlexError(
+            ErrorCode.NO_PLACEMENT,
+            f"{left} of {len(self.records)} jobs can never run under {self.policy.name}: "
+            f"{self.planner.why(first)}; {closed} nodes are closed and no event opens one again",
+            job_id=first,
+        )
 
     def _room(self, cluster: SimCluster, node_id: NodeId) -> NodeRoom:
         parked = int((cluster.host_gb + cluster.disk_gb) * GB)
@@ -118,6 +140,7 @@ class Simulator(Floor):
             self.wake(self.settle_groups())
 
     def _on_repack(self, _subject: str, _detail: int) -> None:
+        self._check_hope()
         self._admit()
 
     def _repack(self) -> None:
@@ -244,6 +267,7 @@ class Simulator(Floor):
         self.push(self.now + after, Kind.NODE_LOST, node_name(victim))
 
     def _on_node_lost(self, subject: str, _: int) -> None:
+        self._check_hope()
         self._plan_next_loss()
         node_id = NodeId(subject)
         if node_id not in self.board.rooms:
@@ -254,7 +278,8 @@ class Simulator(Floor):
         self.push(back, Kind.NODE_BACK, node_id)
 
     def _on_node_back(self, subject: str, _: int) -> None:
-        self.board.join(self._room(self.cluster, NodeId(subject)))
+        if NodeId(subject) not in self.board.rooms:  # else an operator joined it before
+            self.board.join(self._room(self.cluster, NodeId(subject)))
 
     def _on_node_event(self, subject: str, at: int) -> None:
         node_id = NodeId(subject)
