@@ -56,7 +56,7 @@ class RolloutDeployment:
         given = request.deployment
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,
-            max_model_len=given.spec.max_model_len or self.describe.max_sequence_length,
+            max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),
             max_samples=self._config.max_samples_per_operation,
         )
         reply = success(request.operation)
@@ -140,6 +140,11 @@ class RolloutDeployment:
             await record.dirty.wait()
             await self._clock.sleep(self._config.frame_us)
             record.seal()
+
+
+def _shorter(asked: int, able: int) -> int:
+    """Return the smaller of two lengths, of which 0 is none."""
+    return min(asked, able) if asked and able else asked or able
 
 
 def success(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:

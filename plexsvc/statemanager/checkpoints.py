@@ -66,9 +66,9 @@ def materialize(snapshot: Snapshot, path: Path, *, model: Path | None, optimizer
         PlexError: `bad_request` for a path that is no place for one, state that this node holds
             only a part of, or a disk that refuses.
     """
-    target = _checked_target(path)
-    scratch = target.with_name(f".{target.name}.tmp-{secrets.token_hex(4)}")
+    scratch = path.with_name(f".{path.name or 'root'}.tmp-{secrets.token_hex(4)}")
     try:
+        target = _checked_target(path)
         scratch.mkdir(parents=True)
         _write_state(snapshot, scratch, optimizer=optimizer)
         if model is not None:
@@ -76,7 +76,7 @@ def materialize(snapshot: Snapshot, path: Path, *, model: Path | None, optimizer
         written = _finish(scratch)
         _swap_in(scratch, target)
     except OSError as error:
-        text = f"checkpoint {target} not written: {error}"
+        text = f"checkpoint {path} not written: {error}"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; give a writable place") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

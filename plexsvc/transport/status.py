@@ -54,6 +54,9 @@ _LOST: Final = frozenset(
 """Statuses of gRPC's own that may pass. INTERNAL: when a peer answers a stream early, a write that
 fails meanwhile may hide its answer behind "Internal error from Core"; asking again shows it."""
 
+RAISED: Final = "Unexpected <class"
+"""How gRPC begins the details of a call whose handler raised: a peer that is there, and broken."""
+
 
 async def abort_with(
     context: grpc.aio.ServicerContext[object, object] | None, error: PlexError
@@ -87,7 +90,9 @@ def error_from(failure: grpc.RpcError) -> PlexError:
         except DecodeError:
             pass  # another server's key of the same name: read the status instead
     status = failure.code()
-    code = ErrorCode.UNAVAILABLE if status in _LOST else ErrorCode.INTERNAL
+    has_raised = status is _S.UNKNOWN and (failure.details() or "").startswith(RAISED)
+    is_lost = status in _LOST and not has_raised
+    code = ErrorCode.UNAVAILABLE if is_lost else ErrorCode.INTERNAL
     return PlexError(
         code, f"call failed with {status.name}: {failure.details()}", grpc_status=status.name
     )

@@ -71,7 +71,11 @@ class Bench:
         operation.seq = 0
         return await self.execute(
             operation,
-            deployment=service_pb2.Deployment(deployment_id="rollout", vocab_size=50),
+            deployment=service_pb2.Deployment(
+                deployment_id="rollout",
+                vocab_size=50,
+                spec=service_pb2.DeploymentSpec(max_model_len=1000),  # more than the engine's 128
+            ),
             instance_addresses=[instance.address for instance in self.instances],
         )
 

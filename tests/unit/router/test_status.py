@@ -55,19 +55,21 @@ async def test_without_a_context_the_error_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code"),
+    ("status", "details", "code"),
     [
-        (grpc.StatusCode.UNAVAILABLE, ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.INTERNAL, ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.UNIMPLEMENTED, ErrorCode.INTERNAL),
+        (grpc.StatusCode.UNAVAILABLE, "details", ErrorCode.UNAVAILABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "details", ErrorCode.UNAVAILABLE),
+        (grpc.StatusCode.INTERNAL, "details", ErrorCode.UNAVAILABLE),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", ErrorCode.UNAVAILABLE),
+        (grpc.StatusCode.UNKNOWN, "Unexpected <class 'OSError'>: no", ErrorCode.INTERNAL),
+        (grpc.StatusCode.UNIMPLEMENTED, "details", ErrorCode.INTERNAL),
     ],
 )
 def test_a_failure_of_grpcs_own_is_retryable_when_it_may_pass(
-    status: grpc.StatusCode, code: ErrorCode
+    status: grpc.StatusCode, details: str, code: ErrorCode
 ) -> None:
     metadata = grpc.aio.Metadata((ERROR_KEY, b"\xff\xff not an error"))
-    failure = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, "details")
+    failure = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details)
     assert error_from(failure).code == code
 
 
