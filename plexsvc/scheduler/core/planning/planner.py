@@ -63,12 +63,14 @@ class Planner:
         self._started: dict[JobId, int] = {}
         self._paces: dict[JobId, int] = {}
         self._late_news = False
+        self._queue_news = False
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
         assert demand.job_id not in self.waiting, demand
         self.waiting[demand.job_id] = demand
         self._unseen.add(demand.job_id)
+        self._queue_news = True
 
     def withdraw(self, job_id: JobId) -> None:
         """Take a waiting job out of the queue."""
@@ -76,6 +78,7 @@ class Planner:
         self._loads.pop(job_id, None)
         self._short.pop(job_id, None)
         self._unseen.discard(job_id)
+        self._queue_news = True
 
     def remove(self, job_id: JobId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
@@ -168,7 +171,8 @@ class Planner:
         """Whether something changed for those who wait since the last `admit`."""
         if self._late_news or not self.waiting:
             return self._late_news
-        return bool(self._unseen or self._changed) or self.board.num_freed > self._freed_seen
+        has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
+        return self._queue_news or has_room
 
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
@@ -176,7 +180,7 @@ class Planner:
         if self.board.num_freed > self._freed_seen:
             self._unseen.update(self._short)
             self._short.clear()
-        has_changed = bool(self._changed or self._unseen)
+        has_changed = self._queue_news or bool(self._changed)
         has_changed = has_changed or self.board.num_freed > self._freed_seen
         self._changed.clear()
         self._late_news = False
@@ -195,6 +199,7 @@ class Planner:
                     break
                 elif is_impatient(demand, policy=self.policy, now_us=now_us):
                     reserved = True
+        self._queue_news = False
         return placed
 
     def place_at(self, demand: Demand, nodes: Sequence[NodeId], *, now_us: int) -> Placed:

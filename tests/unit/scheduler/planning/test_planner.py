@@ -119,6 +119,24 @@ def test_a_job_that_left_makes_room_for_one_that_waits() -> None:
     assert [p.job_id for p in one.admit(5)] == ["b"]
 
 
+def test_a_strict_queue_is_not_looked_at_again_until_something_changed_for_its_head() -> None:
+    one = planner("isolated", nodes=1)
+    admit(one, demand("a"), demand("b"), demand("c"))
+    assert not one.has_news
+
+
+@pytest.mark.parametrize("policy", ["isolated", "plex"])
+def test_a_blocked_job_that_gives_up_lets_those_behind_it_have_the_idle_nodes(policy: str) -> None:
+    one = planner(replace(POLICIES[policy], max_jobs=1), nodes=2)
+    assert admit(one, demand("a")) == {"a": ("n0",)}
+    blocked = demand("wide", nodes=2, arrived_us=-20 * HOUR_US)
+    assert admit(one, blocked, demand("b")) == {}
+    assert not one.has_news
+    one.withdraw(JobId("wide"))
+    assert one.has_news
+    assert [p.job_id for p in one.admit(1)] == ["b"]
+
+
 def test_plex_takes_long_jobs_first_until_a_short_one_runs_out_of_patience() -> None:
     policy = replace(POLICIES["plex"], max_jobs=1)
     long, short = demand("long"), replace(demand("short"), expected_us=HOUR_US // 10)
