@@ -35,11 +35,18 @@ def replay(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Replay a journal; exit 1 at the first event whose actions differ from the live ones."""
+    from plexsvc.sim.output import make_directory
     from plexsvc.sim.replay import verify
 
     recorded = _read(journal, epoch=epoch)
+    if out is not None:
+        make_directory(out)
     verdict = verify(recorded)
-    found = _predict(recorded, share=share) if predict or out is not None else None
+    found = None
+    if predict or out is not None:
+        found = _predict(recorded, share=share) if verdict.is_identical else None
+        if found is None:
+            typer.echo("not predicted: the journal tells of a run this core did not do", err=True)
     if json:
         told = _values(verdict, recorded)
         typer.echo(jsonlib.dumps(told | ({} if found is None else {"predicted": _figures(found)})))
@@ -91,7 +98,6 @@ def _show_prediction(found: Prediction, *, share: float) -> None:
 
 
 def _write(found: Prediction, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     lines = [jsonlib.dumps({"job_id": name} | _wall(wall)) for name, wall in found.jobs.items()]
     (out / "jobs.jsonl").write_text("".join(f"{line}\n" for line in lines))
     typer.echo(f"wrote {out / 'jobs.jsonl'}", err=True)

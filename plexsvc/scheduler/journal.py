@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler import recording
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
@@ -95,9 +96,20 @@ def read(rows: Iterable[JournalRow]) -> Recording:
     """Return what the rows of one epoch say.
 
     Raises:
-        PlexError: as `recording.read`.
+        PlexError: as `recording.read`; for rows of another version, too.
     """
-    return recording.read([Line(idx=row.idx, kind=row.kind, body=row.body) for row in rows])
+    return recording.read([_line(row) for row in rows])
+
+
+def _line(row: JournalRow) -> Line:
+    if row.version != VERSION:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"row {row.idx} of the journal has version {row.version}, this build reads {VERSION}; "
+            "replay it with the build that wrote it",
+            row=row.idx,
+        )
+    return Line(idx=row.idx, kind=row.kind, body=row.body)
 
 
 def replay(rows: Iterable[JournalRow]) -> Iterator[Event]:

@@ -177,6 +177,8 @@ def _decode(line: Line) -> Event | Configured | Decided:
 
 def _note(entries: list[Entry], note: Decided, *, at: dict[int, int], line: Line) -> None:
     """Write digests (and actions) beside the events they are of."""
+    if note.actions and len(note.actions) != len(note.digests):
+        raise _unreadable(line.idx, f"{len(note.digests)} digests, {len(note.actions)} actions")
     for offset, known in enumerate(note.digests):
         idx = note.first + offset
         if idx not in at:

@@ -318,6 +318,7 @@ class VirtualDriver:
         )
 
     def _carry(self, action: CarryState) -> None:
+        self.moves += 1
         carried = self.costs.carry(action.deployment_id)
         self._expect(
             StateCarried(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, func, make_url, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import URL, Engine, create_engine, func, make_url, select
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.rows import JournalRow
@@ -41,14 +42,14 @@ def read_journal(source: str, *, epoch: int | None = None) -> EpochRows:
     except SQLAlchemyError as error:
         raise PlexError(
             ErrorCode.UNAVAILABLE,
-            f"no journal can be read from {source}: {error}; name the "
+            f"no journal can be read from {_shown(source)}: {_first_line(error)}; name the "
             "database of a cluster, plexsvc.db in its state directory by default",
         ) from error
 
 
 def _engine(source: str) -> Engine:
     if "://" in source:
-        return create_engine(make_url(source))
+        return _engine_of(source)
     path = Path(source)
     if not path.is_file():
         raise PlexError(
@@ -56,7 +57,32 @@ def _engine(source: str) -> Engine:
             f"there is no journal {source}; name the database of a cluster, plexsvc.db in its "
             "state directory by default",
         )
-    return create_engine(f"sqlite:///file:{path.resolve()}?mode=ro&uri=true")
+    database = f"file:{quote(str(path.resolve()))}"
+    query = {"mode": "ro", "uri": "true"}
+    return create_engine(URL.create("sqlite", database=database, query=query))
+
+
+def _engine_of(url: str) -> Engine:
+    try:
+        return create_engine(make_url(url))
+    except ImportError as error:
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"no journal can be read from {_shown(url)}: {error}; give the URL of a database of "
+            "plexsvc, with sqlite or postgresql+psycopg",
+        ) from error
+
+
+def _shown(source: str) -> str:
+    """Return a source as messages may show it: without its password."""
+    try:
+        return make_url(source).render_as_string(hide_password=True)
+    except ArgumentError:
+        return source
+
+
+def _first_line(error: SQLAlchemyError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
@@ -73,7 +99,11 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
     if not rows:
         raise PlexError(
             ErrorCode.NOT_FOUND,
-            f"the journal {source} has no events of scheduler epoch {wanted}; the newest with "
-            f"events is {newest or 'none'}",
+            f"the journal {_shown(source)} has no events"
+            + (
+                ""
+                if newest is None
+                else f" of scheduler epoch {wanted}; the newest with events is {newest}"
+            ),
         )
     return EpochRows(epoch=int(wanted), rows=rows)

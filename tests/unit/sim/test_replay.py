@@ -62,6 +62,8 @@ def tamper(path: Path, statement: str) -> int:
     return int(idx)
 
 
+MORE = "body, '$.actions[#]', 1"
+NOTE = "(select min(idx) from journal where kind = 'Decided')"
 LAST_STEP = "(select max(idx) from journal where kind = 'OperationFinished')"
 
 
@@ -133,12 +135,17 @@ async def test_an_event_the_core_cannot_take_is_a_difference(tmp_path: Path) -> 
         (f"delete from journal where idx = {LAST_STEP}", "missing"),
         ("update journal set kind = 'Guessed' where idx = 3", "no kind of event"),
         ("update journal set body = '{' where idx = 3", "truncated"),
+        ("update journal set version = 9 where idx = 3", "version 9, this build reads 1"),
+        (
+            f"update journal set body = json_insert({MORE}) where idx = {NOTE}",
+            "digests, .* actions",
+        ),
     ],
 )
 async def test_a_journal_with_a_bad_row_is_refused_by_its_number(
     tmp_path: Path, statement: str, why: str
 ) -> None:
-    path = await live(tmp_path)
+    path = await live(tmp_path, keeps_actions=True)
     changed = tamper(path, statement)
     with pytest.raises(PlexError, match=why) as refused:
         recorded(path)
@@ -187,3 +194,31 @@ async def test_an_epoch_that_never_was_is_refused(tmp_path: Path) -> None:
     refused = run(app, ["replay", str(path), "--epoch", "7"])
     assert refused.exit_code == 1
     assert "no events of scheduler epoch 7; the newest with events is 1" in refused.stderr
+
+
+async def test_no_prediction_is_made_of_a_run_that_the_core_did_not_do(tmp_path: Path) -> None:
+    path = await live(tmp_path)
+    tamper(path, "update journal set body = json_set(body, '$.at_us', 1) where idx = " + LAST_STEP)
+    told = run(app, ["replay", str(path), "--predict", "--json"])
+    assert told.exit_code == 1
+    assert "not predicted" in told.stderr
+    assert "predicted" not in json.loads(told.stdout)
+
+
+async def test_a_file_may_have_any_name_and_an_output_must_be_possible(tmp_path: Path) -> None:
+    path = await live(tmp_path)
+    odd = path.rename(tmp_path / "a#b?c %20.db")
+    assert run(app, ["replay", str(odd)]).exit_code == 0
+    refused = run(app, ["replay", str(odd), "--out", str(odd / "out")])
+    assert refused.exit_code == 2
+    assert "cannot be a directory for outputs" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u:secret@h/db", "postgresql+psycopg://u:secret@[::1]:1/x"]
+)
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: str) -> None:
+    refused = run(app, ["replay", url])
+    assert refused.exit_code == 1
+    assert "no journal can be read from" in refused.stderr
+    assert "secret" not in refused.stderr
