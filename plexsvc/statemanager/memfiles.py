@@ -15,16 +15,14 @@ _IMMUTABLE: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 class MemoryFile:
     """An anonymous memory file of a fixed size; its name exists nowhere."""
 
-    def __init__(self, name: str, nbytes: int) -> None:
+    def __init__(self, name: str, nbytes: int, *, fd: int | None = None) -> None:
+        """Create the file, or take over the one behind `fd`.
+
+        Raises:
+            PlexError: `no_room`.
+        """
         self.nbytes = nbytes
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.fd, max(1, nbytes))
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        except OSError as error:
-            os.close(self.fd)
-            text = f"the machine has no memory for {nbytes} bytes: {error}"
-            raise PlexError(ErrorCode.NO_ROOM, text, need=nbytes) from error
+        self.fd = _create(name, nbytes) if fd is None else fd
 
     def write(self, offset: int, data: bytes) -> None:
         """Write `data` at `offset`; the caller has checked that it fits."""
@@ -54,3 +52,15 @@ class MemoryFile:
     def close(self) -> None:
         """Let go of it; mappings and duplicates elsewhere keep it alive."""
         os.close(self.fd)
+
+
+def _create(name: str, nbytes: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, max(1, nbytes))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    except OSError as error:
+        os.close(fd)
+        text = f"the machine has no memory for {nbytes} bytes: {error}"
+        raise PlexError(ErrorCode.NO_ROOM, text, need=nbytes) from error
+    return fd

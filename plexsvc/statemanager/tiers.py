@@ -13,8 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -24,6 +23,8 @@ import numpy.typing as npt
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.statemanager import hugefiles
+from plexsvc.statemanager.extents import ExtentPool
+from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.transport import mapping
 from plexsvc.transport.mapping import Extent, FixedMapping
 
@@ -81,8 +82,14 @@ class DeviceTier(Protocol):
 class HostCopy:
     """Host memory of one region: an anonymous memory file, faulted in at its first use and kept."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, fd: int | None = None) -> None:
+        """Create the file, or take over the one behind `fd`.
+
+        Raises:
+            PlexError: `no_room`.
+        """
         self.nbytes = mapping.round_to_pages(nbytes)
+        self.file = MemoryFile("plexsvc-host", self.nbytes, fd=fd)
         self._mapping: FixedMapping | None = None
         self._unpin: Callable[[int], None] | None = None
 
@@ -94,7 +101,7 @@ class HostCopy:
             PlexError: `no_room` when the machine lacks the memory.
         """
         if self._mapping is None:
-            self._mapping = _map_anonymous("plexsvc-host", self.nbytes)
+            self._mapping = _map_whole(self.file)
         return self._mapping.address
 
     def view(self) -> Bytes:
@@ -115,80 +122,15 @@ class HostCopy:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
+        self.file.close()
 
 
-class ExtentPool:
-    """Free extents of an arena: first fit, whole where possible, in pieces otherwise. `O(n)`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaFile:
+    """The memory file of an arena and the size of its pages."""
 
-    All whole units of a region (huge pages) are taken at multiples of the unit while there are
-    any, so that they map as such; what is left over comes from where it breaks the fewest units.
-
-    >>> pool = ExtentPool(12288)
-    >>> first = pool.take(8192); pool.take(4096)
-    (Extent(offset=8192, nbytes=4096),)
-    >>> pool.give(first); pool.take(4096)
-    (Extent(offset=0, nbytes=4096),)
-    """
-
-    def __init__(self, nbytes: int, *, unit: int = 1) -> None:
-        self._free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
-        self._unit = unit
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes not taken."""
-        return sum(nbytes for _, nbytes in self._free)
-
-    def take(self, nbytes: int) -> tuple[Extent, ...]:
-        """Return extents of `nbytes` in all; the caller knows that they fit."""
-        assert nbytes <= self.free_bytes, (nbytes, self._free)
-        taken = self._take_units(nbytes // self._unit * self._unit)
-        taken += self._take_rest(nbytes - sum(size for _, size in taken))
-        return tuple(Extent(offset=at, nbytes=size) for at, size in _joined(taken))
-
-    def give(self, extents: tuple[Extent, ...]) -> None:
-        """Take extents back and join neighbours."""
-        for extent in extents:
-            insort(self._free, (extent.offset, extent.nbytes))
-        self._free = _joined(self._free)
-
-    def widened(self, extent: Extent) -> Extent:
-        """Return a free extent widened to whole units as far as its neighbours are free."""
-        start, end = extent.offset, extent.offset + extent.nbytes
-        at, size = next(run for run in self._free if run[0] <= start < sum(run))
-        low = max(at, start // self._unit * self._unit)
-        high = min(at + size, -(-end // self._unit) * self._unit)
-        return Extent(offset=low, nbytes=high - low)
-
-    def _take_units(self, nbytes: int) -> list[tuple[int, int]]:
-        runs = [_whole_units(run, self._unit) for run in self._free]
-        whole = next((run for run in runs if run[1] >= nbytes), None)
-        return self._take_from(runs if whole is None else [whole], nbytes)
-
-    def _take_rest(self, nbytes: int) -> list[tuple[int, int]]:
-        fitting = [run for run in self._free if run[1] >= nbytes]
-        if not fitting:
-            return self._take_from(list(self._free), nbytes)
-        at, size = min(fitting, key=lambda run: (run[1], run[0]))
-        return self._take_from([(at + size - nbytes, nbytes)], nbytes)
-
-    def _take_from(self, runs: list[tuple[int, int]], nbytes: int) -> list[tuple[int, int]]:
-        """Take up to `nbytes` from the starts of `runs`, which lie in free ones."""
-        taken: list[tuple[int, int]] = []
-        for offset, size in runs:
-            used = min(size, nbytes)
-            if used > 0:
-                self._cut(offset, used)
-                taken.append((offset, used))
-                nbytes -= used
-        return taken
-
-    def _cut(self, offset: int, nbytes: int) -> None:
-        run = next(run for run in self._free if run[0] <= offset < sum(run))
-        self._free.remove(run)
-        for at, end in ((run[0], offset), (offset + nbytes, sum(run))):
-            if at < end:
-                insort(self._free, (at, end - at))
+    fd: int
+    page_bytes: int
 
 
 class CpuArena:
@@ -196,19 +138,47 @@ class CpuArena:
 
     kind = "cpu"
 
-    def __init__(self, bytes_total: int, *, keep_pages: bool, huge_pages: bool = True) -> None:
+    def __init__(
+        self,
+        bytes_total: int,
+        *,
+        keep_pages: bool,
+        huge_pages: bool = True,
+        left: ArenaFile | None = None,
+    ) -> None:
+        """Create the arena, or take over the file that a predecessor `left`."""
         self.nbytes = bytes_total // mapping.PAGE_BYTES * mapping.PAGE_BYTES
         self._keep_pages = keep_pages
-        is_worth_it = huge_pages and self.nbytes >= mapping.HUGE_PAGE_BYTES
-        huge = _open_huge(self.nbytes) if is_worth_it else None
-        self.page_bytes = mapping.PAGE_BYTES if huge is None else mapping.HUGE_PAGE_BYTES
-        self._fd = _open_plain(self.nbytes) if huge is None else huge
+        file = left or _open_arena(self.nbytes, huge_pages=huge_pages)
+        self.page_bytes = file.page_bytes
+        self._fd = file.fd
         self._pool = ExtentPool(self.nbytes, unit=self.page_bytes)
         self._pool_lock = threading.Lock()
         self._mapping = FixedMapping(max(1, self.nbytes))
         if self.nbytes:
             whole = Extent(offset=0, nbytes=self.nbytes)
             self._mapping.attach(self._fd, [whole], is_populated=False)
+
+    @property
+    def file(self) -> ArenaFile:
+        """The file it lies in."""
+        return ArenaFile(fd=self._fd, page_bytes=self.page_bytes)
+
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+        """Return a region that a predecessor had reserved here.
+
+        Raises:
+            PlexError: `internal` when it cannot have been.
+        """
+        if sum(extent.nbytes for extent in extents) != nbytes:
+            raise PlexError(ErrorCode.INTERNAL, f"{nbytes} device bytes lie in {extents}")
+        self._pool.claim(extents)
+        return Span(nbytes=nbytes, extents=extents, fd=self._fd)
+
+    def tidy(self) -> None:
+        """Return the pages of what nobody claimed, unless they are kept."""
+        for extent in () if self._keep_pages else self._pool.free_extents():
+            mapping.punch(self._fd, extent)
 
     @property
     def resident_bytes(self) -> int:
@@ -282,20 +252,12 @@ class CpuArena:
             mapping.fill_zero(address, extent.nbytes)
 
 
-def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (offset, size) runs with those joined that follow each other without a gap."""
-    joined: list[tuple[int, int]] = []
-    for offset, nbytes in runs:
-        if joined and sum(joined[-1]) == offset:
-            joined[-1] = (joined[-1][0], joined[-1][1] + nbytes)
-        else:
-            joined.append((offset, nbytes))
-    return joined
-
-
-def _whole_units(run: tuple[int, int], unit: int) -> tuple[int, int]:
-    start, end = -(-run[0] // unit) * unit, sum(run) // unit * unit
-    return start, max(0, end - start)
+def _open_arena(nbytes: int, *, huge_pages: bool) -> ArenaFile:
+    is_worth_it = huge_pages and nbytes >= mapping.HUGE_PAGE_BYTES
+    huge = _open_huge(nbytes) if is_worth_it else None
+    if huge is None:
+        return ArenaFile(fd=_open_plain(nbytes), page_bytes=mapping.PAGE_BYTES)
+    return ArenaFile(fd=huge, page_bytes=mapping.HUGE_PAGE_BYTES)
 
 
 def _open_huge(nbytes: int) -> int | None:
@@ -313,16 +275,11 @@ def _open_plain(nbytes: int) -> int:
     return fd
 
 
-def _map_anonymous(name: str, nbytes: int) -> FixedMapping:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+def _map_whole(file: MemoryFile) -> FixedMapping:
+    mapped = FixedMapping(file.nbytes)
+    mapped.attach(file.fd, [Extent(offset=0, nbytes=file.nbytes)], is_populated=False)
     try:
-        os.ftruncate(fd, nbytes)
-        mapped = FixedMapping(nbytes)
-        mapped.attach(fd, [Extent(offset=0, nbytes=nbytes)], is_populated=False)
-    finally:
-        os.close(fd)
-    try:
-        _populate(mapped.address, nbytes)
+        _populate(mapped.address, file.nbytes)
     except PlexError:
         mapped.close()
         raise

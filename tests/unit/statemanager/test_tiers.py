@@ -15,7 +15,8 @@ from plexsvc.errors import PlexError
 from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.config import DeviceConfig
 from plexsvc.statemanager.devices import open_tier
-from plexsvc.statemanager.tiers import CpuArena, DeviceTier, ExtentPool, HostCopy
+from plexsvc.statemanager.extents import ExtentPool
+from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, HostCopy
 from plexsvc.transport import cuda
 from plexsvc.transport.regions import open_memory
 
@@ -216,3 +217,22 @@ def test_extents_never_overlap_and_all_come_back(steps: list[tuple[bool, int]], 
     for extents in held:
         pool.give(extents)
     assert [(extent.offset, extent.nbytes) for extent in pool.take(16)] == [(0, 16)]
+
+
+def test_an_arena_that_was_left_is_taken_over_with_what_lies_in_it() -> None:
+    first = CpuArena(8 * PAGE, keep_pages=False)
+    span = first.reserve(2 * PAGE, is_zeroed=True)
+    data = np.arange(2 * PAGE, dtype=np.uint8)
+    first.from_host(span, host_of(data))
+    forgotten = first.reserve(PAGE, is_zeroed=True)
+    first.from_host(forgotten, host_of(data[:PAGE]))
+    left = ArenaFile(fd=os.dup(first.file.fd), page_bytes=first.page_bytes)
+    first.close()
+    second = CpuArena(8 * PAGE, keep_pages=False, left=left)
+    again = second.claim(span.nbytes, span.extents)
+    assert np.array_equal(second.view(again, HostCopy(data.size)), data)
+    with pytest.raises(PlexError, match="claimed twice"):
+        second.claim(span.nbytes, span.extents)
+    second.tidy()
+    assert second.resident_bytes == 2 * PAGE, "what nobody claims goes back"
+    second.close()
