@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,16 +58,19 @@ class Written:
     nbytes: int
 
 
-def materialize(snapshot: Snapshot, path: Path, *, model: Path | None, optimizer: bool) -> Written:
+def materialize(
+    snapshot: Snapshot, path: Path, *, model: Path | None, optimizer: bool, owner: str
+) -> Written:
     """Write `snapshot` as the checkpoint directory `path`, replacing an older checkpoint there.
 
     Raises:
         PlexError: `bad_request` for a path that is no place for one, state that this node holds
             only a part of, or a disk that refuses.
     """
-    scratch = path.with_name(f".{path.name or 'root'}.tmp-{secrets.token_hex(4)}")
+    scratch = path.with_name(f".{path.name or 'root'}.tmp-{owner}")
     try:
         target = _checked_target(path)
+        shutil.rmtree(scratch, ignore_errors=True)  # of a state manager that died inside this call
         scratch.mkdir(parents=True)
         _write_state(snapshot, scratch, optimizer=optimizer)
         if model is not None:

@@ -191,6 +191,28 @@ class Ledger:
             _refuse_older("incarnation", fence.incarnation, seen=last)
         self.max_epoch = max(self.max_epoch, fence.scheduler_epoch)
 
+    @property
+    def incarnations(self) -> Mapping[WpgId, int]:
+        """The newest incarnation seen of each WPG, also of those that are gone."""
+        return self._last_incarnation
+
+    def adopt_numbers(self, *, max_epoch: int, incarnations: Mapping[WpgId, int]) -> None:
+        """Refuse what a predecessor would have refused."""
+        self.max_epoch = max_epoch
+        self._last_incarnation.update(incarnations)
+
+    def adopt(self, wpg: WpgState) -> None:
+        """Take over a WPG as a predecessor had it, between two moves.
+
+        Raises:
+            PlexError: `no_room` when it does not fit, so was never here.
+        """
+        assert wpg.residency in (Residency.NONE, Residency.DEVICE, Residency.HOST), wpg
+        self.host.take(wpg.nbytes)
+        if wpg.is_on_device:
+            self._take_devices(wpg)
+        self.wpgs[wpg.wpg_id] = wpg
+
     def find(self, wpg_id: WpgId) -> WpgState:
         """Return the record of a WPG with ranks on this node.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node, region_state
 from plexsvc.statemanager.shelves import VersionKey
@@ -32,6 +34,26 @@ HELLO_TIMEOUT_S: Final = 30.0
 """Longest wait for a new connection's first message."""
 
 Call = Callable[[RankLink, Message], Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returning:
+    """What a client says that had known another state manager here."""
+
+    held: Mapping[VersionKey, int]
+    has_regions: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who connects."""
+
+    wpg_id: WpgId
+    job_id: JobId
+    rank: int
+    incarnation: int
+    device_index: int
+    returning: Returning | None
 
 
 class DataServer:
@@ -105,22 +127,41 @@ class DataServer:
 
     def _connect(self, sock: socket.socket, header: Header) -> RankLink:
         try:
-            wpg_id, job_id = WpgId(str(header["wpg_id"])), JobId(str(header["job_id"]))
-            numbers = {key: int(header[key]) for key in ("rank", "incarnation", "device_index")}
+            hello = _hello(header)
         except (KeyError, TypeError, ValueError) as error:
             text = f"hello lacks or garbles {error}; this is the state manager's data socket"
             raise PlexError(ErrorCode.BAD_REQUEST, text) from error
-        link = self._node.connect(
+        link = self._resumed(sock, hello) or self._node.connect(
             sock,
-            wpg_id=wpg_id,
-            job_id=job_id,
-            rank=numbers["rank"],
-            incarnation=numbers["incarnation"],
-            device_index=numbers["device_index"],
+            wpg_id=hello.wpg_id,
+            job_id=hello.job_id,
+            rank=hello.rank,
+            incarnation=hello.incarnation,
+            device_index=hello.device_index,
         )
         self._waiting[link.token] = link
-        kind = self._node.tier_of(link).kind
-        dataplane.send(sock, Message(header={"client_id": link.token, "kind": kind}))
+        granted = link.grant()
+        answer = {"client_id": link.token, "kind": self._node.tier_of(link).kind, **granted.header}
+        dataplane.send(sock, Message(header=answer, fds=granted.fds))
+        return link
+
+    def _resumed(self, sock: socket.socket, hello: Hello) -> RankLink | None:
+        """Return the link of a client that a predecessor knew; None for one that starts afresh."""
+        if hello.returning is None:
+            return None
+        link = self._node.resume(
+            sock,
+            wpg_id=hello.wpg_id,
+            rank=hello.rank,
+            incarnation=hello.incarnation,
+            held=hello.returning.held,
+        )
+        if link is None and hello.returning.has_regions:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{hello.wpg_id}/{hello.rank} has no state with this state manager; rebuild the "
+                "WPG",
+            )
         return link
 
     def _attach(self, sock: socket.socket, header: Header) -> None:
@@ -132,6 +173,7 @@ class DataServer:
             return
         link.attach_data(sock, timeout_us=self._node.config.rank_timeout_us)
         dataplane.send(sock, Message(header={}))
+        self._node.settle(link)
 
     def _answer(self, link: RankLink, request: Message) -> Message:
         call = self._calls.get(str(request.header.get("op")))
@@ -152,7 +194,8 @@ class DataServer:
             )
             for wanted in request.header["regions"]
         ]
-        self._node.allocate(link, regions)
+        if not (request.header.get("repeat") and _has_all(link, regions)):
+            self._node.allocate(link, regions)
         granted = link.grant()
         names = {region.name for region in regions}
         only = {name: at for name, at in granted.header["regions"].items() if name in names}
@@ -172,10 +215,11 @@ class DataServer:
     def _create_staged(self, link: RankLink, request: Message) -> Message:
         specs = common_pb2.TensorBundle.FromString(request.body).tensors
         nbytes = int(request.header["nbytes"])
-        staging_id, fd = self._node.staging.create(
-            specs, nbytes, job_id=link.job_id, owner=link.client_id
+        staging_id = bytes.fromhex(request.header["staging_id"])
+        fd = self._node.staging.create(
+            staging_id, specs, nbytes, job_id=link.job_id, owner=link.client_id
         )
-        return Message(header={"nbytes": nbytes, "staging_id": staging_id.hex()}, fds=(fd,))
+        return Message(header={"nbytes": nbytes}, fds=(fd,))
 
     def _seal_staged(self, link: RankLink, request: Message) -> Message:
         staging_id = bytes.fromhex(request.header["staging_id"])
@@ -193,12 +237,39 @@ class DataServer:
         return Message(header={})
 
 
+def _hello(header: Header) -> Hello:
+    return Hello(
+        wpg_id=WpgId(str(header["wpg_id"])),
+        job_id=JobId(str(header["job_id"])),
+        rank=int(header["rank"]),
+        incarnation=int(header["incarnation"]),
+        device_index=int(header["device_index"]),
+        returning=_returning(header),
+    )
+
+
+def _returning(header: Header) -> Returning | None:
+    if not header.get("resume"):
+        return None
+    held = {_version_key(version): int(version["count"]) for version in header["held"]}
+    return Returning(held=held, has_regions=bool(header["has_regions"]))
+
+
+def _has_all(link: RankLink, regions: Sequence[RegionState]) -> bool:
+    """Whether a repeated `allocate` had been done when its answer was lost."""
+    sizes = {name: host.nbytes for name, host in link.hosts.items()}
+    return all(sizes.get(region.name) == region.nbytes for region in regions)
+
+
 def _listen(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)
+    """Return a listener at `path`, which always leads to a state manager's, dead or alive."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    listener.bind(str(new))
+    new.chmod(0o600)
     listener.listen(BACKLOG)
+    new.rename(path)
     return listener
 
 

@@ -32,7 +32,13 @@ class RankLink:
     """One client: whoever holds its WPG's lock may use its memory and its data connection."""
 
     def __init__(
-        self, call_sock: socket.socket, *, client_id: int, wpg_id: WpgId, rank: int, job_id: JobId
+        self,
+        call_sock: socket.socket | None,
+        *,
+        client_id: int,
+        wpg_id: WpgId,
+        rank: int,
+        job_id: JobId,
     ) -> None:
         self.client_id = client_id
         self.wpg_id = wpg_id
@@ -50,6 +56,10 @@ class RankLink:
     def name(self) -> str:
         """`<wpg id>/<rank>`."""
         return f"{self.wpg_id}/{self.rank}"
+
+    def take_call(self, sock: socket.socket) -> None:
+        """Take the connection on which a client asks that a predecessor had known."""
+        self._call_sock = sock
 
     def attach_data(self, sock: socket.socket, *, timeout_us: int) -> None:
         """Take the connection on which the client is asked."""

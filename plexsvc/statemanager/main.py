@@ -2,7 +2,8 @@
 
 Prints one JSON line, `{"address": ..., "data_socket": ...}`, when it is ready. It dies with its
 parent (parent-death signal); SIGTERM and SIGINT end it in order. Its memory is anonymous: nothing
-is left behind but, after a kill, the socket's name, which the next start replaces.
+is left behind but, after a kill, the socket's name, which the next start replaces, and what the
+parent keeps (`--vault-fd`, `book`), which the next start adopts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +26,14 @@ from plexsvc import log as logs
 from plexsvc.clock import SystemClock
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
+from plexsvc.statemanager import adoption
+from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
-from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.servicer import StateManagerServicer
 from plexsvc.transport.channels import new_server
+from plexsvc.transport.dataplane import allow_many_files
 
 log = Log(__name__)
 
@@ -35,16 +41,27 @@ _PR_SET_PDEATHSIG: Final = 1
 _GRACE_S: Final = 2.0
 
 
-async def serve(config: StateManagerConfig) -> None:
-    """Serve until a signal asks to end."""
+async def serve(config: StateManagerConfig, book: Book) -> None:
+    """Serve until a signal asks to end; what the last state manager left is adopted first.
+
+    Raises:
+        PlexError: it cannot be adopted.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    node = Node(config)
+    node, entries = adoption.open_node(config, book)
+    mover = Mover(node, clock=SystemClock())
+    adoption.adopt(node, mover, entries)
+    give_up = threading.Timer(config.resume_timeout_us / 1e6, node.drop_pending)
+    give_up.daemon = True
+    give_up.start()
     data = DataServer(node, config.runtime_dir / "data.sock")
-    servicer = StateManagerServicer(node, clock=SystemClock(), data_socket=str(data.path))
+    servicer = StateManagerServicer(
+        node, mover=mover, clock=SystemClock(), data_socket=str(data.path)
+    )
     server = new_server()
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
     host = config.listen.rpartition(":")[0]
@@ -56,6 +73,7 @@ async def serve(config: StateManagerConfig) -> None:
     try:
         await stop.wait()
     finally:
+        give_up.cancel()
         await server.stop(_GRACE_S)
         data.close()
         await loop.run_in_executor(None, servicer.close)
@@ -75,14 +93,23 @@ def main() -> None:
     """Run one state manager."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="TOML file")
+    parser.add_argument("--vault-fd", type=int, help="socket to who keeps the memory files")
     arguments = parser.parse_args()
     die_with_parent()
     logs.setup()
+    allow_many_files()
     try:
         config = configs.load(arguments.config, StateManagerConfig)
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, _book(arguments.vault_fd)))
     except PlexError as error:
         sys.exit(str(error))
+
+
+def _book(vault_fd: int | None) -> Book:
+    if vault_fd is None:
+        return Book()
+    os.set_inheritable(vault_fd, False)
+    return Book(socket.socket(fileno=vault_fd))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 Offload: export on every rank, copy what is dirty, park every rank, give the device memory back.
 Load: take device memory, copy, map on every rank and hand its scalars back. A step that fails
 before the end puts every rank back to where it was; a rank that died loses its state and fails the
-WPG.
+WPG. The book has the move as done once every rank is parked, or mapped, and not before: what was
+given back, or not yet taken, holds no state then, so a successor goes on from either side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from plexsvc.clock import Clock
@@ -25,6 +26,9 @@ from plexsvc.statemanager.tiers import Span
 log = Log(__name__)
 
 T = TypeVar("T")
+
+Commit = Callable[[int], None]
+"""Called with the copied bytes between the last step that may fail and the first that may not."""
 
 MAX_REMEMBERED_MOVES = 1024
 
@@ -46,6 +50,7 @@ class Steps:
     def __init__(self, clock: Clock) -> None:
         self.us: dict[str, int] = {}
         self._clock = clock
+        self._start_us = clock.monotonic_us()
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -53,6 +58,16 @@ class Steps:
         start_us = self._clock.monotonic_us()
         yield
         self.us[name] = self._clock.monotonic_us() - start_us
+
+    def outcome(self, residency: Residency, nbytes: int) -> MoveOutcome:
+        """Return what the move has done so far; its copies are done."""
+        return MoveOutcome(
+            residency=residency,
+            nbytes=nbytes,
+            copy_us=self.us["copy"],
+            total_us=self._clock.monotonic_us() - self._start_us,
+            step_us=dict(self.us),
+        )
 
 
 class Mover:
@@ -72,23 +87,23 @@ class Mover:
             PlexError: `no_room`, `stale_fence`, `not_found`, `worker_died`, or what a rank raised;
                 the state is then where it was.
         """
-        start_us = self._clock.monotonic_us()
+        self._node.wait_until_settled()
+        steps = Steps(self._clock)
         with self._node.wpg_locks.hold(wpg_id):
             is_moving = self._begin(wpg_id, to, fence=fence)
             if not is_moving:
                 return self._answered_before(wpg_id, to, move_id=move_id)
-            steps = Steps(self._clock)
-            nbytes = self._perform(wpg_id, to, steps)
-            outcome = MoveOutcome(
-                residency=to,
-                nbytes=nbytes,
-                copy_us=steps.us["copy"],
-                total_us=self._clock.monotonic_us() - start_us,
-                step_us=steps.us,
-            )
-            self._remember(wpg_id, move_id, outcome)
-        log.info("moved", wpg_id=wpg_id, to=to, nbytes=nbytes, total_us=outcome.total_us)
-        return outcome
+
+            def commit(nbytes: int) -> None:
+                facts = asdict(steps.outcome(to, nbytes))
+                self._node.write_down(
+                    wpg_id, residency=to, move={"move_id": move_id.hex(), **facts}
+                )
+
+            done = steps.outcome(to, self._perform(wpg_id, to, steps, commit=commit))
+            self.remember(wpg_id, move_id, done)
+        log.info("moved", wpg_id=wpg_id, to=to, nbytes=done.nbytes, total_us=done.total_us)
+        return done
 
     def _answered_before(self, wpg_id: WpgId, to: Residency, *, move_id: bytes) -> MoveOutcome:
         before = self._done.get((wpg_id, move_id))
@@ -97,23 +112,27 @@ class Mover:
         return before
 
     def _begin(self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers) -> bool:
+        self._node.admit(fence, wpg_id)
         with self._node.lock:
-            self._node.ledger.check_fence(fence, wpg_id=wpg_id)
-            return self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
+            before = self._node.ledger.find(wpg_id).lease_no
+            is_moving = self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
+        if fence.lease_no != before:
+            self._node.write_down(wpg_id)
+        return is_moving
 
-    def _perform(self, wpg_id: WpgId, to: Residency, steps: Steps) -> int:
+    def _perform(self, wpg_id: WpgId, to: Residency, steps: Steps, *, commit: Commit) -> int:
         links = self._node.links_of(wpg_id)
         is_done = False
         try:
             act = self._offload if to is Residency.HOST else self._load
-            nbytes = act(links, steps)
+            nbytes = act(links, steps, commit)
             is_done = True
         finally:
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
         return nbytes
 
-    def _offload(self, links: Sequence[RankLink], steps: Steps) -> int:
+    def _offload(self, links: Sequence[RankLink], steps: Steps, commit: Commit) -> int:
         with steps.time("export"):
             self._on_all(links, lambda link: link.export())
         self._note_offload(links[0].wpg_id, links)
@@ -122,6 +141,7 @@ class Mover:
         try:
             with steps.time("unmap"):
                 self._on_all(links, lambda link: link.release())
+            commit(nbytes)
         except Exception:
             self._on_living(links, lambda link: link.ready())
             raise
@@ -130,7 +150,7 @@ class Mover:
                 self._release_spans(link)
         return nbytes
 
-    def _load(self, links: Sequence[RankLink], steps: Steps) -> int:
+    def _load(self, links: Sequence[RankLink], steps: Steps, commit: Commit) -> int:
         try:
             with steps.time("populate"):
                 for link in links:
@@ -139,6 +159,7 @@ class Mover:
                 nbytes = sum(self._on_all(links, self._copy_in))
             with steps.time("map"):
                 self._on_all(links, lambda link: link.ready())
+            commit(nbytes)
         except Exception:
             self._on_living(links, lambda link: link.release())
             for link in links:
@@ -200,7 +221,8 @@ class Mover:
             with suppress(PlexError):
                 step(link)
 
-    def _remember(self, wpg_id: WpgId, move_id: bytes, outcome: MoveOutcome) -> None:
+    def remember(self, wpg_id: WpgId, move_id: bytes, outcome: MoveOutcome) -> None:
+        """Answer a repeat of a move as it was answered, also by a predecessor."""
         self._done[wpg_id, move_id] = outcome
         while len(self._done) > MAX_REMEMBERED_MOVES:
             del self._done[next(iter(self._done))]

@@ -5,34 +5,51 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.statemanager import pieces
+from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import FenceNumbers, Ledger, RegionState, WpgState
+from plexsvc.statemanager.core import FenceNumbers, Ledger, RegionState, Residency, WpgState
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
-from plexsvc.statemanager.shelves import StagingRoom, VersionShelf
+from plexsvc.statemanager.records import facts_of, host_key, index_key, without, wpg_key
+from plexsvc.statemanager.shelves import StagingRoom, VersionKey, VersionShelf
 from plexsvc.statemanager.staging import Staging
-from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span
+from plexsvc.statemanager.tiers import ArenaFile, DeviceTier, HostCopy, Span
 from plexsvc.transport import mapping
 
 log = Log(__name__)
 
 MAX_REGIONS_PER_RANK = 32
 
+NUMBERS: Final[Key] = ("numbers",)
+"""The record of the fencing numbers this node has seen."""
+
 
 class Node:
-    """Everything the daemon holds. `lock` guards bookkeeping; a WPG's lock its memory and links."""
+    """Everything the daemon holds. `lock` guards bookkeeping; a WPG's lock its memory and links.
 
-    def __init__(self, config: StateManagerConfig) -> None:
+    `pending` are the ranks of a predecessor that have not resumed; until the last one has, or is
+    freed, no device memory is granted: it may still be mapped by one of them.
+    """
+
+    def __init__(
+        self,
+        config: StateManagerConfig,
+        *,
+        book: Book,
+        arenas: Mapping[int, ArenaFile],
+    ) -> None:
         self.config = config
+        self.book = book
         self.lock = threading.Lock()
         self.wpg_locks = KeyedLocks()
         self.ledger = Ledger(
@@ -42,7 +59,10 @@ class Node:
         )
         self.tiers: dict[int, DeviceTier] = {
             device.index: open_tier(
-                device, keep_pages=config.keep_pages, huge_pages=config.huge_pages
+                device,
+                keep_pages=config.keep_pages,
+                huge_pages=config.huge_pages,
+                left=arenas.get(device.index),
             )
             for device in config.devices
         }
@@ -52,11 +72,38 @@ class Node:
         room = StagingRoom(
             staging_bytes=config.staging_bytes, max_per_job=config.max_staged_per_job
         )
-        self.publisher = Publisher(shelf, lock=self.lock)
-        self.staging = Staging(room, lock=self.lock)
+        self.publisher = Publisher(shelf, lock=self.lock, book=book)
+        self.staging = Staging(room, lock=self.lock, book=book)
         self.links: dict[tuple[WpgId, int], RankLink] = {}
+        self.pending: set[tuple[WpgId, int]] = set()
         self.rank_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rank")
-        self._client_ids = itertools.count(1)
+        self.client_ids = itertools.count(1)
+        self._settled = threading.Event()
+        self._settled.set()
+
+    def admit(self, fence: FenceNumbers, wpg_id: WpgId | None = None) -> None:
+        """Admit a command and remember its epoch.
+
+        Raises:
+            PlexError: `stale_fence` when its epoch or incarnation is older than one seen.
+        """
+        with self.lock:
+            before = self.ledger.max_epoch
+            self.ledger.check_fence(fence, wpg_id=wpg_id)
+            if self.ledger.max_epoch != before:
+                self._write_numbers()
+
+    def await_ranks(self, keys: Collection[tuple[WpgId, int]]) -> None:
+        """Grant no device memory until these ranks of a predecessor have resumed."""
+        self.pending.update(keys)
+        if self.pending:
+            self._settled.clear()
+        else:
+            self.publisher.free_unneeded()
+
+    def wait_until_settled(self) -> None:
+        """Return when every rank of a predecessor has resumed or was freed."""
+        self._settled.wait()
 
     def connect(
         self,
@@ -86,11 +133,55 @@ class Node:
                     device_index=device_index,
                     job_id=job_id,
                 )
-                client_id = next(self._client_ids)
+                client_id = next(self.client_ids)
+                self._write_numbers()
             link = RankLink(sock, client_id=client_id, wpg_id=wpg_id, rank=rank, job_id=job_id)
             self.links[wpg_id, rank] = link
+            self.write_down(wpg_id)
         log.info("client connected", rank=link.name, incarnation=incarnation)
         return link
+
+    def resume(
+        self,
+        sock: socket.socket,
+        *,
+        wpg_id: WpgId,
+        rank: int,
+        incarnation: int,
+        held: Mapping[VersionKey, int],
+    ) -> RankLink | None:
+        """Return a rank of a predecessor that came back, None for one that is not awaited.
+
+        It holds what it says it maps; the rest comes with its data connection (`settle`).
+        """
+        with self.wpg_locks.hold(wpg_id):
+            link = self.links.get((wpg_id, rank))
+            wpg = self.ledger.wpgs.get(wpg_id)
+            is_awaited = (wpg_id, rank) in self.pending
+            if link is None or wpg is None or wpg.incarnation != incarnation or not is_awaited:
+                return None
+            link.take_call(sock)
+            self.publisher.hold_all(held, holder=link.client_id)
+        log.info("client resumed", rank=link.name, incarnation=incarnation)
+        return link
+
+    def settle(self, link: RankLink) -> None:
+        """Wait for a rank no longer: it has resumed, or is gone."""
+        with self.lock:
+            if (link.wpg_id, link.rank) not in self.pending:
+                return
+            self.pending.discard((link.wpg_id, link.rank))
+            is_last = not self.pending
+        if is_last:
+            self.publisher.free_unneeded()
+            self._settled.set()
+
+    def drop_pending(self) -> None:
+        """Free the ranks of a predecessor that have not come back."""
+        for key in sorted(self.pending):
+            log.warning("client did not resume", wpg_id=key[0], rank=key[1])
+            if (link := self.links.get(key)) is not None:
+                self.disconnect(link)
 
     def disconnect(self, link: RankLink) -> None:
         """Free all that a client had; safe to repeat."""
@@ -110,22 +201,30 @@ class Node:
                 f"{link.name} asks for region {len(link.spans) + len(regions)}; a rank has at most "
                 f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer",
             )
+        self.wait_until_settled()
         with self.wpg_locks.hold(link.wpg_id):
             with self.lock:
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
             tier = self.tier_of(link)
             spans: dict[str, Span] = {}
+            hosts: dict[str, HostCopy] = {}
             try:
                 for region in regions:
                     spans[region.name] = tier.reserve(region.nbytes, is_zeroed=True)
+                    hosts[region.name] = HostCopy(region.nbytes)
             except PlexError:
                 for span in spans.values():
                     tier.release(span, is_final=True)
+                for host in hosts.values():
+                    host.close()
                 with self.lock:
                     self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in regions])
                 raise
             link.spans |= spans
-            link.hosts |= {region.name: HostCopy(region.nbytes) for region in regions}
+            link.hosts |= hosts
+            for name, host in hosts.items():
+                self.book.put(host_key(link.wpg_id, link.rank, name), {}, fds=(host.file.fd,))
+            self.write_down(link.wpg_id)
 
     def set_index(self, link: RankLink, index: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
         """Replace a client's canonical index.
@@ -139,6 +238,8 @@ class Node:
                 pieces.check_piece(piece, sizes)
                 piece.rank = link.rank
             link.pieces = tuple(index)
+            body = statemanager_pb2.VersionManifest(pieces=index).SerializeToString()
+            self.book.put(index_key(link.wpg_id, link.rank), {}, body=body)
 
     def forget(self, wpg_id: WpgId, fence: FenceNumbers) -> int:
         """Free all a WPG has on every tier and cut its clients off; return the bytes. Repeatable.
@@ -147,11 +248,11 @@ class Node:
             PlexError: `stale_fence`.
         """
         with self.wpg_locks.hold(wpg_id):
-            with self.lock:
-                self.ledger.check_fence(fence, wpg_id=wpg_id)
+            self.admit(fence, wpg_id)
             freed = sum(self._free(link) for link in self.links_of(wpg_id))
             with self.lock:
                 self.ledger.forget(wpg_id)
+            self.book.drop(wpg_key(wpg_id))
         log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
         return freed
 
@@ -174,8 +275,19 @@ class Node:
         with self.lock:
             return self.ledger.find(wpg_id)
 
+    def write_down(
+        self, wpg_id: WpgId, *, residency: Residency | None = None, move: Facts | None = None
+    ) -> None:
+        """Note a WPG for a successor; `residency` and `move` of a move that is just done."""
+        links = self.links_of(wpg_id)
+        with self.lock:
+            wpg = self.ledger.wpgs[wpg_id]
+            facts = facts_of(wpg, links, residency=residency, last_move=move)
+        self.book.put(wpg_key(wpg_id), facts)
+
     def close(self) -> None:
-        """Free everything; clients see their connections end."""
+        """Free everything but the book; clients see their connections end."""
+        self.book.close()
         with self.lock:
             links = list(self.links.values())
         for link in links:
@@ -191,6 +303,7 @@ class Node:
         """Free a client's memory; the caller holds its WPG's lock."""
         link.cut()
         link.close()
+        self._cross_out(link)
         with self.lock:
             tier = self.tiers[self.ledger.wpgs[link.wpg_id].ranks[link.rank].device_index]
         for span in link.spans.values():
@@ -203,8 +316,29 @@ class Node:
             del self.links[link.wpg_id, link.rank]
         self.staging.drop_unsealed(link.client_id)
         self.publisher.unhold_all(link.client_id)
+        self.settle(link)
         log.info("client left", rank=link.name, freed_bytes=freed)
         return freed
+
+    def _cross_out(self, link: RankLink) -> None:
+        """Take a rank out of the book before its memory is given to others."""
+        with self.lock:
+            left = without(self.ledger.wpgs[link.wpg_id], link.rank)
+        if left.ranks or left.lost:
+            facts = facts_of(left, self.links_of(link.wpg_id), residency=None, last_move=None)
+            self.book.put(wpg_key(link.wpg_id), facts)
+        else:
+            self.book.drop(wpg_key(link.wpg_id))
+        self.book.drop(index_key(link.wpg_id, link.rank))
+        for name in link.hosts:
+            self.book.drop(host_key(link.wpg_id, link.rank, name))
+
+    def _write_numbers(self) -> None:
+        facts = {
+            "max_epoch": self.ledger.max_epoch,
+            "incarnations": dict(self.ledger.incarnations),
+        }
+        self.book.put(NUMBERS, facts)
 
 
 def region_state(name: str, nbytes: int, *, is_droppable: bool) -> RegionState:

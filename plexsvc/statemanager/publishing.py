@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +17,9 @@ import xxhash
 from plexclient.wire.tensors import ALIGNMENT, CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import DeploymentId, JobId
 from plexsvc.statemanager import pieces
+from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.statemanager.pieces import Array, Box, RegionBytes
 from plexsvc.statemanager.shelves import VersionKey, VersionShelf
@@ -39,12 +40,21 @@ class Version:
     file: MemoryFile
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a complete copy holds beside tensors: the scalars of each rank, and how far it is."""
+
+    scalars_json: str
+    applied_seq: int
+
+
 class Publisher:
     """Keeps published versions; `lock` guards the shelf's counts."""
 
-    def __init__(self, shelf: VersionShelf, *, lock: threading.Lock) -> None:
+    def __init__(self, shelf: VersionShelf, *, lock: threading.Lock, book: Book) -> None:
         self._shelf = shelf
         self._lock = lock
+        self._book = book
         self._versions: dict[VersionKey, Version] = {}
 
     def find(self, key: VersionKey) -> VersionManifest | None:
@@ -61,17 +71,18 @@ class Publisher:
         *,
         job_id: JobId,
         region: RegionBytes,
-        kinds: frozenset[str] = PUBLISHED_KINDS,
+        progress: Progress | None = None,
     ) -> VersionManifest:
-        """Freeze the tensors of `kinds` in `index`, whose bytes `region` returns.
+        """Freeze the parameters in `index`, whose bytes `region` returns: one copy, then checksums.
 
-        One copy, then checksums.
+        With `progress` the copy is complete: the optimizer's tensors too, and what the ranks know.
 
         Raises:
             PlexError: `no_room`; `bad_request` when there are no parameters to publish.
         """
+        kinds = PUBLISHED_KINDS if progress is None else COMPLETE_KINDS
         placed, nbytes = place(piece for piece in index if piece.kind in kinds)
-        if not placed and kinds == PUBLISHED_KINDS:
+        if not placed and progress is None:
             text = f"{key.deployment_id} has no parameters on this node; initialize it first"
             raise PlexError(ErrorCode.BAD_REQUEST, text)
         with self._lock:
@@ -92,9 +103,44 @@ class Publisher:
             pieces=[target for _, target in placed],
             block_checksums=checksums,
         )
+        if progress is not None:
+            manifest.scalars_json = progress.scalars_json
+            manifest.applied_seq = progress.applied_seq
         with self._lock:
             self._versions[key] = Version(manifest=manifest, file=file)
+            self._write_down(key)
         return manifest
+
+    def adopt(self, entry: Entry) -> None:
+        """Take over a version that a predecessor kept.
+
+        Raises:
+            PlexError: `no_room`, `internal`.
+        """
+        _, deployment_id, number = entry.key
+        key = VersionKey(DeploymentId(deployment_id), int(number))
+        manifest = VersionManifest.FromString(entry.body)
+        (fd,) = entry.fds
+        self._shelf.adopt(
+            key,
+            job_id=JobId(entry.facts["job_id"]),
+            nbytes=manifest.nbytes,
+            is_released=entry.facts["is_released"],
+        )
+        file = MemoryFile("plexsvc-version", manifest.nbytes, fd=fd)
+        self._versions[key] = Version(manifest=manifest, file=file)
+
+    def hold_all(self, held: Mapping[VersionKey, int], *, holder: int) -> None:
+        """Count what a client maps that a predecessor had known."""
+        with self._lock:
+            for key, count in held.items():
+                if key in self._shelf:
+                    self._shelf.hold(key, holder, count=count)
+
+    def free_unneeded(self) -> None:
+        """Free released versions, now that everyone has said what it holds."""
+        with self._lock:
+            self._let_go(self._shelf.free_unneeded())
 
     def open(self, key: VersionKey, *, job_id: JobId, holder: int) -> tuple[int, int]:
         """Return a descriptor of a version and its bytes for a client of its job, now a holder.
@@ -112,19 +158,20 @@ class Publisher:
         """Count a client's mapping less."""
         with self._lock:
             if self._shelf.unhold(key, holder):
-                self._versions.pop(key).file.close()
+                self._let_go([key])
 
     def unhold_all(self, holder: int) -> None:
         """Forget a client that left."""
         with self._lock:
-            for key in self._shelf.unhold_all(holder):
-                self._versions.pop(key).file.close()
+            self._let_go(self._shelf.unhold_all(holder))
 
     def release(self, key: VersionKey) -> None:
         """End the scheduler's hold: no new mapping, gone with the last. Safe to repeat."""
         with self._lock:
             if self._shelf.release(key):
-                self._versions.pop(key).file.close()
+                self._let_go([key])
+            elif key in self._shelf:
+                self._write_down(key)
 
     def read(self, key: VersionKey, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
         """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
@@ -151,6 +198,21 @@ class Publisher:
             for version in self._versions.values():
                 version.file.close()
             self._versions.clear()
+
+    def _write_down(self, key: VersionKey) -> None:
+        version = self._versions[key]
+        facts = {"job_id": self._shelf.job_of(key), "is_released": self._shelf.is_released(key)}
+        body = version.manifest.SerializeToString()
+        self._book.put(_record(key), facts, body=body, fds=(version.file.fd,))
+
+    def _let_go(self, keys: Iterable[VersionKey]) -> None:
+        for key in keys:
+            self._book.drop(_record(key))
+            self._versions.pop(key).file.close()
+
+
+def _record(key: VersionKey) -> Key:
+    return ("version", key.deployment_id, str(key.version))
 
 
 def place(

@@ -27,7 +27,7 @@ from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import FenceNumbers, Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.publishing import COMPLETE_KINDS, PUBLISHED_KINDS, checked, chunked
+from plexsvc.statemanager.publishing import Progress, checked, chunked
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
 from plexsvc.statemanager.tiers import Bytes
@@ -58,11 +58,11 @@ _ON_WIRE: Final = {
 class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     """Answers for one node; `data_socket` is told to those who may map."""
 
-    def __init__(self, node: Node, *, clock: Clock, data_socket: str) -> None:
+    def __init__(self, node: Node, *, mover: Mover, clock: Clock, data_socket: str) -> None:
         self._node = node
         self._clock = clock
         self._data_socket = data_socket
-        self._mover = Mover(node, clock=clock)
+        self._mover = mover
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
 
     async def Move(  # noqa: N802 - named by the wire
@@ -99,8 +99,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.ReleaseVersionReply:
         """Drop a version when its last mapping goes."""
         try:
-            with self._node.lock:
-                self._node.ledger.check_fence(_fence(request.fence))
+            self._node.admit(_fence(request.fence))
         except PlexError as error:
             await abort_with(context, error)
         self._node.publisher.release(_version_key(request))
@@ -244,8 +243,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
 
     def _publish(self, request: statemanager_pb2.PublishRequest) -> statemanager_pb2.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), _version_key(request)
+        self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._check_fence(request.fence, wpg_id)
+            self._node.admit(_fence(request.fence), wpg_id)
             start_us = self._clock.monotonic_us()
             manifest = self._node.publisher.find(key)
             if manifest is None:
@@ -266,30 +266,34 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         if is_complete and is_boundary and taken.has_gradients:
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
-        kinds = COMPLETE_KINDS if is_complete else PUBLISHED_KINDS
-        manifest = self._node.publisher.publish(
-            key, taken.index, job_id=taken.job_id, region=taken.region, kinds=kinds
+        scalars = json.dumps({str(r): dict(s) for r, s in taken.scalars.items()})
+        progress = Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
+        return self._node.publisher.publish(
+            key,
+            taken.index,
+            job_id=taken.job_id,
+            region=taken.region,
+            progress=progress if is_complete else None,
         )
-        if is_complete:
-            manifest.scalars_json = json.dumps({str(r): dict(s) for r, s in taken.scalars.items()})
-            manifest.applied_seq = taken.applied_seq
-        return manifest
 
     def _materialize(self, request: statemanager_pb2.MaterializeRequest) -> checkpoints.Written:
         wpg_id = WpgId(request.wpg_id)
+        self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._check_fence(request.fence, wpg_id)
+            self._node.admit(_fence(request.fence), wpg_id)
             return checkpoints.materialize(
                 self._state(wpg_id, request.copies),
                 Path(request.path),
                 model=Path(request.model) if request.model else None,
                 optimizer=request.optimizer,
+                owner=wpg_id,
             )
 
     def _digest(self, request: statemanager_pb2.DigestRequest) -> statemanager_pb2.DigestReply:
         wpg_id = WpgId(request.wpg_id)
+        self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._check_fence(request.fence, wpg_id)
+            self._node.admit(_fence(request.fence), wpg_id)
             taken = self._state(wpg_id, request.copies)
             return statemanager_pb2.DigestReply(
                 digests=snapshot.digests(taken), applied_seq=taken.applied_seq
@@ -309,10 +313,6 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             return checked(np.frombuffer(read_whole(manifest), dtype=np.uint8), manifest)
         (data,) = self._node.publisher.read(_version_key(manifest), ())
         return data
-
-    def _check_fence(self, fence: common_pb2.Fence, wpg_id: WpgId) -> None:
-        with self._node.lock:
-            self._node.ledger.check_fence(_fence(fence), wpg_id=wpg_id)
 
     def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
         with self._node.lock:

@@ -55,6 +55,17 @@ class VersionShelf:
         self._host.take(nbytes)
         self._entries[key] = VersionEntry(job_id=job_id, nbytes=nbytes, holders=Counter())
 
+    def adopt(self, key: VersionKey, *, job_id: JobId, nbytes: int, is_released: bool) -> None:
+        """Take over a version that a predecessor kept; `free_unneeded` once holders are known.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        self._host.take(nbytes)
+        self._entries[key] = VersionEntry(
+            job_id=job_id, nbytes=nbytes, holders=Counter(), is_released=is_released
+        )
+
     def get(self, key: VersionKey, *, job_id: JobId | None = None) -> VersionEntry:
         """Return a version that may still be opened, by `job_id` if given.
 
@@ -74,13 +85,17 @@ class VersionShelf:
         """Whether its bytes are kept."""
         return key in self._entries
 
+    def job_of(self, key: VersionKey) -> JobId:
+        """Return whose it is."""
+        return self._entries[key].job_id
+
     def is_released(self, key: VersionKey) -> bool:
         """Whether only mappings keep it."""
         return self._entries[key].is_released
 
-    def hold(self, key: VersionKey, holder: int) -> None:
-        """Count a mapping of it."""
-        self._entries[key].holders[holder] += 1
+    def hold(self, key: VersionKey, holder: int, *, count: int = 1) -> None:
+        """Count mappings of it."""
+        self._entries[key].holders[holder] += count
 
     def unhold(self, key: VersionKey, holder: int) -> bool:
         """Count a mapping less; True when that freed the version."""
@@ -95,6 +110,10 @@ class VersionShelf:
         """Forget a holder that left; return the versions that freed."""
         for entry in self._entries.values():
             entry.holders.pop(holder, None)
+        return self.free_unneeded()
+
+    def free_unneeded(self) -> list[VersionKey]:
+        """Return the released versions that nobody holds; they are freed."""
         return [key for key in sorted(self._entries) if self._free_unneeded(key)]
 
     def release(self, key: VersionKey) -> bool:

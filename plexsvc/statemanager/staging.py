@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from plexclient.ids import show
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId
+from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
 from plexsvc.transport.batch_rules import check_batch
@@ -31,9 +31,10 @@ class Bundle:
 class Staging:
     """Bundles by id. Bytes are reserved before they arrive; `lock` guards the counts."""
 
-    def __init__(self, room: StagingRoom, *, lock: threading.Lock) -> None:
+    def __init__(self, room: StagingRoom, *, lock: threading.Lock, book: Book) -> None:
         self._room = room
         self._lock = lock
+        self._book = book
         self._bundles: dict[bytes, Bundle] = {}
 
     def begin(self, header: service_pb2.StageHeader) -> Upload | None:
@@ -45,9 +46,7 @@ class Staging:
             PlexError: `staging_full`, `payload_too_large`, `bad_request`, `bad_batch`.
         """
         staging_id, job_id = header.operation_id, JobId(header.job_id)
-        if not 0 < len(staging_id) <= MAX_ID_BYTES:
-            text = f"staging id of {len(staging_id)} bytes; it is 1 to {MAX_ID_BYTES} bytes"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        _check_id(staging_id)
         for spec in header.tensors:
             tensors.check_spec(spec, header.nbytes)
         with self._lock:
@@ -62,23 +61,29 @@ class Staging:
 
     def create(
         self,
+        staging_id: bytes,
         specs: Sequence[common_pb2.TensorSpec],
         nbytes: int,
         *,
         job_id: JobId,
         owner: int,
-    ) -> tuple[bytes, int]:
-        """Return the id of a new bundle and a descriptor, for a client to fill and seal.
+    ) -> int:
+        """Return a descriptor of a new bundle for a client to fill and seal. Safe to repeat.
 
         Raises:
-            PlexError: `staging_full`, `payload_too_large`, `bad_batch`.
+            PlexError: `staging_full`, `payload_too_large`, `bad_batch`; `bad_request` for an id in
+                use by another.
         """
+        _check_id(staging_id)
         for spec in specs:
             tensors.check_spec(spec, nbytes)
-        staging_id = secrets.token_bytes(16)
         entry = StagedEntry(job_id=job_id, nbytes=nbytes, owner=owner)
         with self._lock:
-            return staging_id, self._admit(staging_id, entry, specs=specs).file.duplicate()
+            if self._room.find(staging_id) == entry:
+                return self._bundles[staging_id].file.duplicate()
+            bundle = self._admit(staging_id, entry, specs=specs)
+            self._write_down(staging_id)
+            return bundle.file.duplicate()
 
     def seal(self, staging_id: bytes, *, job_id: JobId) -> None:
         """Make a bundle readable.
@@ -87,7 +92,26 @@ class Staging:
             PlexError: `not_found`.
         """
         with self._lock:
-            self._room.get(staging_id, job_id=job_id).is_sealed = True
+            self._seal(staging_id, job_id=job_id)
+
+    def adopt(self, entry: Entry) -> None:
+        """Take over a bundle that a predecessor kept.
+
+        Raises:
+            PlexError: `staging_full`, `internal`.
+        """
+        staging_id, facts = bytes.fromhex(entry.key[1]), entry.facts
+        specs = common_pb2.TensorBundle.FromString(entry.body).tensors
+        staged = StagedEntry(
+            job_id=JobId(facts["job_id"]),
+            nbytes=facts["nbytes"],
+            owner=facts["owner"],
+            is_sealed=facts["is_sealed"],
+        )
+        self._room.admit(staging_id, staged)
+        (fd,) = entry.fds
+        file = MemoryFile("plexsvc-staged", staged.nbytes, fd=fd)
+        self._bundles[staging_id] = Bundle(specs=tuple(specs), file=file)
 
     def open(self, staging_id: bytes, *, job_id: JobId) -> tuple[int, Bundle]:
         """Return a descriptor of a sealed bundle, which the caller closes, and its description.
@@ -129,8 +153,9 @@ class Staging:
     def close(self) -> None:
         """Let go of all bundles."""
         with self._lock:
-            for staging_id in list(self._bundles):
-                self._drop(staging_id)
+            for bundle in self._bundles.values():
+                bundle.file.close()
+            self._bundles.clear()
 
     @contextmanager
     def holding(self, staging_id: bytes, bundle: Bundle) -> Iterator[None]:
@@ -152,13 +177,23 @@ class Staging:
             PlexError: `unavailable`.
         """
         with self.holding(staging_id, bundle):
-            self._room.get(staging_id).is_sealed = True
+            self._seal(staging_id)
 
     def abandon(self, staging_id: bytes, bundle: Bundle) -> None:
         """Drop a bundle unless another upload took its id."""
         with self._lock:
             if self._bundles.get(staging_id) is bundle:
                 self._drop(staging_id)
+
+    def _seal(self, staging_id: bytes, *, job_id: JobId | None = None) -> None:
+        self._room.get(staging_id, job_id=job_id).is_sealed = True
+        self._write_down(staging_id)
+
+    def _write_down(self, staging_id: bytes) -> None:
+        """Note a bundle that outlives whoever sent it; an upload's first when it is sealed."""
+        entry, bundle = self._room.get(staging_id), self._bundles[staging_id]
+        body = common_pb2.TensorBundle(tensors=bundle.specs).SerializeToString()
+        self._book.put(_record(staging_id), asdict(entry), body=body, fds=(bundle.file.fd,))
 
     def _sealed(self, staging_id: bytes, *, job_id: JobId | None = None) -> Bundle:
         if not self._room.get(staging_id, job_id=job_id).is_sealed:
@@ -180,10 +215,22 @@ class Staging:
         return bundle
 
     def _drop(self, staging_id: bytes) -> int:
-        bundle = self._bundles.pop(staging_id, None)
+        bundle, entry = self._bundles.pop(staging_id, None), self._room.find(staging_id)
+        if entry is not None and (entry.is_sealed or entry.owner is not None):
+            self._book.drop(_record(staging_id))
         if bundle is not None:
             bundle.file.close()
         return self._room.drop(staging_id)
+
+
+def _check_id(staging_id: bytes) -> None:
+    if not 0 < len(staging_id) <= MAX_ID_BYTES:
+        text = f"staging id of {len(staging_id)} bytes; it is 1 to {MAX_ID_BYTES} bytes"
+        raise PlexError(ErrorCode.BAD_REQUEST, text)
+
+
+def _record(staging_id: bytes) -> Key:
+    return ("staged", staging_id.hex())
 
 
 class Upload:

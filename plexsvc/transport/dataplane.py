@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import resource
 import socket
 import struct
 from collections.abc import Mapping
@@ -53,7 +54,8 @@ def send(sock: socket.socket, message: Message) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.fds))]
     sent = sock.sendmsg([prefix], rights if message.fds else [])
     sock.sendall(prefix[sent:] + header)
-    sock.sendall(message.body)
+    if message.body:
+        sock.sendall(message.body)
 
 
 def receive(sock: socket.socket) -> Message:
@@ -81,6 +83,12 @@ def close_all(fds: tuple[int, ...]) -> None:
     """Close received descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def allow_many_files() -> None:
+    """Let this process hold as many descriptors as it may: each memory file takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def failure(error: PlexError) -> Message:

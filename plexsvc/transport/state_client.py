@@ -9,22 +9,27 @@ steps of a move:
     load      the state manager copies -> ready (map again, `restored`)
 
 Handlers run on that thread while the rank is between operations; they must not call the client.
-When the state manager goes away, mapped memory stays valid, no move arrives any more, and every
-call raises `unavailable`: the node agent ends the ranks of a node whose state manager died. When
-the client goes away, its regions are freed and its unfinished staged results dropped.
+When the client goes away, its regions are freed and its unfinished staged results dropped.
+
+When the state manager goes away, mapped memory stays valid, and the client *resumes* with its
+successor, from whichever thread notices first: it says what versions it maps, is told which regions
+it should have mapped, and repeats the call that broke. A successor that does not know a client with
+regions, or does not come in time, ends it: every call raises `unavailable` then.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import socket
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
@@ -33,16 +38,30 @@ from plexsvc.transport import dataplane
 from plexsvc.transport.dataplane import Message
 from plexsvc.transport.mapping import Extent
 from plexsvc.transport.regions import RegionMemory, open_memory
+from plexsvc.transport.state_session import StateSession
 
 if TYPE_CHECKING:
     import torch
 
 log = Log(__name__)
 
-CALL_TIMEOUT_S: Final = 120.0
-"""Longest wait for an answer of the state manager; fresh memory costs up to 0.6 s per GiB."""
+PATIENCE_S: Final = 60.0
+"""Longest wait of a rank for the successor of a state manager that died."""
+
+READER_PATIENCE_S: Final = 15.0
+"""The same of a client without state, which may find what it reads elsewhere."""
+
+MAX_TRIES: Final = 8
+"""Times a call is sent, to as many state managers."""
 
 Scalars = dict[str, int | float | str]
+
+
+class VersionName(NamedTuple):
+    """Which published version."""
+
+    deployment_id: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +80,19 @@ class Region:
         self.name = spec.name
         self.nbytes = spec.nbytes
         self.memory = memory
+        self._granted: list[Extent] = []
+
+    def attach(self, fd: int, extents: list[Extent]) -> None:
+        """Map what was granted, unless it is mapped already."""
+        if self._granted != extents:
+            self._granted = []
+            self.memory.attach(fd, extents)
+            self._granted = extents
+
+    def park(self) -> None:
+        """Let go of the memory; the addresses stay reserved and inaccessible."""
+        self.memory.park()
+        self._granted = []
 
     def tensor(self) -> torch.Tensor:
         """Return the region as a flat uint8 tensor, 64-byte aligned, valid across moves."""
@@ -115,27 +147,24 @@ class StateClient:
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._handlers = handlers if handlers is not None else _NoHandlers()
-        self._closed_versions: deque[dict[str, Any]] = deque()
+        self._closed_versions: deque[VersionName] = deque()
+        self._held_versions: Counter[VersionName] = Counter()
         self._is_closed = False
-        hello = {
-            "op": "hello",
+        self._device_index = device_index
+        identity = {
             "wpg_id": wpg_id,
             "rank": rank,
             "incarnation": incarnation,
             "device_index": device_index,
             "job_id": job_id,
         }
-        self._call_sock = _connect(socket_path)
-        reply = self._call(hello)
-        self._device_index = device_index
-        self._kind = str(reply.header["kind"])
-        self._data_sock = _connect(socket_path)
-        dataplane.send(
-            self._data_sock,
-            Message(header={"op": "attach", "client_id": reply.header["client_id"]}),
+        self._session = StateSession(
+            socket_path,
+            identity,
+            patience_s=PATIENCE_S if handlers is not None else READER_PATIENCE_S,
+            on_granted=self._take_grants,
         )
-        dataplane.raise_if_failure(dataplane.receive(self._data_sock))
-        self._data_sock.settimeout(None)
+        self._session.start()
         self._thread = threading.Thread(target=self._serve_moves, name="state-moves", daemon=True)
         self._thread.start()
 
@@ -148,7 +177,7 @@ class StateClient:
         wanted = [{"name": r.name, "nbytes": r.nbytes, "droppable": r.droppable} for r in regions]
         reply = self._call({"op": "allocate", "regions": wanted})
         for spec in regions:
-            memory = open_memory(self._kind, spec.nbytes, device_index=self._device_index)
+            memory = open_memory(self._session.kind, spec.nbytes, device_index=self._device_index)
             self._regions[spec.name] = Region(spec, memory)
         self._map(reply)
         return {spec.name: self._regions[spec.name] for spec in regions}
@@ -180,10 +209,11 @@ class StateClient:
         Raises:
             PlexError: `staging_full`, `payload_too_large`.
         """
+        staging_id = secrets.token_bytes(16)
         body = common_pb2.TensorBundle(tensors=specs).SerializeToString()
-        reply = self._call({"op": "create_staged", "nbytes": nbytes}, body=body)
-        view = memoryview(_map_file(reply, is_writable=True))[:nbytes]
-        return bytes.fromhex(reply.header["staging_id"]), view
+        header = {"op": "create_staged", "staging_id": staging_id.hex(), "nbytes": nbytes}
+        reply = self._call(header, body=body)
+        return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]
 
     def seal_staged(self, staging_id: bytes) -> None:
         """Finish a result made with `create_staged`; others may read it from now on.
@@ -201,66 +231,103 @@ class StateClient:
         Raises:
             PlexError: `not_found` when this node does not hold it (any more).
         """
-        key = {"deployment_id": manifest.deployment_id, "version": manifest.version}
-        reply = self._call({"op": "open_version", **key})
+        name = VersionName(manifest.deployment_id, manifest.version)
+        reply = self._call({"op": "open_version", **name._asdict()})
         mapped = _map_file(reply, is_writable=False)
-        finalizer = weakref.finalize(mapped, self._closed_versions.append, key)
+        finalizer = weakref.finalize(mapped, self._closed_versions.append, name)
         finalizer.atexit = False
         return memoryview(mapped)[: manifest.nbytes]
 
     def close(self) -> None:
         """Leave: the regions are freed, and touching them from now on ends the process."""
+        self._session.leave()
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             for region in self._regions.values():
-                region.memory.park()
-            for sock in (self._data_sock, self._call_sock):
-                _shut(sock)
+                region.park()
+            self._session.hang_up()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
 
     def _call(self, header: dict[str, Any], body: bytes = b"") -> Message:
         with self._lock:
-            if self._is_closed:
-                raise PlexError(ErrorCode.UNAVAILABLE, f"{header['op']}: this client was closed")
-            try:
-                self._tell_closed_versions()
-                return self._exchange(header, body)
-            except (OSError, EOFError) as error:
-                raise PlexError(
-                    ErrorCode.UNAVAILABLE,
-                    f"{header['op']}: the state manager does not answer ({error}); the node agent "
-                    "restarts it and the ranks of this node",
-                ) from error
-
-    def _exchange(self, header: dict[str, Any], body: bytes = b"") -> Message:
-        dataplane.send(self._call_sock, Message(header=header, body=body))
-        return dataplane.raise_if_failure(dataplane.receive(self._call_sock))
+            for _ in range(MAX_TRIES):
+                if self._is_closed:
+                    text = f"{header['op']}: this client was closed"
+                    raise PlexError(ErrorCode.UNAVAILABLE, text)
+                try:
+                    self._tell_closed_versions()
+                    reply = self._session.exchange(header, body)
+                except (OSError, EOFError) as error:
+                    self._session.go_on(error, returning=self._returning())
+                    header = {**header, "repeat": True}
+                else:
+                    if header["op"] == "open_version":
+                        name = VersionName(header["deployment_id"], header["version"])
+                        self._held_versions[name] += 1
+                    return reply
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{header['op']}: {MAX_TRIES} state managers in a row died before they answered",
+            )
 
     def _tell_closed_versions(self) -> None:
         while self._closed_versions:
-            self._exchange({"op": "close_version", **self._closed_versions.popleft()})
+            name = self._forget_closed_version()
+            self._session.exchange({"op": "close_version", **name._asdict()})
+
+    def _forget_closed_version(self) -> VersionName:
+        name = self._closed_versions.popleft()
+        self._held_versions[name] -= 1
+        return name
+
+    def _returning(self) -> dict[str, Any]:
+        """Return what the next state manager must know."""
+        while self._closed_versions:
+            self._forget_closed_version()
+        held = [{**name._asdict(), "count": n} for name, n in self._held_versions.items() if n > 0]
+        return {"held": held, "has_regions": bool(self._regions)}
+
+    def _take_grants(self, message: Message) -> None:
+        """Map what a state manager grants on joining it, and nothing else."""
+        for name in self._regions.keys() - message.header["regions"].keys():
+            self._regions[name].park()
+        self._map(message)
 
     def _map(self, message: Message) -> None:
         """Map the granted regions and close the descriptors that came with them."""
         try:
             for name, grant in message.header["regions"].items():
                 extents = [Extent(offset=at, nbytes=nbytes) for at, nbytes in grant["extents"]]
-                self._regions[name].memory.attach(message.fds[grant["fd"]], extents)
+                if name in self._regions:  # else the answer that granted it was lost
+                    self._regions[name].attach(message.fds[grant["fd"]], extents)
         finally:
             dataplane.close_all(message.fds)
 
     def _serve_moves(self) -> None:
+        while not self._session.is_over:
+            sock = self._session.data
+            cause = self._serve_on(sock)
+            with suppress(PlexError):  # told by every later call
+                self._go_on_from(sock, cause)
+
+    def _go_on_from(self, sock: socket.socket, cause: OSError | EOFError) -> None:
+        """Go on with the next state manager, unless a call that broke has done so."""
+        with self._lock:
+            if not self._session.is_over and self._session.data is sock:
+                self._session.go_on(cause, returning=self._returning())
+
+    def _serve_on(self, sock: socket.socket) -> OSError | EOFError:
+        """Answer one state manager; return why that ended."""
         steps = {"export": self._export, "release": self._release, "ready": self._ready}
         try:
             while True:
-                request = dataplane.receive(self._data_sock)
-                dataplane.send(self._data_sock, _answer(steps[request.header["op"]], request))
+                request = dataplane.receive(sock)
+                dataplane.send(sock, _answer(steps[request.header["op"]], request))
         except (OSError, EOFError) as error:
-            if not self._is_closed:
-                log.warning("state manager left", error=error)
+            return error
 
     def _export(self, request: Message) -> Message:
         del request
@@ -277,7 +344,7 @@ class StateClient:
     def _release(self, request: Message) -> Message:
         del request
         for region in self._regions.values():
-            region.memory.park()
+            region.park()
         return Message(header={})
 
     def _ready(self, request: Message) -> Message:
@@ -295,28 +362,6 @@ def _answer(step: Callable[[Message], Message], request: Message) -> Message:
         log.error("move step failed", step=request.header["op"])  # noqa: TRY400 - adds the traceback
         text = f"{request.header['op']} failed on the rank: {type(error).__name__}: {error}"
         return dataplane.failure(PlexError(ErrorCode.INTERNAL, text))
-
-
-def _connect(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(CALL_TIMEOUT_S)
-    try:
-        sock.connect(path)
-    except OSError as error:
-        sock.close()
-        raise PlexError(
-            ErrorCode.UNAVAILABLE, f"no state manager listens at {path}: {error}"
-        ) from error
-    return sock
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the state manager left first
-    finally:
-        sock.close()
 
 
 def _map_file(reply: Message, *, is_writable: bool) -> mmap.mmap:

@@ -10,10 +10,14 @@ import grpc
 from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.channels import CHANNEL_OPTIONS
-from plexsvc.transport.state_client import StateClient
+from plexsvc.transport.state_client import READER_PATIENCE_S, StateClient
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
+
+
+MAX_READS: Final = 2
+"""Times a version is asked for: its holder may die and be replaced."""
 
 
 class Reader(Protocol):
@@ -114,27 +118,38 @@ class VersionSource:
 
 
 def read_whole(manifest: statemanager_pb2.VersionManifest) -> bytearray:
-    """Return a version streamed whole from the state manager that holds it.
+    """Return a version streamed whole from the state manager that holds it, or its successor.
 
     Raises:
         PlexError: `unavailable`.
     """
+    cause: Exception | None = None
+    with grpc.insecure_channel(manifest.state_manager, options=list(CHANNEL_OPTIONS)) as channel:
+        for _ in range(MAX_READS):
+            try:
+                return _stream(manifest, channel)
+            except grpc.RpcError as error:
+                cause = error
+            try:
+                grpc.channel_ready_future(channel).result(timeout=READER_PATIENCE_S)
+            except grpc.FutureTimeoutError:
+                break
+    raise PlexError(
+        ErrorCode.UNAVAILABLE,
+        f"version {manifest.version} of {manifest.deployment_id} could not be read from "
+        f"{manifest.state_manager}: {cause}",
+    ) from cause
+
+
+def _stream(manifest: statemanager_pb2.VersionManifest, channel: grpc.Channel) -> bytearray:
     request = statemanager_pb2.ReadVersionRequest(
         deployment_id=manifest.deployment_id, version=manifest.version
     )
     data = bytearray(manifest.nbytes)
-    with grpc.insecure_channel(manifest.state_manager, options=list(CHANNEL_OPTIONS)) as channel:
-        stub = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            for chunk in stub.ReadVersion(request, timeout=READ_TIMEOUT_S):
-                end = chunk.offset + len(chunk.data)
-                if end > len(data):
-                    break  # longer than its manifest: the checksums will say so
-                data[chunk.offset : end] = chunk.data
-        except grpc.RpcError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"version {manifest.version} of {manifest.deployment_id} could not be read from "
-                f"{manifest.state_manager}: {error}",
-            ) from error
+    stub = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call]
+    for chunk in stub.ReadVersion(request, timeout=READ_TIMEOUT_S):
+        end = chunk.offset + len(chunk.data)
+        if end > len(data):
+            break  # longer than its manifest: the checksums will say so
+        data[chunk.offset : end] = chunk.data
     return data

@@ -7,7 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,19 @@ class Rank:
         self.restored_scalars: dict[str, Any] = {}
         self.applied_seq = 0
         self.fail_on = ""
+        self.kill_on, self.kill_pid = "", 0
         self.regions: dict[str, Region] = {}
         self.held: list[memoryview] = []
         self.client = StateClient(table.pop("socket"), handlers=self, **table)
 
+    def reached(self, step: str) -> None:
+        """Kill the state manager where the test wants it dead."""
+        if step == self.kill_on:
+            self.kill_on = ""
+            os.kill(self.kill_pid, signal.SIGKILL)
+
     def export(self) -> ExportReport:
+        self.reached("export")
         if self.fail_on == "export":
             raise RuntimeError("told to fail in export")
         return ExportReport(
@@ -44,6 +54,7 @@ class Rank:
             raise RuntimeError("told to fail in restored")
         if self.fail_on == "die":
             os._exit(7)
+        self.reached("restored")
         self.restored_scalars = scalars
 
     def bytes_of(self, name: str) -> np.ndarray:
@@ -52,7 +63,13 @@ class Rank:
 
     def do_allocate(self, regions: list[dict[str, Any]]) -> list[int]:
         self.regions |= self.client.allocate([RegionSpec(**region) for region in regions])
+        for region in self.regions.values():
+            region.park = partial(self.park, region)  # type: ignore[method-assign]
         return [self.regions[region["name"]].memory.address for region in regions]
+
+    def park(self, region: Region) -> None:
+        Region.park(region)
+        self.reached("park")
 
     def do_addresses(self) -> list[int]:
         return [region.memory.address for region in self.regions.values()]
@@ -117,6 +134,9 @@ class Rank:
         if seal:
             self.client.seal_staged(staging_id)
         return staging_id.hex()
+
+    def do_seal(self, staging_id: str) -> None:
+        self.client.seal_staged(bytes.fromhex(staging_id))
 
     def do_close(self) -> None:
         self.client.close()

@@ -9,6 +9,7 @@ import pytest
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import PlexError
+from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.shelves import StagingRoom
 from plexsvc.statemanager.staging import Staging, Upload
 from tests.fakes.worker_batches import random_batch
@@ -22,7 +23,7 @@ HEADER = service_pb2.StageHeader(
 @pytest.fixture
 def staging() -> Staging:
     room = StagingRoom(staging_bytes=1 << 20, max_per_job=4)
-    return Staging(room, lock=threading.Lock())
+    return Staging(room, lock=threading.Lock(), book=Book())
 
 
 def begin(staging: Staging) -> Upload:
