@@ -33,6 +33,7 @@ from plexsvc.node.table import RankTable
 from plexsvc.node.tether import die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
 from plexsvc.transport.channels import new_server
+from plexsvc.transport.dataplane import allow_many_files
 
 log = Log(__name__)
 
@@ -53,7 +54,7 @@ class Agent:
         self._sidecar = Sidecar(
             config,
             log_dir=self._log_dir,
-            on_died=self.kill_ranks,
+            on_lost=self.kill_ranks,
             on_restarted=self._sidecar_is_back,
         )
         self._lease = NodeLease(clock, tasks=tasks, on_expired=self.kill_ranks)
@@ -153,6 +154,7 @@ def main() -> None:
         die_with_parent(options.parent_death)
     set_process_name("plex-agent")
     logging.setup()
+    allow_many_files()
     try:
         asyncio.run(_serve_until_signalled(configuration.load(options.config, AgentConfig)))
     except (PlexError, BaseExceptionGroup) as error:

@@ -1,10 +1,18 @@
-"""Starts the node's state manager, notices its death, starts it again."""
+"""Starts the node's state manager, notices its death, starts it again.
+
+Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
+vault; ranks and callers find it at the same addresses and go on. One that cannot adopt it, the last
+that may be started, and one of a node with memory that does not outlive its owner (CUDA) start with
+nothing: `on_lost` ends the ranks first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +22,7 @@ from plexsvc.log import Log
 from plexsvc.node import toml
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.logs import tail
+from plexsvc.node.vault import Vault
 
 log = Log(__name__)
 
@@ -37,41 +46,52 @@ class _SidecarConfig:
     runtime_dir: Path
     max_versions_per_deployment: int
     keep_pages: bool
+    listen: str
 
 
 class Sidecar:
-    """The state manager's process. `on_died` runs before it is replaced, `on_restarted` after."""
+    """The state manager's process. `on_lost` runs when its state is gone, `on_restarted` always."""
 
     def __init__(
         self,
         config: AgentConfig,
         *,
         log_dir: Path,
-        on_died: Callable[[], Awaitable[None]],
+        on_lost: Callable[[], Awaitable[None]],
         on_restarted: Callable[[SidecarAddress], None],
     ) -> None:
         self._config = config
         self._log_path = log_dir / "statemanager.log"
-        self._on_died = on_died
+        self._on_lost = on_lost
         self._on_restarted = on_restarted
         self._process: asyncio.subprocess.Process | None = None
+        self._vault = Vault()
+        self._keeper: threading.Thread | None = None
+        self._port = _reserve_port()
         self.where: SidecarAddress | None = None
 
     async def start(self) -> None:
-        """Return once it serves.
+        """Return once it serves, with what the last one left.
 
         Raises:
             PlexError: `unavailable` with its log's tail when it ends or says nothing in time.
         """
+        ours, theirs = socket.socketpair()
         argv = (*self._argv(), "--config", str(self._write_config()))
-        with self._log_path.open("ab") as log_file:
+        with theirs, self._log_path.open("ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
+                *("--vault-fd", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 start_new_session=True,
             )
+        self._keeper = threading.Thread(
+            target=self._vault.serve, args=(ours,), name="vault", daemon=True
+        )
+        self._keeper.start()
         self.where = await self._announcement(self._process)
         log.info("state manager serves", pid=self._process.pid, address=self.where.address)
 
@@ -82,24 +102,57 @@ class Sidecar:
             PlexError: `internal` when it died more often than it may.
         """
         try:
-            for _ in range(self._config.max_restarts):
-                await self._replace()
+            for number in range(1, self._config.max_restarts + 1):
+                await self._until_dead()
+                await self._replace(is_last=number == self._config.max_restarts)
+            await self._until_dead()
             raise PlexError(
                 ErrorCode.INTERNAL,
-                f"the state manager died {self._config.max_restarts} times; its log "
-                f"{self._log_path} ends: {tail(self._log_path)}",
+                f"the state manager died {self._config.max_restarts + 1} times (max_restarts); "
+                f"its log {self._log_path} ends: {tail(self._log_path)}",
             )
         finally:
             await self._kill()
+            self._vault.clear()
+            self._port.close()
 
-    async def _replace(self) -> None:
+    async def _until_dead(self) -> None:
         assert self._process is not None
         code = await self._process.wait()
         log.warning("state manager died", code=code, log_tail=tail(self._log_path))
-        await self._on_died()
-        await self.start()
-        assert self.where is not None
-        self._on_restarted(self.where)
+        await self._kill()
+
+    async def _replace(self, *, is_last: bool) -> None:
+        if is_last or not self._outlives_its_owner() or await self._is_refused():
+            await self._on_lost()
+            self._vault.clear()
+            await self.start()
+        if self._is_serving:
+            assert self.where is not None
+            self._on_restarted(self.where)
+
+    async def _is_refused(self) -> bool:
+        """Start a successor; whether it would not, or could not, take over what was left.
+
+        One that was killed meanwhile has died like those before it.
+        """
+        try:
+            await self.start()
+        except PlexError as error:
+            assert self._process is not None
+            is_killed = (self._process.returncode or 0) < 0
+            if is_killed and not isinstance(error.__cause__, TimeoutError):
+                return False
+            log.warning("the ranks end: what the state manager left is not adopted", error=error)
+            return True
+        return False
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def _outlives_its_owner(self) -> bool:
+        return all(device.memory == "cpu" for device in self._config.devices)
 
     async def _announcement(self, process: asyncio.subprocess.Process) -> SidecarAddress:
         assert process.stdout is not None
@@ -121,6 +174,8 @@ class Sidecar:
             if self._process.returncode is None:
                 self._process.kill()
             await self._process.wait()
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.join)  # what it said last has arrived then
 
     def _argv(self) -> tuple[str, ...]:
         default = (sys.executable, "-m", "plexsvc.statemanager.main")
@@ -137,7 +192,19 @@ class Sidecar:
             runtime_dir=self._config.runtime_dir,
             max_versions_per_deployment=self._config.max_versions_per_deployment,
             keep_pages=self._config.keep_pages,
+            listen=f"127.0.0.1:{self._port.getsockname()[1]}",
         )
         path = self._config.runtime_dir / "statemanager.toml"
         path.write_text(toml.dumps(config))
         return path
+
+
+def _reserve_port() -> socket.socket:
+    """Return a socket that keeps a port for every state manager of this node to listen on.
+
+    It never listens itself, so that whoever does may bind beside it; nobody else is given the port.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock

@@ -14,6 +14,7 @@ from plexsvc.node.tether import die_with_parent
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True)
+    parser.add_argument("--vault-fd", type=int, required=True)
     parser.parse_args()
     die_with_parent(os.getppid())
     line = json.dumps({"address": f"fake:{os.getpid()}", "data_socket": "/nowhere"})

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,8 @@ def test_nothing_remains_after_kill_9(tmp_path: Path, tiny_model: Path, victim: 
             pid = _victim(victim, family, rank=ranks[0], up=live.pid)
             below = [*descendants(pid), *ranks]
             os.kill(pid, signal.SIGKILL)
+            if victim == "statemanager":
+                _kill_successors(live, rank=ranks[0])
             wait_until(
                 lambda: not any(is_alive(child) for child in below),
                 what=f"processes below the killed {victim} are gone",
@@ -144,6 +148,15 @@ def _victim(name: str, family: list[int], *, rank: int, up: int) -> int:
     if name == "agent":
         return agent
     return next(p for p in descendants(agent) if _runs(p, "statemanager.main"))
+
+
+def _kill_successors(live: LiveCluster, *, rank: int) -> None:
+    """Kill each state manager of the rank's node until one gives the rank's state up."""
+    while is_alive(rank):
+        family = descendants(live.pid)
+        with suppress(StopIteration, FileNotFoundError):  # there is none just now
+            os.kill(_victim("statemanager", family, rank=rank, up=live.pid), signal.SIGKILL)
+        threading.Event().wait(0.1)
 
 
 def _runs(pid: int, module: str) -> bool:

@@ -116,6 +116,13 @@ async def agent(tmp_path: Path) -> AsyncIterator[RunningAgent]:
 
 
 @pytest.fixture
+async def frail_agent(tmp_path: Path) -> AsyncIterator[RunningAgent]:
+    """An agent that replaces its state manager once."""
+    async with started(agent_config(tmp_path, max_restarts=1)) as running:
+        yield running
+
+
+@pytest.fixture
 async def impatient_agent(tmp_path: Path) -> AsyncIterator[RunningAgent]:
     """An agent that gives a process a fifth of a second to be ready."""
     async with started(agent_config(tmp_path, ready_timeout_us=200_000)) as running:

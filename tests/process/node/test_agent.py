@@ -187,15 +187,34 @@ async def test_a_dead_zygote_takes_its_ranks_and_is_replaced(agent: RunningAgent
     assert (await agent.spawn("serve", incarnation=2)).error.code == ""
 
 
-async def test_a_dead_state_manager_takes_the_ranks_and_is_replaced(agent: RunningAgent) -> None:
+async def test_a_dead_state_manager_is_replaced_and_the_ranks_stay(agent: RunningAgent) -> None:
     reply = await agent.spawn("serve")
-    before = (await agent.describe()).state_manager
-    os.kill(int(before.removeprefix("fake:")), signal.SIGKILL)
-    restarted = await agent.next_event("state_manager_restarted")
-    assert not is_alive(reply.pid)
-    assert restarted.state_manager_restarted.address != before
+    restarted = await kill_state_manager(agent)
+    assert is_alive(reply.pid)
     assert (await agent.describe()).state_manager == restarted.state_manager_restarted.address
-    assert (await agent.next_event("exited")).index < restarted.index
+
+
+async def test_the_last_state_manager_starts_without_ranks_and_then_the_agent_ends(
+    frail_agent: RunningAgent,
+) -> None:
+    reply = await frail_agent.spawn("serve")
+    restarted = await kill_state_manager(frail_agent)
+    assert not is_alive(reply.pid)
+    assert (await frail_agent.next_event("exited")).index < restarted.index
+    os.kill(state_manager_pid(await frail_agent.describe()), signal.SIGKILL)
+    assert await frail_agent.process.wait() == 1
+
+
+async def kill_state_manager(agent: RunningAgent) -> node_pb2.NodeEvent:
+    before = await agent.describe()
+    os.kill(state_manager_pid(before), signal.SIGKILL)
+    restarted = await agent.next_event("state_manager_restarted")
+    assert restarted.state_manager_restarted.address != before.state_manager
+    return restarted
+
+
+def state_manager_pid(node: node_pb2.NodeDescription) -> int:
+    return int(node.state_manager.removeprefix("fake:"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
