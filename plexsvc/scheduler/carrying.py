@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 import grpc
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import (
+    operations_pb2,
+    service_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import MoveId, NodeId, OperationId, new_operation_id, show
 from plexsvc.log import Log
@@ -148,7 +155,7 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     errors: list[str] = []
     for source in held.staged_on:
         try:
-            await _relay(reach, held, source=source, to=to)
+            await reach.ask_state(source, partial(_relay, reach, held, to=to))
         except (grpc.aio.AioRpcError, PlexError) as error:
             log.warning("payload not passed on", source=source, target=to, error=error)
             errors.append(f"{source}: {error}")
@@ -162,7 +169,9 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
     )
 
 
-async def _relay(reach: Reach, held: Held, *, source: NodeId, to: NodeId) -> None:
+async def _relay(
+    reach: Reach, held: Held, source: statemanager_pb2_grpc.StateManagerStub, *, to: NodeId
+) -> None:
     """Pass a payload on a chunk at a time.
 
     Raises:
@@ -171,7 +180,7 @@ async def _relay(reach: Reach, held: Held, *, source: NodeId, to: NodeId) -> Non
     """
     operation, staged = held.operation, held.operation.payload.staged
     request = statemanager_pb2.ReadStagedRequest(staging_id=operation.operation_id)
-    stream = reach.nodes.link(source).state.ReadStaged(request, timeout=reach.move_s)
+    stream = source.ReadStaged(request, timeout=reach.move_s)
     call = reach.nodes.link(to).state.Stage(timeout=reach.move_s)
     header = service_pb2.StageHeader(
         operation_id=operation.operation_id,

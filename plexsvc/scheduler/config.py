@@ -23,6 +23,8 @@ class SchedulerConfig(Limits):
     """Deadline of a short call to a node agent, state manager or rank."""
     move_timeout_us: int = 300_000_000
     """Deadline of a call that moves, publishes, writes or digests state."""
+    state_manager_retry_us: int = 30_000_000
+    """How long a call to a state manager that died is repeated, until its successor answers."""
     stop_grace_us: int = 2_000_000
     """Time a process has between TERM and KILL."""
     max_stop_tries: int = 5

@@ -115,8 +115,10 @@ class Executor:
         request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids)
         for node_id in nodes:
             if self._reach.nodes.is_up(node_id):
-                state = self._reach.nodes.link(node_id).state
-                await self._quietly(state.DropStaged(request, timeout=self._reach.rpc_s))
+                dropped = self._reach.ask_state(
+                    node_id, lambda state: state.DropStaged(request, timeout=self._reach.rpc_s)
+                )
+                await self._quietly(dropped)
 
     async def _spawn(self, action: SpawnWpg) -> None:
         record = self._reach.registry.by_wpg[action.wpg_id]
@@ -186,8 +188,8 @@ class Executor:
         for node_id in record.nodes:
 
             async def forget(node_id: NodeId = node_id) -> None:
-                await self._reach.nodes.link(node_id).state.Forget(
-                    request, timeout=self._reach.rpc_s
+                await self._reach.ask_state(
+                    node_id, lambda state: state.Forget(request, timeout=self._reach.rpc_s)
                 )
 
             await self._insist(node_id, forget)
@@ -246,9 +248,9 @@ class Executor:
             move_id=action.move_id.encode(),
             to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
         )
-        state = self._reach.nodes.link(node_id).state
-        timeout_s = self._reach.move_s
-        reply: statemanager_pb2.MoveReply = await state.Move(request, timeout=timeout_s)
+        reply: statemanager_pb2.MoveReply = await self._reach.ask_state(
+            node_id, lambda state: state.Move(request, timeout=self._reach.move_s)
+        )
         if reply.HasField("error"):
             fault = fault_from_wire(reply.error)
             raise PlexError(fault.code, fault.message, **dict(fault.facts))

@@ -68,8 +68,9 @@ async def release(reach: Reach, manifest: statemanager_pb2.VersionManifest) -> N
         fence=reach.fence(lease_no=0),
     )
     try:
-        state = reach.nodes.link(node_id).state
-        await state.ReleaseVersion(request, timeout=reach.rpc_s)
+        await reach.ask_state(
+            node_id, lambda state: state.ReleaseVersion(request, timeout=reach.rpc_s)
+        )
     except (grpc.aio.AioRpcError, PlexError) as error:
         log.warning("version not released", node=node_id, error=error)
 
@@ -87,7 +88,9 @@ async def publish(
     try:
         for node_id in record.nodes:
             link = reach.nodes.link(node_id)
-            reply = await link.state.Publish(request, timeout=reach.move_s)
+            reply = await reach.ask_state(
+                node_id, lambda state: state.Publish(request, timeout=reach.move_s)
+            )
             _check(reply)
             manifest = reply.manifest
             manifest.node_id = manifest.node_id or node_id
@@ -142,10 +145,11 @@ async def _digest(
     result: Result,
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
-    state = reach.nodes.link(record.nodes[0]).state
     async with _copies(reach, fence, held=held, record=record, complete=True) as copies:
         request.copies.extend(copies)
-        reply = await state.Digest(request, timeout=reach.move_s)
+        reply = await reach.ask_state(
+            record.nodes[0], lambda state: state.Digest(request, timeout=reach.move_s)
+        )
     _check(reply)
     result.texts.update(reply.digests)
 
@@ -167,12 +171,13 @@ async def _materialize(
         optimizer=is_save and held.operation.save.optimizer,
         model=record.view.spec.model,
     )
-    state = reach.nodes.link(record.nodes[0]).state
     async with _copies(
         reach, fence, held=held, record=record, complete=request.optimizer
     ) as copies:
         request.copies.extend(copies)
-        reply = await state.Materialize(request, timeout=reach.move_s)
+        reply = await reach.ask_state(
+            record.nodes[0], lambda state: state.Materialize(request, timeout=reach.move_s)
+        )
     _check(reply)
     result.texts["path"] = path
     result.texts["files"] = "\n".join(reply.files)

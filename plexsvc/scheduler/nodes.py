@@ -111,6 +111,14 @@ class NodeLink:
                 self._lose(str(group.exceptions[0]))
             await self._clock.sleep(self._config.connect_retry_us)
 
+    async def has_agent(self) -> bool:
+        """Whether the node's agent answers; then its state manager is there, or comes back."""
+        try:
+            await self.agent.Describe(node_pb2.NodeDescribeRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
     async def close(self) -> None:
         """Close the channels."""
         await self._channel.close()
