@@ -32,7 +32,8 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
     """Return `into` filled from `table`; missing keys take their defaults.
 
     Raises:
-        PlexError: `bad_request` for an unknown key or a value of another type.
+        PlexError: `bad_request` for an unknown key, a missing one, a value of another type, or what
+            the dataclass itself refuses.
     """
     hints = typing.get_type_hints(into)
     known = {field.name for field in dataclasses.fields(into)}  # type: ignore[arg-type]
@@ -45,7 +46,18 @@ def parse(table: Mapping[str, Any], into: type[T], *, where: str) -> T:
     values = {
         key: _value(value, hints[key], where=f"{where}.{key}") for key, value in table.items()
     }
-    return into(**values)
+    missing = [f.name for f in dataclasses.fields(into) if _is_required(f) and f.name not in values]  # type: ignore[arg-type]
+    if missing:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {', '.join(missing)} must be given")
+    try:
+        return into(**values)
+    except PlexError as error:
+        raise PlexError(error.code, f"{where}: {error.message}", **error.facts) from error
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    has_factory = field.default_factory is not dataclasses.MISSING
+    return field.default is dataclasses.MISSING and not has_factory
 
 
 def _value(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type

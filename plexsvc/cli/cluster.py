@@ -23,12 +23,12 @@ from typing import Final, Self, cast
 import grpc.aio
 
 from plexclient.wire.v1 import service_pb2_grpc, worker_pb2_grpc
-from plexsvc.cli.places import Card, default_state_dir, remove_card, write_card
+from plexsvc.cli.places import Card, default_state_dir, make_state_dir, remove_card, write_card
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
-from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
@@ -69,6 +69,14 @@ class NodeConfig:
     ready_timeout_us: int = 300_000_000
     """How long a process may take from its fork to being ready."""
 
+    def __post_init__(self) -> None:
+        check_node(
+            self.node_id,
+            self.devices,
+            host_bytes=self.host_bytes,
+            staging_bytes=self.staging_bytes,
+        )
+
 
 DEFAULT_NODES: Final = (
     NodeConfig(
@@ -108,6 +116,14 @@ class ClusterConfig:
     """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """The rollout manager's limits."""
+
+    def __post_init__(self) -> None:
+        names = [node.node_id for node in self.nodes]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
+            )
 
 
 class EmbeddedCluster:
@@ -151,7 +167,7 @@ class EmbeddedCluster:
 
     async def _bring_up(self, stack: AsyncExitStack) -> None:
         state_dir = self._config.state_dir
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_dir(state_dir)
         stack.enter_context(_locked(state_dir))
         remove_card(state_dir)
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"

@@ -44,6 +44,21 @@ def write_card(state_dir: Path, card: Card) -> None:
     unfinished.replace(state_dir / _CARD)
 
 
+def make_state_dir(state_dir: Path) -> None:
+    """Make the state directory, private to its owner, unless it is there.
+
+    Raises:
+        PlexError: `bad_request` when it cannot be one.
+    """
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"cannot keep state in {state_dir}: {error}; give a writable --state-dir",
+        ) from error
+
+
 def remove_card(state_dir: Path) -> None:
     """Take the card away; safe to repeat."""
     (state_dir / _CARD).unlink(missing_ok=True)

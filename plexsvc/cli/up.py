@@ -15,7 +15,7 @@ from typing import Final
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.cli.cluster import ClusterConfig, EmbeddedCluster
-from plexsvc.cli.places import Card, read_card
+from plexsvc.cli.places import Card, make_state_dir, read_card
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.failures import only_failure
 from plexsvc.node.logs import tail
@@ -73,7 +73,7 @@ def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
     Raises:
         PlexError: `unavailable` with its log's tail when it does not come up in time.
     """
-    config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_state_dir(config.state_dir)
     log_path = config.state_dir / "up.log"
     argv = [sys.executable, "-m", "plexsvc.cli.main", "up", "--state-dir", str(config.state_dir)]
     if config_path is not None:

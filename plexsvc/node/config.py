@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+DEVICE_KINDS: Final = ("train", "rollout")
+DEVICE_MEMORIES: Final = ("cpu", "cuda")
+_NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +27,14 @@ class DeviceConfig:
     """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: the GPU of the same index."""
     index: int | None = None
     """Must equal its place when given: what the agent writes for the state manager."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise _bad(f"kind is {self.kind!r}; a device is {' or '.join(DEVICE_KINDS)}")
+        if self.memory not in DEVICE_MEMORIES:
+            raise _bad(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
+        if self.bytes_total <= 0:
+            raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +92,32 @@ class AgentConfig:
     """Log files of ended processes kept; the oldest go first."""
     max_restarts: int = 8
     """Restarts of the state manager, and of each zygote, before the agent gives the node up."""
+
+    def __post_init__(self) -> None:
+        check_node(
+            self.node_id,
+            self.devices,
+            host_bytes=self.host_bytes,
+            staging_bytes=self.staging_bytes,
+        )
+
+
+def check_node(
+    node_id: str, devices: Sequence[DeviceConfig], *, host_bytes: int, staging_bytes: int
+) -> None:
+    """Refuse a node that could not be: its name is part of paths, its memory is real.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if not node_id.strip(".") or not _NAME_CHARACTERS.issuperset(node_id):
+        raise _bad(f"node_id is {node_id!r}; a node's name is made of a-z A-Z 0-9 . _ -")
+    if not devices:
+        raise _bad(f"node {node_id} has no devices; give it one at least")
+    for key, nbytes in (("host_bytes", host_bytes), ("staging_bytes", staging_bytes)):
+        if nbytes <= 0:
+            raise _bad(f"{key} of node {node_id} is {nbytes}; it must be above 0")
+
+
+def _bad(message: str) -> PlexError:
+    return PlexError(ErrorCode.BAD_REQUEST, message)

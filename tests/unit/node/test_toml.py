@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 
 from plexsvc import config as configuration
 from plexsvc.node import toml
-from plexsvc.node.config import AgentConfig, DeviceConfig, ImageConfig
+from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig, ImageConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 DEVICES = st.builds(
-    DeviceConfig, kind=TEXT, bytes_total=st.integers(0, 1 << 40), index=st.none() | st.just(3)
+    DeviceConfig,
+    kind=st.sampled_from(DEVICE_KINDS),
+    bytes_total=st.integers(1, 1 << 40),
+    index=st.none() | st.just(3),
 )
 
 
 @given(
     config=st.builds(
         AgentConfig,
-        node_id=TEXT,
-        devices=st.lists(DEVICES, max_size=3).map(tuple),
+        node_id=st.text("aZ9_-", min_size=1, max_size=20),
+        devices=st.lists(DEVICES, min_size=1, max_size=3).map(tuple),
         runtime_dir=st.just(Path("/run/a b")),
         log_dir=st.none() | st.just(Path("logs")),
         images=st.lists(st.builds(ImageConfig, name=TEXT, preload=TEXT), max_size=2).map(tuple),
