@@ -54,7 +54,7 @@ def test_a_node_that_could_not_be_is_refused_before_anything_starts(
 
 def test_a_state_directory_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PlexError, match="cannot keep state in .*/file/below"):
+    with pytest.raises(PlexError, match=r"cannot keep state in .*/file/below"):
         make_state_dir(tmp_path / "file" / "below")
 
 
