@@ -142,7 +142,8 @@ def submit(
 @app.command(epilog="Example: plexctl status --watch")
 def status(
     watch: Annotated[
-        bool, typer.Option("--watch", help="Keep it on the screen until Ctrl-C.")
+        bool,
+        typer.Option("--watch", help="Keep it on the screen until Ctrl-C; in a pipe: once."),
     ] = False,
     state_dir: StateDir = None,
     address: Address = None,
@@ -249,6 +250,8 @@ def _pair(item: str) -> tuple[str, str]:
 
 def _operation_id(text: str) -> bytes:
     """Return an operation's id, empty for the id of a job."""
+    if not text:
+        raise typer.BadParameter("an operation's id or a job's is needed, this one is empty")
     is_operation = text.startswith("op_") or len(text) == _OPERATION_DIGITS
     if not is_operation:
         return b""

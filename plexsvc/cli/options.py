@@ -112,12 +112,19 @@ def console() -> Console:
 
 
 def live(views: Iterator[RenderableType], *, every_s: float) -> None:
-    """Keep the newest view on the screen until the views end or Ctrl-C."""
+    """Keep the newest view on the screen until the views end or Ctrl-C.
+
+    Where there is no screen (a file, a pipe) the first view is printed, once.
+    """
     import time
 
     from rich.live import Live
 
-    with Live(next(views), console=console(), refresh_per_second=1 / every_s) as screen:
+    to = console()
+    if not to.is_terminal:
+        to.print(next(views))
+        return
+    with Live(next(views), console=to, refresh_per_second=1 / every_s) as screen:
         try:
             for view in views:
                 screen.update(view)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from plexclient.wire.v1 import service_pb2
     from plexsvc.cli.calls import RouterCalls
 
+_MAX_WINDOW_S: Final = 1e9
+_MAX_EXPECTED_US: Final = 1 << 62
 _ANY_NODES: Final = 1 << 30
 _ANY_GB: Final = 1e9
 _APPLY_TIMEOUT_S: Final = 60.0
@@ -35,7 +37,8 @@ _REFRESH_S: Final = 1.0
 
 def pack(
     window: Annotated[
-        float, typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0)
+        float,
+        typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0, max=_MAX_WINDOW_S),
     ] = 0.0,
     png: Annotated[Path | None, typer.Option(help="Also write the picture to this file.")] = None,
     what_if: Annotated[
@@ -69,14 +72,18 @@ def pack(
 
 def top(
     window: Annotated[
-        float, typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0)
+        float,
+        typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0, max=_MAX_WINDOW_S),
     ] = 0.0,
     state_dir: StateDir = None,
     address: Address = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Keep jobs, devices and the rings of their groups on the screen until Ctrl-C."""
+    """Keep jobs, devices and the rings of their groups on the screen until Ctrl-C.
+
+    In a pipe, and with --json, they are printed once.
+    """
     from rich.console import Group
 
     from plexsvc.cli.pack_view import pack_view
@@ -205,5 +212,5 @@ def _shape(path: Path) -> service_pb2.JobShape:
         state_bytes=demand.state_bytes,
         rollout_devices=demand.rollout_nodes,
         priority=demand.priority,
-        expected_us=demand.expected_us,
+        expected_us=min(demand.expected_us, _MAX_EXPECTED_US),
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
+from plexsvc.cli.options import live
+from plexsvc.cli.pack import _shape
 from plexsvc.cli.places import Card, find_cluster, job_dir, read_card, write_card
 from plexsvc.errors import ErrorCode, PlexError
 
@@ -101,6 +105,8 @@ def test_without_a_cluster_a_command_fails_and_says_how_to_start_one(
         (["status", "--wotch"], "--wotch"),
         (["pack", "--apply", "--png", "x.png"], "one of --png"),
         (["pack", "--window", "-1"], "--window"),
+        (["top", "--window", "1e30"], "--window"),
+        (["explain", ""], "is empty"),
         (["pack", "--what-if", "no-such-job.json"], "no-such-job.json"),
         (["node", "drain"], "node"),
         (["up", "--config", "nowhere.toml"], "nowhere.toml"),
@@ -143,3 +149,18 @@ def test_a_job_directory_is_one_plain_name(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(PlexError) as caught:
         job_dir(tmp_path, job_id)
     assert caught.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_what_is_kept_on_a_screen_is_printed_once_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live((f"view {number}" for number in count()), every_s=0.01)
+    assert capsys.readouterr().out == "view 0\n"
+
+
+def test_a_what_if_of_any_job_that_is_one_goes_into_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    segment = {"phase": "train", "offset_s": 0, "duration_s": 1}
+    largest = {"job_id": "a", "nodes": 10**6, "cycles": 10**6, "period_s": 1e9, "state_gb": 1e9}
+    path.write_text(json.dumps({**largest, "segments": [segment], "max_slowdown": 1e9}))
+    assert _shape(path).num_devices == 10**6
