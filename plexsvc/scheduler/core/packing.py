@@ -96,6 +96,10 @@ def _move_job(cluster: Cluster, event: JobMoveRequested) -> None:
         if deployment.is_rollout or deployment.stands_in_for is not None:
             continue
         reason = "an operator moved the job"
+        wpg = cluster.wpg_of(deployment)
+        if wpg is not None and {place.node_id for place in wpg.places} == {event.node_id}:
+            _say_there(cluster, deployment, reason=reason)
+            continue
         if event.node_id is None:
             is_on_its_way = _send(cluster, deployment, reason=reason)
         else:
@@ -288,6 +292,14 @@ def _say_stays(cluster: Cluster, deployment: Deployment, *, where: NodeId | None
         message=f"{deployment.deployment_id} stays where it is: no place {there} takes it: {found}",
     )
     _tell_failed(cluster, deployment, reason="an operator moved the job", fault=fault)
+
+
+def _say_there(cluster: Cluster, deployment: Deployment, *, reason: str) -> None:
+    fault = Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} stays where it is: it lives there already",
+    )
+    _tell_failed(cluster, deployment, reason=reason, fault=fault)
 
 
 def _tell_failed(cluster: Cluster, deployment: Deployment, *, reason: str, fault: Fault) -> None:

@@ -225,11 +225,16 @@ def profile_key(cluster: Cluster, deployment: Deployment) -> ProfileKey:
 
 def can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
     """Return whether the devices of all nodes, were they idle, could hold a deployment."""
-    rooms = cluster.planning.planner(deployment.device_kind).board.rooms
-    up = [name for name in rooms if rooms[name].host in cluster.nodes]
+    kind, num_devices = deployment.device_kind, deployment.num_devices
     if deployment.is_rollout:
-        return len(up) >= deployment.num_devices
-    found = rooms.gangs(deployment.num_devices, among=up, burden=lambda _: 0)
+        return len(_up(cluster, kind)) >= num_devices
+    return has_gang(cluster, kind=kind, num_devices=num_devices)
+
+
+def has_gang(cluster: Cluster, *, kind: str, num_devices: int) -> bool:
+    """Return whether some of the devices of nodes that are up make a gang, were they idle."""
+    rooms = cluster.planning.planner(kind).board.rooms
+    found = rooms.gangs(num_devices, among=_up(cluster, kind), burden=lambda _: 0)
     return next(found, None) is not None
 
 
@@ -297,6 +302,11 @@ def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | 
         )
         return places
     return None
+
+
+def _up(cluster: Cluster, kind: str) -> list[NodeId]:
+    rooms = cluster.planning.planner(kind).board.rooms
+    return [name for name in rooms if rooms[name].host in cluster.nodes]
 
 
 def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, NodeId]]:

@@ -86,10 +86,10 @@ def what_if(driver: SchedulerDriver, request: service_pb2.WhatIfRequest) -> serv
     now_us = driver.clock.wall_us()
     demand = _demand(driver, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     reply = _answer(look, planner, planner.what_if(demand, now_us=now_us))
-    lacking = _lacks_rollout(driver, request.job)
-    if lacking:
-        reply.fits = False
-        reply.reasons.append(lacking)
+    for lacking in (_never_fits(driver, request.job, kind), _lacks_rollout(driver, request.job)):
+        if lacking:
+            reply.fits = False
+            reply.reasons.append(lacking)
     return reply
 
 
@@ -252,6 +252,20 @@ def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfR
         _name(look, view, deployment_id=DeploymentId(meeting.job_id))
         reply.neighbours.append(view)
     return reply
+
+
+def _never_fits(driver: SchedulerDriver, job: service_pb2.JobShape, kind: str) -> str:
+    """Say so when a job could not live here were all devices idle; else return nothing."""
+    cluster = driver.core.cluster
+    if not placing.has_gang(cluster, kind=kind, num_devices=job.num_devices):
+        return (
+            f"were all idle, no {job.num_devices} {kind} devices here make a gang: it would be "
+            "refused"
+        )
+    room = max((d.bytes_total for d in cluster.devices.values() if d.kind == kind), default=0)
+    if job.state_bytes > room:
+        return f"its {job.state_bytes} bytes a device are more than any {kind} device has: {room}"
+    return ""
 
 
 def _lacks_rollout(driver: SchedulerDriver, job: service_pb2.JobShape) -> str:

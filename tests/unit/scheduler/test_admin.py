@@ -186,7 +186,9 @@ async def test_a_what_if_changes_nothing_and_says_where_or_why_not(two: Rig) -> 
     lacking = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(rollout_devices=1)))
     assert (lacking.fits, "0 are idle" in lacking.reasons[0]) == (False, True)
     large = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(num_devices=64)))
-    assert (large.fits, bool(large.reasons)) == (False, True)
+    assert (large.fits, "no 64 train devices" in large.reasons[-1]) == (False, True)
+    heavy = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(state_bytes=1 << 60)))
+    assert (heavy.fits, "than any train device has" in heavy.reasons[-1]) == (False, True)
     kind = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(), kind="abacus")))
     assert kind.code is ErrorCode.NO_PLACEMENT
     mode = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(mode="odd"))))

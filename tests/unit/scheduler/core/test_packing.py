@@ -102,6 +102,10 @@ def test_an_operator_moves_a_job_where_he_wants_or_is_told_why_not(world: FakeWo
     world.tell(JobMoveRequested(at_us=world.tick(), job_id=JobId("a"), node_id=N1))
     world.drain()
     assert places(world) == ["n1:0"]
+    again = world.tell(JobMoveRequested(at_us=world.tick(), job_id=JobId("a"), node_id=N1))
+    (said,) = [a for a in again if isinstance(a, RelocationChanged)]
+    assert said.fault is not None
+    assert "lives there already" in said.fault.message
     nowhere = NodeId("n9")
     actions = world.tell(JobMoveRequested(at_us=world.tick(), job_id=JobId("a"), node_id=nowhere))
     (told,) = [a for a in actions if isinstance(a, RelocationChanged)]
