@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from plexclient.wire.errors import to_wire
 from plexsvc.clock import Clock
@@ -40,6 +41,7 @@ class Recorder:
         self._clock = clock
         self._rows: list[Row] = []
         self._owners: dict[OperationId, DeploymentId] = {}
+        self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self.dirty = asyncio.Event()
 
     def take_rows(self) -> list[Row]:
@@ -83,6 +85,8 @@ class Recorder:
         """Forget an answer; return the staged bytes it held and the nodes that have them."""
         result = self._results.drop(operation_id)
         deployment_id = self._owners.pop(operation_id, None)
+        if deployment_id is not None:
+            del self._owned[deployment_id][operation_id]
         record = self._registry.deployments.get(deployment_id) if deployment_id else None
         if result is None or record is None:
             return [], ()
@@ -151,8 +155,15 @@ class Recorder:
             record.view.ended_us = self._clock.wall_us()
             self._stop_deployments(record)
             record.ended.set()
-            self._registry.forget_jobs()
+            self._drop_answers(of=self._registry.forget_jobs())
         self._job_row(record, state=action.state)
+
+    def _drop_answers(self, *, of: Sequence[DeploymentId]) -> None:
+        """Drop answers nobody acknowledged: their deployments are gone, nobody can ask again."""
+        for deployment_id in of:
+            for operation_id in self._owned.pop(deployment_id, ()):
+                del self._owners[operation_id]
+                self._results.drop(operation_id)
 
     def _stop_deployments(self, record: JobRecord) -> None:
         """Let nobody wait for a deployment of an ended job."""
@@ -180,7 +191,9 @@ class Recorder:
         if not keep:
             return
         operation = held.operation
-        self._owners[operation_id] = DeploymentId(operation.deployment_id)
+        deployment_id = DeploymentId(operation.deployment_id)
+        self._owners[operation_id] = deployment_id
+        self._owned.setdefault(deployment_id, {})[operation_id] = None
         self._add(
             OperationRow(
                 operation_id=operation_id,

@@ -235,12 +235,15 @@ class Registry:
             self.held_bytes -= held.nbytes
         return held
 
-    def forget_jobs(self) -> None:
-        """Drop the oldest ended jobs beyond the bound, with their deployments."""
+    def forget_jobs(self) -> list[DeploymentId]:
+        """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""
+        gone: list[DeploymentId] = []
         ended = [job_id for job_id, record in self.jobs.items() if record.ended.is_set()]
         for job_id in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
-            for deployment_id in self.jobs.pop(job_id).view.deployment_ids:
-                self.deployments.pop(DeploymentId(deployment_id), None)
+            gone.extend(map(DeploymentId, self.jobs.pop(job_id).view.deployment_ids))
+        for deployment_id in gone:
+            self.deployments.pop(deployment_id, None)
+        return gone
 
     def live_jobs(self) -> Iterable[JobRecord]:
         """Return the jobs that have not ended."""

@@ -57,6 +57,9 @@ class ResultBook:
         self._bytes = 0
         self._waiters: dict[OperationId, list[asyncio.Future[Result]]] = {}
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def get(self, operation_id: OperationId) -> Result | None:
         """Return a kept answer."""
         kept = self._kept.get(operation_id)
