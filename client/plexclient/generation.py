@@ -50,6 +50,7 @@ class Generation:
             f"the token stream of {self._ticket.operation_id.hex()[:8]}"
         )
         try:
+            await self._ticket.sent.wait()  # a stream of its own would wait on the service
             while self._record.result is None:
                 try:
                     async with aclosing(self._frames()) as frames:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
@@ -37,6 +37,8 @@ class Ticket:
 
     operation: operations_pb2.Operation
     inputs: Inputs | None
+    sent: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    """Set when the operation is on its way, or never will be."""
 
     @property
     def operation_id(self) -> OperationId:
@@ -100,12 +102,14 @@ class Lane:
         """
         try:
             async with self._gate:
+                ticket.sent.set()
                 result = await self._submit(ticket)
         except PlexError as error:
             if error.code not in FATAL:
                 self.session.background.start(lambda: self._fill(ticket))
             raise
         finally:
+            ticket.sent.set()
             self.session.budget.give_back(ticket.nbytes)
         return check(result)
 

@@ -68,5 +68,8 @@ class RolloutConfig:
     """How long a stream waits for its operation to start: it may be queued behind training."""
     max_streams: int = 1024
     """Streams open at once; the next is refused with `queue_full`."""
+    max_streams_per_deployment: int = 256
+    """Streams one deployment may have open at once, so that nobody takes all of them; the next is
+    refused with `queue_full`."""
     call_bytes: int = 2 << 20
     """Requests sent to an instance in one call."""

@@ -10,7 +10,7 @@ operation, `forget`) or newer ones need its room. `run` must be running: all tas
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +58,8 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._gates: dict[str, FenceGate] = {}
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
+        """Open streams by deployment."""
 
     async def run(self) -> None:
         """Host all work of this manager until cancelled; cancellation ends it."""
@@ -133,7 +134,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             async for frame in record.read(request.after_cursor):
                 yield frame
         finally:
-            self._streams -= 1
+            self._close_stream(request)
 
     async def Describe(  # noqa: N802 - named by the service
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -334,20 +335,36 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     async def _open_stream(self, request: worker_pb2.StreamFramesRequest) -> OperationRecord:
         """Return the record to read, counted as an open stream."""
-        if self._streams >= self._config.max_streams:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
-                f"{self._streams} streams are open (rollout.max_streams); close some",
-                limit=self._config.max_streams,
-            )
-        self._streams += 1
+        name, config = request.deployment_id, self._config
+        _check_streams(self._streams.total(), "", limit=config.max_streams, key="max_streams")
+        _check_streams(
+            self._streams[name],
+            f" of {name}",
+            limit=config.max_streams_per_deployment,
+            key="max_streams_per_deployment",
+        )
+        self._streams[request.deployment_id] += 1
         try:
             return await self._records.wait_for(
                 request.operation_id, deployment_id=request.deployment_id
             )
         except BaseException:
-            self._streams -= 1
+            self._close_stream(request)
             raise
+
+    def _close_stream(self, request: worker_pb2.StreamFramesRequest) -> None:
+        self._streams[request.deployment_id] -= 1
+        if not self._streams[request.deployment_id]:
+            del self._streams[request.deployment_id]
+
+
+def _check_streams(count: int, whose: str, *, limit: int, key: str) -> None:
+    if count >= limit:
+        raise PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"{count} streams{whose} are open (rollout.{key}); close some",
+            limit=limit,
+        )
 
 
 def _what(request: worker_pb2.ExecuteRequest) -> str:

@@ -446,6 +446,26 @@ async def test_bad_requests_are_refused_with_the_cause(
         assert (await b.execute(b.generate())).state == APPLIED
 
 
+async def test_streams_of_one_deployment_leave_room_for_others() -> None:
+    config = replace(FAST, max_streams=3, max_streams_per_deployment=2)
+    async with bench(config=config) as b, asyncio.TaskGroup() as group:
+        waiting = [group.create_task(b.frames(bytes([i]) * 16)) for i in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(PlexError, match=r"2 streams of rollout .*per_deployment"):
+            await b.frames(b"3" * 16)
+        request = worker_pb2.StreamFramesRequest(operation_id=b"4" * 16, deployment_id="other")
+        other = group.create_task(anext(b.manager.StreamFrames(request, None)))
+        await asyncio.sleep(0)
+        with pytest.raises(PlexError, match=r"3 streams are open"):
+            await b.frames(b"5" * 16)
+        for task in (*waiting, other):
+            task.cancel()
+        await asyncio.wait({*waiting, other})
+        operation = b.generate()
+        assert (await b.execute(operation)).state == APPLIED
+        assert await b.frames(operation.operation_id)
+
+
 async def recorded(b: Bench, operation: operations_pb2.Operation, *, tokens: int) -> None:
     """Return when the stream of `operation` has brought `tokens` tokens."""
     request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
