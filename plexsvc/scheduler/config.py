@@ -33,6 +33,9 @@ class SchedulerConfig(Limits):
     """How long to wait for the node agent's word when a rank's connection breaks."""
     max_profiles: int = 1000
     """Measured cycles read back at the start, the latest; a job of a known kind starts warm."""
+    history_days: int = 30
+    """At the start, journals and operations of schedulers replaced longer ago, and cycles measured
+    longer ago, are deleted; jobs and deployments stay. A running scheduler's journal is kept."""
     max_inbox: int = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
     max_batch: int = 256

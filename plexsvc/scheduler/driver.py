@@ -70,6 +70,8 @@ from plexsvc.store.store import Store
 
 log = Log(__name__)
 
+DAY_US: Final = 86_400_000_000
+
 WORK: Final = (OperationSubmitted, PayloadStaged, Acknowledged)
 """Events that mostly lead to orders alone."""
 
@@ -131,6 +133,7 @@ class SchedulerDriver:
         storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
         try:
             await self._fail_orphans(storing)
+            await self._forget_history(storing)
             await self._load_profiles(storing)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks, self._is_running = tasks, True
@@ -212,10 +215,17 @@ class SchedulerDriver:
         if count:
             log.warning("jobs of an earlier scheduler failed", jobs=count)
 
+    async def _forget_history(self, storing: Storing) -> None:
+        """Delete what nobody asks about any more, so that the store does not grow for ever."""
+        before_us = self.clock.wall_us() - self.config.history_days * DAY_US
+        count = await storing.run(partial(self._store.forget, before_us=before_us))
+        if count:
+            log.info("history deleted", rows=count, older_than_days=self.config.history_days)
+
     async def _load_profiles(self, storing: Storing) -> None:
         """Tell the core what earlier runs measured, before anything is placed."""
         read = partial(self._store.profiles, limit=self.config.max_profiles)
-        kept = tuple(map(profiles.from_row, await storing.run(read)))
+        kept = tuple(filter(None, map(profiles.from_row, await storing.run(read))))
         if kept:
             self.post(ProfilesLoaded(at_us=0, profiles=kept))
 

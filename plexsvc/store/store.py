@@ -21,6 +21,7 @@ from sqlalchemy import (
     Engine,
     Table,
     create_engine,
+    delete,
     event,
     func,
     insert,
@@ -147,6 +148,23 @@ class Store:
                 .values(state="failed", reason=reason, ended_us=ended_us)
             )
             return int(done.rowcount)
+
+    def forget(self, *, before_us: int) -> int:
+        """Delete what is only history by then; return how many rows went.
+
+        The journal and the operations of schedulers that another had replaced before that time, and
+        cycles measured before it. Jobs and deployments stay.
+        """
+        then = select(func.max(EPOCHS.c.scheduler_epoch)).where(EPOCHS.c.started_us < before_us)
+        with self._connection.begin():
+            self._fence()
+            led_then = self._connection.execute(then).scalar_one() or 0
+            gone = [
+                delete(table).where(table.c.scheduler_epoch < led_then)
+                for table in (JOURNAL, OPERATIONS)
+            ]
+            gone.append(delete(PROFILES).where(PROFILES.c.at_us < before_us))
+            return sum(int(self._connection.execute(one).rowcount) for one in gone)
 
     def close(self) -> None:
         """Give the connections back."""

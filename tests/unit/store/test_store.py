@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow
+from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, ProfileRow
 from plexsvc.store.store import open_store
 from plexsvc.store.tables import METADATA
 
@@ -107,6 +108,25 @@ def test_jobs_an_earlier_scheduler_left_open_are_failed(url: str) -> None:
     found = new.jobs()[0]
     assert (found.state, found.reason, found.ended_us) == ("failed", "the scheduler restarted", 9)
     new.close()
+
+
+def test_history_of_schedulers_replaced_long_ago_is_deleted_and_no_other(url: str) -> None:
+    for number, now_us in enumerate((10, 20, 30), start=1):
+        store = open_store(url, now_us=now_us)
+        name = f"cycle-{number}"
+        profile = ProfileRow(tenant="lab", model="", layout="", name=name, at_us=now_us, body="{}")
+        operation_id = bytes([number] * 16)
+        done = dataclasses.replace(operation(), operation_id=operation_id)
+        store.append([entry(1)], [job(), done, profile])
+        if number < 3:
+            store.close()
+    assert store.forget(before_us=10) == 0
+    assert store.forget(before_us=25) == 4
+    assert [len(list(store.journal(epoch=epoch))) for epoch in (1, 2, 3)] == [0, 1, 1]
+    assert [store.operation(bytes([n] * 16)) is None for n in (1, 2, 3)] == [True, False, False]
+    assert [row.name for row in store.profiles(limit=9)] == ["cycle-3"]
+    assert len(store.jobs()) == 1
+    store.close()
 
 
 def test_the_migrations_make_what_the_tables_say(url: str) -> None:
