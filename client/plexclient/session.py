@@ -201,7 +201,7 @@ def ended_error(job_id: str, *, state: int, reason: str) -> PlexError:
     """Return the error of calls on a job that has ended."""
     return PlexError(
         ErrorCode.JOB_ENDED,
-        f"job {job_id} has {ENDED.get(state, 'ended')}{': ' + reason if reason else ''}; "
+        f"job {job_id} has ended, {ENDED.get(state, 'somehow')}{': ' + reason if reason else ''}; "
         "start a new one",
         job_id=job_id,
         reason=reason,

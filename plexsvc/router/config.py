@@ -60,6 +60,9 @@ class RouterConfig:
     """Operations of one stream under way or not yet told their answer; the next is refused with
     `queue_full` and may be submitted again."""
 
+    upload_stall_us: int = 30_000_000
+    """How long an upload may send nothing; then it is refused with `staging_timeout`."""
+
     default_micro_batch_tokens: int = 4096
     """Tokens of a micro-batch where the deployment names none."""
 

@@ -166,7 +166,7 @@ class Uploads:
         Raises:
             PlexError: what the client may try again, and uploads that belong to no operation.
         """
-        upload = await self._open(messages, tenant=tenant)
+        upload = await self._open(self._unstalled(messages), tenant=tenant)
         try:
             self._rules.check_header(upload.header)
             plan = await self._forward(upload)
@@ -179,6 +179,27 @@ class Uploads:
             return service_pb2.StageReply(error=to_wire(refusal))
         await self._announce(upload.header, plan=plan, node_ids=node_ids)
         return service_pb2.StageReply(nbytes=upload.header.nbytes)
+
+    async def _unstalled(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what comes, while it comes: an upload holds a slot, and room on the nodes.
+
+        Raises:
+            PlexError: `staging_timeout`.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._config.upload_stall_us / 1e6):
+                    message = await anext(messages, None)
+            except TimeoutError as error:
+                raise PlexError(
+                    ErrorCode.STAGING_TIMEOUT,
+                    f"an upload sent nothing for {self._config.upload_stall_us / 1e6:g} s "
+                    "(router.upload_stall_us) and was ended; submit the operation again with the "
+                    "next number",
+                ) from error
+            if message is None:
+                return
+            yield message
 
     async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> Upload:
         header = _header(await anext(messages, b""))

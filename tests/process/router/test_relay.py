@@ -185,6 +185,27 @@ async def test_too_many_uploads_at_once_are_refused_with_the_key() -> None:
         assert "router.max_uploads" in error.message
 
 
+async def test_an_upload_that_sends_nothing_gives_its_slot_up() -> None:
+    config = RouterConfig(tokens={TOKEN: TENANT}, max_uploads=1, upload_stall_us=100_000)
+    async with start_rig(config=config) as rig:
+        arrays = batch(LENGTHS)
+        operation = rig.client.operation(arrays, forward_backward=PPO)
+        header, *_ = stage_requests(operation, arrays)
+
+        async def stalled() -> AsyncIterator[pb.StageRequest]:
+            yield header
+            await asyncio.Event().wait()
+
+        async with asyncio.TaskGroup() as group:
+            submitted = group.create_task(rig.client.submit(operation))
+            reply = await rig.client.stub.StagePayload(stalled(), metadata=metadata(), timeout=20)
+        assert reply.error.code == ErrorCode.STAGING_TIMEOUT
+        assert "router.upload_stall_us" in submitted.result().error.message
+        again = rig.client.operation(arrays, forward_backward=PPO)
+        result = await rig.client.run(again, arrays)
+        assert result.state == ops.OPERATION_STATE_ANSWERED
+
+
 @pytest.mark.parametrize("offset", [0, 1000])
 async def test_a_result_is_fetched_from_where_it_lies(rig: Rig, offset: int) -> None:
     data = bytes(range(256)) * 4000

@@ -148,7 +148,7 @@ def test_a_job_that_has_ended_before_cannot_be_entered(
     cluster: plex.Cluster, router: FakeRouter
 ) -> None:
     router.job_state = FAILED
-    with pytest.raises(PlexError, match="has failed"), cluster.job("late"):
+    with pytest.raises(PlexError, match="has ended, failed"), cluster.job("late"):
         pytest.fail("entered a job that has ended")
 
 
