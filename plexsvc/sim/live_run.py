@@ -16,7 +16,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core import placing
-from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg
+from plexsvc.scheduler.core.actions import Action, CarryState, CutOver, MoveState, SpawnWpg
 from plexsvc.scheduler.core.events import (
     Event,
     NodeJoined,
@@ -86,6 +86,7 @@ class _Books:
     _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
     _on_device: dict[Place, int] = field(default_factory=dict)
     _loading: dict[WpgId, int] = field(default_factory=dict)
+    _carrying: dict[DeploymentId, int] = field(default_factory=dict)
     _last_us: int = 0
 
     def note(self, event: Event, actions: Sequence[Action]) -> None:
@@ -99,6 +100,10 @@ class _Books:
         for action in actions:
             if isinstance(action, SpawnWpg):
                 self._arrive(action, at_us=event.at_us)
+            elif isinstance(action, CarryState):
+                self._carrying[action.deployment_id] = event.at_us
+            elif isinstance(action, CutOver):
+                self._cut_over(action, at_us=event.at_us)
             elif isinstance(action, MoveState) and action.to is Residency.DEVICE:
                 self._loading[action.wpg_id] = event.at_us
 
@@ -107,12 +112,26 @@ class _Books:
         if record is None:
             return  # a rollout deployment
         self._lives[action.wpg_id] = action
-        nodes = tuple(NodeId(f"{p.node_id}:{p.device}") for p in action.places)
-        record.stays.append(Stay(since_us=at_us, group_id=action.places[0].device, nodes=nodes))
+        if action.replaces is None:
+            self._stay(action, at_us=at_us)
         if record.start_us is None:
             record.start_us = at_us
         for place in action.places:
             self._on_device[place] = self._on_device.get(place, 0) + 1
+
+    def _cut_over(self, action: CutOver, *, at_us: int) -> None:
+        """Note a job's move: it was held while its state was copied, and lives elsewhere now."""
+        since_us = self._carrying.pop(action.deployment_id, at_us)
+        self.records[action.deployment_id].moves.append((since_us, at_us))
+        self._stay(self._lives[action.to_wpg_id], at_us=at_us)
+
+    def _stay(self, action: SpawnWpg, *, at_us: int) -> None:
+        """Note that a job lives on a WPG's devices: from its start, or since it took over."""
+        nodes = tuple(NodeId(f"{p.node_id}:{p.device}") for p in action.places)
+        stay = Stay(since_us=at_us, group_id=action.places[0].device, nodes=nodes)
+        record = self.records[action.deployment_id]
+        record.stays.append(stay)
+        record.host_bytes = record.job.demand.state_bytes  # whoever is not on its device is there
 
     def _leave(self, wpg_id: WpgId) -> None:
         life = self._lives.pop(wpg_id, None)

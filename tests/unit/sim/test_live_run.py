@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,31 @@ def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
     (record,) = outcome.records
     assert len(record.stays[0].nodes) == 4
     assert outcome.group_node_us == pytest.approx(4 * record.alone_us, rel=1e-5)
+
+
+def test_a_job_that_moves_lives_on_its_new_devices_from_the_cut_over_on() -> None:
+    made = []
+    for at in range(8):
+        dice = random.Random(at)
+        one = job(
+            f"j{at}",
+            nodes=dice.choice([1, 1, 2]),
+            period=dice.choice([60, 90, 100]),
+            cycles=dice.randint(10, 60),
+            durations=dice.choice([(10, 15), (30, 10), (5, 5)]),
+            mode=dice.choice(list(Mode)),
+            jitter=1.0,
+            arrival=dice.randint(0, 1500),
+        )
+        made.append(replace(one, demand=replace(one.demand, max_slowdown_ppm=1_010_000)))
+    tight = Workload(jobs=tuple(made), cluster=SimCluster(nodes=4, devices_per_node=1))
+    outcome = play_live(tight, policy=PLEX, seed=1, is_warm=False).outcome
+    moved = [record for record in outcome.records if record.moves]
+    assert moved
+    for record in moved:
+        assert [stay.since_us for stay in record.stays[1:]] == [end for _, end in record.moves]
+        for held_us, arrived_us in record.moves:
+            assert not any(s < arrived_us and held_us < e for s, e in record.busy)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
