@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
 from plexsvc.scheduler.core import lifecycle, placing, relocation
 from plexsvc.scheduler.core.actions import RelocationChanged, SetTimer
 from plexsvc.scheduler.core.events import (
@@ -217,16 +217,27 @@ def _book_as_it_is(cluster: Cluster) -> None:
 
 def _drain(cluster: Cluster) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
-    for wpg in list(cluster.wpgs.values()):
-        deployment = cluster.deployments[wpg.deployment_id]
-        leaves = any(cluster.cordoned.get(place.node_id, False) for place in wpg.places)
-        if leaves and _may_move(cluster, deployment):
-            node_id = next(p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id, False))
+    for wpg_id, node_id in _on_draining(cluster).items():
+        deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
+        if _may_move(cluster, deployment):
             reason = f"node {node_id} is drained"
             if deployment.is_rollout:
                 _send_instances(cluster, deployment, reason=reason)
             elif not _send(cluster, deployment, reason=reason):
                 _try_later(cluster, deployment)
+
+
+def _on_draining(cluster: Cluster) -> dict[WpgId, NodeId]:
+    """Return who lives on draining nodes; asked after every event, so it looks at those alone."""
+    draining = [
+        cluster.nodes[n] for n, leaves in cluster.cordoned.items() if leaves and n in cluster.nodes
+    ]
+    return {
+        wpg_id: node.node_id
+        for node in draining
+        for place in node.devices
+        for wpg_id in cluster.devices[place].wpgs
+    }
 
 
 def _relieve(cluster: Cluster, planner: Planner) -> None:
