@@ -9,7 +9,6 @@ from typing import Final, assert_never
 import grpc
 
 from plexclient.wire.v1 import (
-    common_pb2,
     operations_pb2,
     statemanager_pb2,
     worker_pb2,
@@ -17,7 +16,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
-from plexsvc.scheduler import bringup, carrying, managed, results
+from plexsvc.scheduler import bringup, carrying, managed, moving, results
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     CarryState,
@@ -41,7 +40,7 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.words import MANAGED_KINDS, Fault, OperationKind, Residency
+from plexsvc.scheduler.core.words import MANAGED_KINDS, Fault, OperationKind
 from plexsvc.scheduler.outcomes import fault_from_wire, fault_of_call
 from plexsvc.scheduler.ports import ExternalAction, RolloutPort, failure_of, operation_failed
 from plexsvc.scheduler.reach import Reach
@@ -216,13 +215,10 @@ class Executor:
         log.error("teardown call gave up", node=node_id, tries=self._reach.config.max_stop_tries)
 
     async def _move(self, action: MoveState) -> None:
-        record = self._reach.registry.by_wpg[action.wpg_id]
-        nodes = record.nodes
         try:
-            replies = [await self._move_on(node_id, action, to=action.to) for node_id in nodes]
+            replies = await moving.move(self._reach, action)
         except (grpc.aio.AioRpcError, PlexError) as error:
             fault = fault_of_call(error)
-            await self._roll_back(action, nodes)
             failed = MoveFailed(at_us=0, wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
             self._post(failed)
         else:
@@ -235,41 +231,6 @@ class Executor:
                     total_us=max(reply.total_us for reply in replies),
                 )
             )
-
-    async def _move_on(
-        self, node_id: NodeId, action: MoveState, *, to: Residency
-    ) -> statemanager_pb2.MoveReply:
-        to_device = to is Residency.DEVICE
-        request = statemanager_pb2.MoveRequest(
-            fence=self._reach.fence(
-                lease_no=action.lease_no, incarnation=self._incarnation(action)
-            ),
-            wpg_id=action.wpg_id,
-            move_id=action.move_id.encode(),
-            to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
-        )
-        reply: statemanager_pb2.MoveReply = await self._reach.ask_state(
-            node_id, lambda state: state.Move(request, timeout=self._reach.move_s)
-        )
-        if reply.HasField("error"):
-            fault = fault_from_wire(reply.error)
-            raise PlexError(fault.code, fault.message, **dict(fault.facts))
-        return reply
-
-    def _incarnation(self, action: MoveState | CancelOperation) -> int:
-        record = self._reach.registry.by_wpg.get(action.wpg_id)
-        return 1 if record is None else record.incarnation
-
-    async def _roll_back(self, action: MoveState, nodes: Sequence[NodeId]) -> None:
-        """Bring the nodes of a failed multi-node move back to where they were."""
-        back = Residency.HOST if action.to is Residency.DEVICE else Residency.DEVICE
-        if len(nodes) == 1:
-            return  # a move on one node is atomic
-        for node_id in nodes:
-            try:
-                await self._move_on(node_id, action, to=back)
-            except (grpc.aio.AioRpcError, PlexError) as error:
-                log.warning("roll-back failed", node=node_id, wpg=action.wpg_id, error=error)
 
     async def _start_operation(self, action: StartOperation) -> None:
         held = self._reach.registry.held.get(action.operation_id)
@@ -384,13 +345,15 @@ class Executor:
         self._post(operation_failed(OperationId(operation_id), fault, is_refusal=is_refusal))
 
     async def _cancel(self, action: CancelOperation) -> None:
-        request = worker_pb2.CancelRequest(
-            operation_id=action.operation_id,
-            wpg_id=action.wpg_id,
-            fence=self._reach.fence(lease_no=0, incarnation=self._incarnation(action)),
+        registry = self._reach.registry
+        held, record = registry.held.get(action.operation_id), registry.by_wpg.get(action.wpg_id)
+        fence = self._reach.fence(
+            lease_no=0 if held is None else held.lease_no,
+            incarnation=1 if record is None else record.incarnation,
         )
-        held = self._reach.registry.held.get(action.operation_id)
-        request.fence.lease_no = held.lease_no if held is not None else 0
+        request = worker_pb2.CancelRequest(
+            operation_id=action.operation_id, wpg_id=action.wpg_id, fence=fence
+        )
         await self._quietly(self._rollout.Cancel(request, None))
 
     async def _drop_payload(self, operation_id: OperationId) -> None:

@@ -26,6 +26,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.transport.channels import new_server
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
+MoveHook = Callable[[str, statemanager_pb2.MoveRequest], Awaitable[None]]
 
 
 def applied(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
@@ -56,6 +57,7 @@ class Behaviour:
     on_execute: Hook | None = None
     spawn_error: PlexError | None = None
     move_errors: list[PlexError] = field(default_factory=list)
+    on_move: MoveHook | None = None
     publish_errors: list[PlexError | None] = field(default_factory=list)
     executed: list[tuple[str, str, int]] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
@@ -119,6 +121,8 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.MoveRequest, context: Any
     ) -> statemanager_pb2.MoveReply:
         self._behaviour.moves.append((request.wpg_id, request.to))
+        if self._behaviour.on_move is not None:
+            await self._behaviour.on_move(self._node_id, request)
         if self._behaviour.move_errors:
             error = to_wire(self._behaviour.move_errors.pop(0))
             return statemanager_pb2.MoveReply(error=error)

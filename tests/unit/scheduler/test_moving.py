@@ -1,0 +1,63 @@
+"""Moves of a WPG that spans nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
+from plexsvc.scheduler.config import SchedulerConfig
+from tests.fakes.fake_cluster import no_room
+from tests.fakes.scheduler_rig import Rig, start_rig
+
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+DEVICE = common_pb2.RESIDENCY_DEVICE
+HOST = common_pb2.RESIDENCY_HOST
+TWO_NODES = [{"train": 1}, {"train": 1}]
+MEETING_S = 10
+
+
+async def deploy_two(rig: Rig) -> None:
+    """Bring two jobs up that both span both nodes; the second one's state is on the devices."""
+    for job in ("a", "b"):
+        await rig.job(job)
+        await rig.deploy(job, tp=2)
+
+
+async def test_the_nodes_of_a_group_move_at_once(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=TWO_NODES) as rig:
+        await deploy_two(rig)
+        moving: dict[bytes, set[str]] = {}
+        met: dict[bytes, asyncio.Event] = {}
+
+        async def meet(node_id: str, request: statemanager_pb2.MoveRequest) -> None:
+            moving.setdefault(request.move_id, set()).add(node_id)
+            both = met.setdefault(request.move_id, asyncio.Event())
+            if len(moving[request.move_id]) == len(TWO_NODES):
+                both.set()
+            await asyncio.wait_for(both.wait(), MEETING_S)
+
+        rig.behaviour.on_move = meet
+        assert (await rig.run("a")).state == ANSWERED
+        assert moving, "the jobs share their devices"
+        assert all(nodes == {"node-0", "node-1"} for nodes in moving.values())
+
+
+async def test_a_move_that_one_node_refuses_is_taken_back_on_all(tmp_path: Path) -> None:
+    config = SchedulerConfig(move_retry_us=1000)
+    async with start_rig(tmp_path, nodes=TWO_NODES, config=config) as rig:
+        await deploy_two(rig)
+        seen: list[tuple[bytes, str, int]] = []
+        refused: list[bytes] = []
+
+        async def refuse_once(node_id: str, request: statemanager_pb2.MoveRequest) -> None:
+            seen.append((request.move_id, node_id, request.to))
+            if request.to == DEVICE and node_id == "node-1" and not refused:
+                refused.append(request.move_id)
+                rig.behaviour.move_errors = [no_room()]
+
+        rig.behaviour.on_move = refuse_once
+        assert (await rig.run("a")).state == ANSWERED
+        steps = [(to, node_id) for move_id, node_id, to in seen if move_id == refused[0]]
+        assert sorted(steps[:2]) == [(DEVICE, "node-0"), (DEVICE, "node-1")]
+        assert sorted(steps[2:]) == [(HOST, "node-0"), (HOST, "node-1")]
