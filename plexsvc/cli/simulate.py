@@ -55,8 +55,11 @@ def simulate(
             workload, policy=chosen, seed=seed, isolated=isolated, is_cold=is_cold
         )
     else:
+        from plexsvc.sim.cluster import Faults
         from plexsvc.sim.live_run import compare_live
 
+        if workload.cluster.events or workload.cluster.faults != Faults():
+            typer.echo(f"--core {core} plays no faults and no events of the cluster", err=True)
         summary, outcome = compare_live(
             workload, policy=chosen, seed=seed, isolated=isolated, is_warm=core == "live"
         )
