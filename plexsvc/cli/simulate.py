@@ -36,7 +36,14 @@ def simulate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Play jobs on a simulated cluster, with the scheduler's own decisions."""
+    """Play jobs on a simulated cluster, with the scheduler's own decisions.
+
+    A line of TRACE needs job_id, arrival_s, nodes, cycles, period_s and
+    segments, a list of {phase, offset_s, duration_s}. It may have mode (sync,
+    async1), sync_at (update, boundary), jitter_cv, max_slowdown, state_gb,
+    rollout_nodes, priority and tenant. A cluster needs {"nodes": N}. What they
+    mean, and what else there is: docs/simulator.md.
+    """
     from plexsvc.scheduler.core.planning.policies import policy_named
     from plexsvc.sim.output import make_directory, write_outputs
     from plexsvc.sim.run import compare, play

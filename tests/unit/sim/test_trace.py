@@ -11,7 +11,7 @@ import pytest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.trace import read_cluster, read_trace
+from plexsvc.sim.trace import _OPTIONAL, _REQUIRED, read_cluster, read_trace
 
 GOOD = {
     "job_id": "a",
@@ -140,6 +140,16 @@ def test_a_refusal_names_the_line_in_a_cluster_file_of_many(tmp_path: Path) -> N
         path.write_text(text)
         with pytest.raises(PlexError, match=re.escape(where)):
             read_cluster(path)
+
+
+def test_the_documented_job_and_defaults_are_those_that_are_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (job,) = read_trace(write(tmp_path, json.loads(example)), cluster=SimCluster(nodes=4))
+    assert job.demand.profile.busy_us == 69_000_000
+    said = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
+    assert {name: json.loads(said[name].strip("` ")) for name in _OPTIONAL} == _OPTIONAL
+    assert [name for name, default in said.items() if default == "required"] == list(_REQUIRED)
 
 
 def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
