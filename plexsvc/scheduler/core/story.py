@@ -10,6 +10,9 @@ from plexsvc.scheduler.core import lanes, learning, placing, room
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.words import Fault, OperationState, Residency, WpgState
 
+_UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
+_LEAST_UNITS: Final = 10
+"""How many of a unit make a duration that is said in it."""
 MAX_BLOCKERS: Final = 3
 """Jobs that a job waited for, named in its story."""
 
@@ -31,7 +34,7 @@ def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Stor
     deployment = cluster.deployments[operation.deployment_id]
     facts = [
         f"{show(operation_id)}: {operation.kind}, seq {operation.seq} of {operation.deployment_id}",
-        f"state {operation.state} for {_ms(now_us - _since_us(operation))}",
+        f"state {operation.state} for {_ago(now_us - _since_us(operation))}",
     ]
     reason, more = _reason(cluster, deployment, operation, now_us=now_us)
     return Story(
@@ -69,7 +72,7 @@ def _deployment_story(
         return f"failed with {deployment.fault.code}: {deployment.fault.message}", []
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        since = _ms(now_us - deployment.requested_us)
+        since = _ago(now_us - deployment.requested_us)
         return f"waits for devices since {since}: {placing.why(cluster, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
@@ -82,17 +85,17 @@ def _deployment_story(
 def _doing(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
     """Say what runs, else what the head of the line waits for, else since when it is idle."""
     for operation in deployment.running.values():
-        since = _ms(now_us - operation.started_us)
+        since = _ago(now_us - operation.started_us)
         return f"runs {operation.kind} since {since}", [f"{show(operation.operation_id)} runs"]
     head = deployment.pending.get(deployment.next_seq)
     if head is not None:
         reason, more = _reason(cluster, deployment, head, now_us=now_us)
-        since = _ms(now_us - head.submitted_us)
+        since = _ago(now_us - head.submitted_us)
         return f"{reason} (its next operation, {head.kind}, came {since} ago)", more
     if deployment.pending:
         return f"waits for seq {deployment.next_seq}, which has not been submitted", []
     last_us = deployment.pattern.last_end_us
-    since = f" since {_ms(now_us - last_us)}" if last_us is not None else ""
+    since = f" since {_ago(now_us - last_us)}" if last_us is not None else ""
     return f"is idle{since}: nothing is submitted", _next_turn(deployment, now_us=now_us)
 
 
@@ -101,7 +104,7 @@ def _next_turn(deployment: Deployment, *, now_us: int) -> list[str]:
     if expected_us is None:
         return []
     late = "in" if expected_us >= now_us else "for"
-    return [f"by its cycle, its next operation is due {late} {_ms(abs(expected_us - now_us))}"]
+    return [f"by its cycle, its next operation is due {late} {_ago(abs(expected_us - now_us))}"]
 
 
 def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> list[str]:
@@ -109,7 +112,7 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
     if relocation is not None:
         where = ", ".join(f"{p.node_id}:{p.device}" for p in relocation.places)
         held = "; its operations wait until it arrives" if deployment.is_held else ""
-        since = _ms(now_us - relocation.started_us)
+        since = _ago(now_us - relocation.started_us)
         return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
     wpg = cluster.wpg_of(deployment)
     if wpg is not None and not deployment.is_rollout:
@@ -156,7 +159,7 @@ def _waits(cluster: Cluster, job_id: JobId) -> list[str]:
         if waiter == job_id and blocker != job_id
     ]
     return [
-        f"since it began it waited {_ms(waited_us)} for job {blocker}"
+        f"since it began it waited {_ago(waited_us)} for job {blocker}"
         for waited_us, blocker in sorted(waits, reverse=True)[:MAX_BLOCKERS]
     ]
 
@@ -166,7 +169,7 @@ def _reason(
 ) -> tuple[str, list[str]]:
     match operation.state:
         case OperationState.RUNNING:
-            since = _ms(now_us - operation.started_us)
+            since = _ago(now_us - operation.started_us)
             return f"runs on {deployment.wpg_id} since {since}", []
         case OperationState.REFUSED | OperationState.FAILED:
             cause = operation.fault
@@ -215,7 +218,9 @@ def _being_moved(deployment: Deployment, *, now_us: int) -> tuple[str, list[str]
     relocation = deployment.relocation
     assert relocation is not None, deployment
     where = ", ".join(f"{place.node_id}:{place.device}" for place in relocation.places)
-    facts = [f"the relocation began {_ms(now_us - relocation.started_us)} ago: {relocation.reason}"]
+    facts = [
+        f"the relocation began {_ago(now_us - relocation.started_us)} ago: {relocation.reason}"
+    ]
     return f"waits for its deployment to arrive on {where} ({relocation.stage})", facts
 
 
@@ -243,7 +248,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
     facts = [f"{wpg.wpg_id} is {wpg.residency} on {_where(wpg)}"]
     if holders:
         told = [
-            f"{holder} of job {cluster.wpgs[holder].job_id} since {_ms(now_us - since_us)}"
+            f"{holder} of job {cluster.wpgs[holder].job_id} since {_ago(now_us - since_us)}"
             for holder, since_us in holders.items()
         ]
         facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
@@ -270,7 +275,7 @@ def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
     for victim_id in victims:
         victim = cluster.wpgs[victim_id]
         due_us = cluster.deployments[victim.deployment_id].pattern.expected_us
-        due = "" if due_us is None else f" (due in {_ms(due_us - now_us)})"
+        due = "" if due_us is None else f" (due in {_ago(due_us - now_us)})"
         told.append(f"{victim_id} of job {victim.job_id}{due}")
     return f"leaves its device for a moment to the burst of {', '.join(told)}"
 
@@ -280,11 +285,11 @@ def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
     wpg = cluster.wpgs[holder]
     deployment = cluster.deployments[wpg.deployment_id]
     if wpg.switch is not None:
-        return [f"{holder} is being brought onto it since {_ms(now_us - wpg.switch.started_us)}"]
+        return [f"{holder} is being brought onto it since {_ago(now_us - wpg.switch.started_us)}"]
     told = []
     for operation in deployment.running.values():
         left_us = operation.started_us + learning.predicted_us(cluster, deployment, operation)
-        ends = f"in about {_ms(left_us - now_us)}" if left_us > now_us else "any moment"
+        ends = f"in about {_ago(left_us - now_us)}" if left_us > now_us else "any moment"
         told.append(f"{holder} runs {operation.kind}, expected to end {ends}")
     return told
 
@@ -293,7 +298,7 @@ def _switching(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tupl
     wpg = cluster.wpg_of(deployment)
     if wpg is None or wpg.switch is None:
         return "is granted its device", []
-    since = _ms(now_us - wpg.switch.started_us)
+    since = _ago(now_us - wpg.switch.started_us)
     victims = [v for v in wpg.switch.victims if v in cluster.wpgs]
     facts = [f"{v} is {cluster.wpgs[v].residency}" for v in victims]
     facts.append(f"{wpg.wpg_id} is {wpg.residency}, lease {wpg.lease_no}")
@@ -324,5 +329,14 @@ def _ratio(ppm: int) -> str:
     return f"{ppm / 1e6:.2f}"
 
 
-def _ms(duration_us: int) -> str:
-    return f"{max(0, duration_us) / 1000:.1f} ms"
+def _ago(duration_us: int) -> str:
+    """Return a duration in the unit people would say it in.
+
+    >>> [_ago(us) for us in (1_500, 61_000_000, 3_600_000_000, 90_000_000_000)]
+    ['1.5 ms', '61 s', '60 min', '25.0 h']
+    """
+    us = max(0, duration_us)
+    for unit, unit_us in _UNITS.items():
+        if us >= _LEAST_UNITS * unit_us:
+            return f"{us / unit_us:.1f} h" if unit == "h" else f"{us // unit_us} {unit}"
+    return f"{us / 1000:.1f} ms"
