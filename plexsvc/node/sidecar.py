@@ -14,8 +14,10 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
@@ -25,6 +27,9 @@ from plexsvc.node.logs import tail
 from plexsvc.node.vault import Vault
 
 log = Log(__name__)
+
+END_S: Final = 5.0
+"""How long a process that closed its output may take to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +167,20 @@ class Sidecar:
                 line = await process.stdout.readline()
             return SidecarAddress(**json.loads(line))
         except (TimeoutError, ValueError, TypeError) as error:
+            if not isinstance(error, TimeoutError):
+                await self._let_end(process)
             await self._kill()
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"the state manager did not start: it said {line!r}; its log {self._log_path} "
                 f"ends: {tail(self._log_path)}",
             ) from error
+
+    async def _let_end(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for a process that said its last; killing it now could hide how it ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await process.wait()
 
     async def _kill(self) -> None:
         if self._process is not None:
