@@ -55,8 +55,8 @@ class StateManagerConfig:
     """Longest wait for a rank's answer inside a move; a rank that is slower is cut off."""
 
     resume_timeout_us: int = 20_000_000
-    """How long a new state manager waits for the ranks of the one before it; a rank that does not
-    come back is taken for dead. No device memory is granted meanwhile."""
+    """How long a new state manager waits for the clients of the one before it; one that does not
+    come back is taken for dead. No device memory is granted while one with regions is missing."""
 
     keep_pages: bool = True
     """Pages of a parked WPG stay with a CPU device's arena for the next one; false returns them to

@@ -37,8 +37,8 @@ NUMBERS: Final[Key] = ("numbers",)
 class Node:
     """Everything the daemon holds. `lock` guards bookkeeping; a WPG's lock its memory and links.
 
-    `pending` are the ranks of a predecessor that have not resumed; until the last one has, or is
-    freed, no device memory is granted: it may still be mapped by one of them.
+    `pending` are the clients of a predecessor that have not resumed; until the last one with
+    regions has, or is freed, no device memory is granted: it may still be mapped by one of them.
     """
 
     def __init__(
@@ -94,15 +94,13 @@ class Node:
                 self._write_numbers()
 
     def await_ranks(self, keys: Collection[tuple[WpgId, int]]) -> None:
-        """Grant no device memory until these ranks of a predecessor have resumed."""
+        """Wait for these clients of a predecessor, which are in `links`."""
+        self._settled.clear()
         self.pending.update(keys)
-        if self.pending:
-            self._settled.clear()
-        else:
-            self.publisher.free_unneeded()
+        self._look_who_is_missing()
 
     def wait_until_settled(self) -> None:
-        """Return when every rank of a predecessor has resumed or was freed."""
+        """Return when every rank of a predecessor that has regions has resumed or was freed."""
         self._settled.wait()
 
     def connect(
@@ -125,6 +123,8 @@ class Node:
                 evicted = self.ledger.superseded(wpg_id, incarnation=incarnation)
             for old_rank in evicted:
                 self._free(self.links[wpg_id, old_rank])
+            if (left := self._left_meanwhile(wpg_id, rank)) is not None:
+                self._free(left)
             with self.lock:
                 self.ledger.register(
                     wpg_id,
@@ -167,13 +167,24 @@ class Node:
 
     def settle(self, link: RankLink) -> None:
         """Wait for a rank no longer: it has resumed, or is gone."""
+        if (link.wpg_id, link.rank) in self.pending:
+            with self.lock:
+                self.pending.discard((link.wpg_id, link.rank))
+            self._look_who_is_missing()
+
+    def _left_meanwhile(self, wpg_id: WpgId, rank: int) -> RankLink | None:
+        """Return a client without state that left a predecessor and comes anew."""
+        link = self.links.get((wpg_id, rank))
+        is_pending = link is not None and (wpg_id, rank) in self.pending
+        return link if is_pending and link is not None and not link.hosts else None
+
+    def _look_who_is_missing(self) -> None:
         with self.lock:
-            if (link.wpg_id, link.rank) not in self.pending:
-                return
-            self.pending.discard((link.wpg_id, link.rank))
-            is_last = not self.pending
-        if is_last:
+            has_all = not self.pending
+            missing = [self.links[key] for key in self.pending if key in self.links]
+        if has_all:
             self.publisher.free_unneeded()
+        if not any(link.hosts for link in missing):
             self._settled.set()
 
     def drop_pending(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -162,6 +163,36 @@ def test_a_rank_that_dies_meanwhile_is_freed_and_holds_nobody_up(kept: KeptDaemo
     assert kept.move("b", "DEVICE").error.code == ""
     assert b("hash", name="params") == expected
     assert [wpg.wpg_id for wpg in kept.inventory().wpgs] == ["b"]
+
+
+def test_a_reader_that_is_slow_to_return_holds_nobody_up(kept: KeptDaemon) -> None:
+    rank(kept, "a")
+    reader = kept.client("reader")
+    nbytes = kept.publish("a", 1).manifest.nbytes
+    reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+    release = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=1)
+    kept.stub.ReleaseVersion(release, timeout=DEADLINE_S)
+    used = kept.inventory().host_bytes_used
+    reader.process.send_signal(signal.SIGSTOP)
+    kept.kill()
+    assert kept.move("a", "HOST").error.code == ""
+    assert kept.inventory().host_bytes_used == used, "what it holds is kept until it says"
+    reader.process.send_signal(signal.SIGCONT)
+    reader("create_staged", text="it has returned", seal=True)
+    assert kept.inventory().host_bytes_used == used
+    reader("drop_held")
+    reader("create_staged", text="and tells what it dropped", seal=True)
+    assert kept.inventory().host_bytes_used == used - nbytes
+
+
+def test_a_reader_that_left_meanwhile_may_come_anew(kept: KeptDaemon) -> None:
+    rank(kept, "a")
+    reader = kept.client("reader")
+    reader.process.send_signal(signal.SIGSTOP)
+    kept.kill()
+    again = kept.client("reader")
+    assert again("create_staged", text="served", seal=True)
+    reader.process.kill()
 
 
 def test_a_successor_that_is_killed_while_it_starts_loses_nothing(kept: KeptDaemon) -> None:
