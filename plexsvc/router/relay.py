@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -113,10 +113,9 @@ class Target:
             PlexError: what the state manager refused or why it could not be reached.
         """
         try:
-            if not self.has_answered:
-                await self._call.done_writing()
-            reply = service_pb2.StageReply.FromString(await self._call)
-        except asyncio.InvalidStateError:
+            with suppress(asyncio.InvalidStateError):  # it has ended meanwhile
+                if not self.has_answered:
+                    await self._call.done_writing()
             reply = service_pb2.StageReply.FromString(await self._call)
         except grpc.aio.AioRpcError as failure:
             raise error_from(failure) from failure
