@@ -1,6 +1,6 @@
 """Cost of a context switch on a CPU arena: copies alone against plain memcpy, and the whole switch.
 
-    python benchmarks/context_switch.py [--rounds 7] [--sizes 1 64 1024]
+    python -m benchmarks.context_switch [--rounds 7] [--sizes 1 64 1024]
 
 A real state manager and two real client processes alternate on a device that holds one of them. Per
 size the best round counts (the machine is shared with others); some medians stand beside:
@@ -23,7 +23,6 @@ import argparse
 import ctypes
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from typing import Any, Final
 
 import grpc
 
+from benchmarks import service
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import SystemClock
 from plexsvc.statemanager import hugefiles
@@ -45,6 +45,7 @@ from plexsvc.transport.state_client import RegionSpec, StateClient
 
 MIB: Final = 1 << 20
 CLOCK: Final = SystemClock()
+HERE: Final = ("-m", "benchmarks.context_switch")
 DEADLINE_S: Final = 120
 
 
@@ -119,7 +120,7 @@ def rig(nbytes: int, *, keep_pages: bool, huge_pages: bool = True) -> Iterator[R
         found = Rig(statemanager_pb2_grpc.StateManagerStub(channel))
         for wpg_id in ("a", "b"):
             arguments = ["--client", wpg_id, "--bytes", str(nbytes)]
-            read_line(spawn(stack, [__file__, *arguments, "--socket", ready["data_socket"]]))
+            read_line(spawn(stack, [*HERE, *arguments, "--socket", ready["data_socket"]]))
             if wpg_id == "a":
                 found.move("a", common_pb2.RESIDENCY_HOST)
         yield found
@@ -282,8 +283,7 @@ def main() -> None:
         client(arguments.client, arguments.bytes, arguments.socket)
         return
     sizes = [measure(size * MIB, arguments.rounds) for size in arguments.sizes]
-    command = shlex.join(["python", *sys.argv])
-    print(json.dumps({"benchmark": "context_switch", "command": command, "sizes": sizes}))
+    service.report(benchmark="context_switch", sizes=sizes)
 
 
 if __name__ == "__main__":

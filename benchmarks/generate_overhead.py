@@ -1,6 +1,6 @@
 """Tokens/s of generate through manager and instance, against the same engine stepped bare.
 
-    python benchmarks/generate_overhead.py [--samples 64] [--max-tokens 128] [--rounds 3]
+    python -m benchmarks.generate_overhead [--samples 64] [--max-tokens 128] [--rounds 3]
 
 One process holds one vLLM engine of about 27 M random parameters. `direct` adds the requests to its
 core and steps it in a loop, nothing else; `service` sends the same requests through the rollout

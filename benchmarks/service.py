@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -50,7 +51,11 @@ def _card(path: Path, process: subprocess.Popen[bytes], *, log: Path) -> dict[st
     return card
 
 
+def command() -> str:
+    """Return the command that started this benchmark."""
+    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def report(**figures: object) -> None:
     """Print the benchmark's one JSON line, with the command that made it."""
-    command = " ".join(["python", *sys.argv])
-    print(json.dumps({**figures, "command": command}))
+    print(json.dumps({**figures, "command": command()}))

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import multiprocessing as mp
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,6 @@ from typing import Any
 import numpy as np
 
 import plexclient as plex
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import service
 from tests.fakes.tiny_models import make_qwen3
 
