@@ -67,16 +67,17 @@ def materialize(
         PlexError: `bad_request` for a path that is no place for one, state that this node holds
             only a part of, or a disk that refuses.
     """
-    scratch = path.with_name(f".{path.name or 'root'}.tmp-{owner}")
+    _check_name(path)
+    scratch = path.with_name(f".{path.name}.tmp-{owner}")
     try:
-        target = _checked_target(path)
+        _check_free(path)
         shutil.rmtree(scratch, ignore_errors=True)  # of a state manager that died inside this call
         scratch.mkdir(parents=True)
         _write_state(snapshot, scratch, optimizer=optimizer)
         if model is not None:
             _copy_model_files(model, scratch)
         written = _finish(scratch)
-        _swap_in(scratch, target)
+        _swap_in(scratch, path)
     except OSError as error:
         text = f"checkpoint {path} not written: {error}"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; give a writable place") from error
@@ -148,15 +149,17 @@ def _check_whole(tensors: Iterable[Tensor]) -> None:
         raise PlexError(ErrorCode.BAD_REQUEST, text)
 
 
-def _checked_target(path: Path) -> Path:
+def _check_name(path: Path) -> None:
     if not path.is_absolute() or path == path.parent:
         text = f"checkpoint path {str(path)!r} must be an absolute directory name"
         raise PlexError(ErrorCode.BAD_REQUEST, text)
+
+
+def _check_free(path: Path) -> None:
     is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     if not is_free and not (path / COMPLETE).is_file():
         text = f"{path} exists and is no checkpoint of ours (it lacks {COMPLETE})"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; choose another path")
-    return path
 
 
 def _copy_model_files(model: Path, target: Path) -> None:
