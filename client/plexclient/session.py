@@ -31,6 +31,9 @@ FATAL: Final = frozenset({ErrorCode.JOB_ENDED, ErrorCode.NOT_FOUND, ErrorCode.UN
 MAX_METRICS: Final = 64
 """Progress figures of a job, all names that were reported; the service takes no more."""
 
+MAX_METRIC_CHARS: Final = 128
+"""Characters of a figure's name."""
+
 
 class Answered:
     """The numbers of one deployment whose answers have been read; `upto` is their unbroken prefix.
@@ -137,8 +140,16 @@ class Session:
         """Replace the progress figures that the next keepalive carries.
 
         Raises:
-            PlexError: `bad_request` for what is no number, or more than `MAX_METRICS` names.
+            PlexError: `bad_request` for what is no number, a name that nobody could show, or more
+                than `MAX_METRICS` names.
         """
+        for name in metrics:
+            if not 0 < len(name) <= MAX_METRIC_CHARS or not name.isprintable():
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"report got a figure called {name[:MAX_METRIC_CHARS]!r}; a name has 1 to "
+                    f"{MAX_METRIC_CHARS} printable characters",
+                )
         try:
             merged = {**self._metrics, **{name: float(x) for name, x in metrics.items()}}
         except (TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from plexclient.wire.errors import to_wire
+from plexclient.wire.errors import refused
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
@@ -167,13 +167,6 @@ class _Stream:
             "submit it again",
             limit=self._max_operations,
         )
-
-
-def refused(operation_id: bytes, error: PlexError) -> ops.OperationResult:
-    """Return the answer that says why an operation is refused."""
-    return ops.OperationResult(
-        operation_id=operation_id, state=ops.OPERATION_STATE_REFUSED, error=to_wire(error)
-    )
 
 
 def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResult:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from plexclient.wire.errors import to_wire
+from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock
@@ -32,7 +32,7 @@ from plexsvc.router.channels import ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.operating import OperationStreams, refused
+from plexsvc.router.operating import OperationStreams
 from plexsvc.router.relay import Uploads, announce
 from plexsvc.router.validation import (
     OperationRules,
@@ -108,9 +108,18 @@ class RouterServicer:
     async def keep_alive(
         self, request: pb.KeepAliveRequest, *, tenant: TenantId
     ) -> pb.KeepAliveReply:
-        """Extend a session."""
-        names.check_metrics(request, self._config)
+        """Extend a session, whatever is wrong with the figures that came along.
+
+        Raises:
+            PlexError: `bad_request` for figures that cannot be shown; the session lives on.
+        """
         request.tenant = tenant
+        try:
+            names.check_metrics(request, self._config)
+        except PlexError:
+            request.ClearField("metrics")
+            await self._scheduler.KeepAlive(request, None)
+            raise
         return await self._scheduler.KeepAlive(request, None)
 
     async def end_job(self, request: pb.EndJobRequest, *, tenant: TenantId) -> pb.Job:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from plexclient.wire.errors import to_wire
+from plexclient.wire.errors import refused
 from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.errors import PlexError
 from plexsvc.ids import OperationId
@@ -108,7 +108,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         try:
             known = self._intake.submit(request)
         except PlexError as error:
-            return _refused(request, error)
+            return refused(request.operation_id, error)
         return known or await self._driver.results.wait(OperationId(request.operation_id))
 
     @_typed
@@ -129,7 +129,7 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         try:
             result: operations_pb2.OperationResult = await self.SubmitOperation(operation, None)
         except PlexError as error:
-            result = _refused(operation, error)
+            result = refused(operation.operation_id, error)
         return result.SerializeToString()
 
     @_typed
@@ -248,16 +248,6 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
         """Say who waited for whom."""
         del context
         return report.report(self._driver, request)
-
-
-def _refused(
-    operation: operations_pb2.Operation, error: PlexError
-) -> operations_pb2.OperationResult:
-    return operations_pb2.OperationResult(
-        operation_id=operation.operation_id,
-        state=operations_pb2.OPERATION_STATE_REFUSED,
-        error=to_wire(error),
-    )
 
 
 def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:

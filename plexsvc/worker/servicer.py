@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 
 from plexclient.wire import errors as wire_errors
-from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.log import Log
@@ -116,11 +116,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _refusal(
         self, request: worker_pb2.ExecuteRequest, error: PlexError
     ) -> worker_pb2.ExecuteReply:
-        result = operations_pb2.OperationResult(
-            operation_id=request.operation.operation_id,
-            state=operations_pb2.OPERATION_STATE_REFUSED,
-            error=wire_errors.to_wire(error),
-        )
+        result = wire_errors.refused(request.operation.operation_id, error)
         applied = max(0, self._executor.ledger.applied_seq)
         return worker_pb2.ExecuteReply(result=result, applied_seq=applied)
 

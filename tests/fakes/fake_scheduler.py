@@ -47,6 +47,8 @@ class FakeScheduler:
         self.staged_calls = 0
         self.lookups = 0
         self.shards: list[ops.ResultShard] = []
+        self.beats: list[pb.KeepAliveRequest] = []
+        """The keepalives that were taken."""
         self._seqs: dict[tuple[str, int], bytes] = {}
 
     def deploy(self, deployment: pb.Deployment) -> pb.Deployment:
@@ -60,6 +62,7 @@ class FakeScheduler:
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, _: object) -> pb.KeepAliveReply:
         self._job(request.job_id, request.tenant)
+        self.beats.append(request)
         return pb.KeepAliveReply(state=pb.JOB_STATE_RUNNING)
 
     async def EndJob(self, request: pb.EndJobRequest, _: object) -> pb.Job:

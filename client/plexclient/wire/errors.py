@@ -1,9 +1,9 @@
-"""Errors to and from the wire's `Error` message."""
+"""Errors to and from the wire's `Error` message, and answers that carry one."""
 
 from __future__ import annotations
 
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.wire.v1 import common_pb2
+from plexclient.wire.v1 import common_pb2, operations_pb2
 
 
 def to_wire(error: PlexError) -> common_pb2.Error:
@@ -18,3 +18,12 @@ def from_wire(error: common_pb2.Error) -> PlexError:
     known = error.code in ErrorCode.__members__.values()
     code = ErrorCode(error.code) if known else ErrorCode.INTERNAL
     return PlexError(code, error.message, **dict(error.facts))
+
+
+def refused(operation_id: bytes, error: PlexError) -> operations_pb2.OperationResult:
+    """Return the answer that says why an operation is refused."""
+    return operations_pb2.OperationResult(
+        operation_id=operation_id,
+        state=operations_pb2.OPERATION_STATE_REFUSED,
+        error=to_wire(error),
+    )

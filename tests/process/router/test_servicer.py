@@ -48,6 +48,14 @@ async def test_a_call_acts_for_the_tenant_of_its_token_whatever_it_says(rig: Rig
     assert job.tenant == "acme"
 
 
+async def test_figures_that_cannot_be_shown_do_not_end_a_session(rig: Rig) -> None:
+    request = pb.KeepAliveRequest(job_id=JOB, acks={"a": 7}, metrics={"x" * 1000: 1.0})
+    call = rig.client.stub.KeepAlive(request, metadata=metadata(), timeout=5)
+    assert await refusal_of(call) == ErrorCode.BAD_REQUEST
+    (taken,) = rig.scheduler.beats
+    assert (dict(taken.acks), dict(taken.metrics)) == ({"a": 7}, {})
+
+
 async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
     request = pb.KeepAliveRequest(job_id=JOB)
     call = rig.client.stub.KeepAlive(request, metadata=metadata("other"), timeout=5)

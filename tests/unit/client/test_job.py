@@ -261,7 +261,10 @@ def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, float])
         plex.AdamW(**wrong)
 
 
-@pytest.mark.parametrize("metrics", [{"loss": "low"}, {f"m{i}": 0.0 for i in range(65)}])
+@pytest.mark.parametrize(
+    "metrics",
+    [{"loss": "low"}, {f"m{i}": 0.0 for i in range(65)}, {"x" * 129: 0.0}, {"a\nb": 0.0}],
+)
 def test_progress_that_cannot_be_shown_is_refused(loop: Loop, metrics: dict[str, float]) -> None:
     with pytest.raises(PlexError, match="report"):
         loop.job.report(**metrics)
