@@ -2,8 +2,7 @@
 
 An operation waits for two batches of events, one after the other. Begin, fence, insert and commit
 as calls of their own cost more than the sync they end in, and each hands the interpreter's lock to
-and fro: a batch of events is one statement, which is its transaction. Rows of the tables are
-written in a transaction that nobody syncs: the journal tells all they do.
+and fro: a batch of events is one statement, which is its transaction.
 """
 
 from __future__ import annotations
