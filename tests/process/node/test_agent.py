@@ -121,8 +121,9 @@ async def test_what_a_rank_started_dies_with_it(agent: RunningAgent) -> None:
     reply = await agent.spawn("with_child")
     child = int(reply.address)
     os.kill(reply.pid, signal.SIGKILL)
-    await agent.next_event("exited")
+    assert (await agent.next_event("exited")).exited.signal == signal.SIGKILL
     await gone([child])
+    assert not is_alive(child)
 
 
 async def test_a_process_that_is_not_ready_in_time_is_killed(

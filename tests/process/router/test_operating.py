@@ -196,8 +196,9 @@ async def test_nobody_waits_for_a_client_that_is_gone(
     stream = open_stream(rig)
     await send(stream, noop(rig))
     await began.wait()
+    assert not ended.is_set()
     stream.cancel()
-    await ended.wait()
+    assert await asyncio.wait_for(ended.wait(), 20)
 
 
 async def test_a_router_that_stops_ends_its_streams_when_they_owe_nothing(rig: Rig) -> None:

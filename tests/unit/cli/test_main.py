@@ -67,7 +67,8 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'grpc', 'torch', 'numpy', 'sqlalchemy', 'google.protobuf'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,6 @@ TOKENIZER = {
 
 
 def test_texts_in_give_texts_out(loop: Loop, router: FakeRouter) -> None:
-    pytest.importorskip("tokenizers")
     router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
     router.fail("FetchModelFile", Fault(cut_after=0))
     (sample,) = loop.rollout.generate(["ab"], max_tokens=3)

@@ -32,4 +32,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_grpc_is_loaded_by_the_first_name_that_needs_it() -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=30)
+    argv = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr

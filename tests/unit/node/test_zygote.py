@@ -50,7 +50,7 @@ def test_an_order_is_one_line_and_reads_back() -> None:
 
 def test_importing_the_zygote_imports_no_grpc() -> None:
     code = "import sys, plexsvc.node.zygote; sys.exit('grpc' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_process_whose_parent_is_gone_leaves_at_once() -> None:

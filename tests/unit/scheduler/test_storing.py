@@ -14,25 +14,9 @@ import pytest
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.storing import Storing
-from plexsvc.store.rows import JobRow, JournalRow
+from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store, open_store
-
-
-def entry(idx: int) -> JournalRow:
-    return JournalRow(idx=idx, at_us=idx * 10, kind="TimerFired", version=1, body='{"key":"k"}')
-
-
-def job_row(state: str) -> JobRow:
-    return JobRow(
-        job_id="job-1",
-        tenant="lab",
-        name="grpo",
-        state=state,
-        reason="",
-        exit_code=None,
-        created_us=5,
-        ended_us=0,
-    )
+from tests.fakes.store_rows import entry, job
 
 
 class SteppingClock(SystemClock):
@@ -155,12 +139,12 @@ async def test_rows_are_written_at_once_or_behind_who_has_the_store(
     store: Store, tmp_path: Path
 ) -> None:
     storing = Storing(store, clock=SystemClock(), inline_us=10_000_000)
-    await storing.write([job_row("running")])
+    await storing.write([job("running")])
     assert [row.state for row in store.jobs()] == ["running"]
     other = sqlite3.connect(tmp_path / "plex.db", isolation_level=None)
     other.execute("begin immediate")
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(storing.write([job_row("completed")]))
+        call = group.create_task(storing.write([job("completed")]))
         await asyncio.sleep(0)
         assert not call.done()
         other.execute("rollback")

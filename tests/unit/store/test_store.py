@@ -11,26 +11,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, ProfileRow
+from plexsvc.store.rows import DeploymentRow, OperationRow, ProfileRow
 from plexsvc.store.store import open_store
 from plexsvc.store.tables import METADATA
-
-
-def entry(idx: int) -> JournalRow:
-    return JournalRow(idx=idx, at_us=idx * 10, kind="TimerFired", version=1, body='{"key":"é"}')
-
-
-def job(state: str = "running") -> JobRow:
-    return JobRow(
-        job_id="job-1",
-        tenant="lab",
-        name="grpo",
-        state=state,
-        reason="",
-        exit_code=None,
-        created_us=5,
-        ended_us=0,
-    )
+from tests.fakes.store_rows import entry, job
 
 
 def operation(state: str = "answered") -> OperationRow:
