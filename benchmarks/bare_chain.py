@@ -23,8 +23,8 @@ from benchmarks import load
 from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.node.tether import die_with_parent
-from plexsvc.transport import loops
-from plexsvc.transport.channels import CHANNEL_OPTIONS, new_server, open_channel
+from plexsvc.rpc import loops
+from plexsvc.rpc.channels import CHANNEL_OPTIONS, new_server, open_channel
 
 SERVICE = "bench.Chain"
 METHOD = f"/{SERVICE}/Submit"

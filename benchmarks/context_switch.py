@@ -38,10 +38,10 @@ import grpc
 from benchmarks import service
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.statelink import mapping
+from plexsvc.statelink.client import RegionSpec, StateClient
+from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager import hugefiles
-from plexsvc.transport import mapping
-from plexsvc.transport.mapping import Extent, FixedMapping
-from plexsvc.transport.state_client import RegionSpec, StateClient
 
 MIB: Final = 1 << 20
 CLOCK: Final = SystemClock()

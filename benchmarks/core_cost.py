@@ -17,9 +17,9 @@ import pstats
 import time
 from collections.abc import Callable
 
-from plexsvc.scheduler import journal, recording
-from plexsvc.scheduler.journal import Journal
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.driver import encoding, journal
+from plexsvc.scheduler.driver.encoding import Recording
+from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.store.reader import read_journal
 from plexsvc.store.rows import JournalRow
 from tests.unit.sim.test_predict import journal_of, loops
@@ -57,7 +57,7 @@ def measure(recorded: Recording) -> dict[str, float]:
 
     def bare() -> None:
         for event, _ in followed:
-            body = recording.encode(event).decode()
+            body = encoding.encode(event).decode()
             kind = type(event).__name__
             JournalRow(idx=1, at_us=event.at_us, kind=kind, version=journal.VERSION, body=body)
 

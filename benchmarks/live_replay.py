@@ -26,8 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import load
-from plexsvc.scheduler import journal
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.sim.predict import Prediction, predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal

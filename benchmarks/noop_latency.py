@@ -37,7 +37,7 @@ from plexclient.ids import new_deployment_id, new_job_id, new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc
-from plexsvc.transport import loops
+from plexsvc.rpc import loops
 
 JOBS = 64
 RATE_HZ = 5

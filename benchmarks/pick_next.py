@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
-from plexsvc.scheduler.core import contest, dispatch, order
 from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg, StartOperation
+from plexsvc.scheduler.core.device import contest, grants, order
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
@@ -25,8 +25,9 @@ from plexsvc.scheduler.core.events import (
     ResidencyMoved,
     WpgReady,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.words import DeviceFacts, Limits, OperationKind
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, OperationKind
 
 PENDING = 10_000
 ROUNDS = 5_000
@@ -66,7 +67,7 @@ def _core() -> dict[str, float]:
         waiting = {}
         for wpg_id in groups[at % DEVICES]:
             deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
-            operation = None if deployment.running else dispatch.next_startable(cluster, deployment)
+            operation = None if deployment.running else grants.next_startable(cluster, deployment)
             if operation is not None:
                 waiting[wpg_id] = operation
         assert len(waiting) > 1, waiting

@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 import plexclient as plex
-from plexsvc.scheduler import carrying
 from plexsvc.scheduler.core.actions import CarryState
-from plexsvc.scheduler.core.words import RelocationStage
-from plexsvc.scheduler.reach import Reach
+from plexsvc.scheduler.core.vocabulary import RelocationStage
+from plexsvc.scheduler.orders import carry
+from plexsvc.scheduler.orders.reach import Reach
 from tests.fakes.inner_cluster import InnerCluster, node, start_inner
 from tests.fakes.tiny_models import make_qwen3
 from tests.fakes.workloads import fixed_batch
@@ -54,13 +54,13 @@ def move(inner: InnerCluster, actor: plex.Deployment, to: str) -> dict[str, floa
 def note_sizes() -> list[int]:
     """Return a list to which each copy's bytes will be added."""
     sizes: list[int] = []
-    carry = carrying.carry
+    copy = carry.carry
 
     async def noted(reach: Reach, action: CarryState) -> int:
-        sizes.append(await carry(reach, action))
+        sizes.append(await copy(reach, action))
         return sizes[-1]
 
-    carrying.carry = noted
+    carry.carry = noted
     return sizes
 
 

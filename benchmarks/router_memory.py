@@ -28,7 +28,7 @@ from plexclient.ids import new_operation_id
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2_grpc
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.transport.channels import new_server, open_channel
+from plexsvc.rpc.channels import new_server, open_channel
 
 MIB = 1 << 20
 TOKEN = "bench"

@@ -37,3 +37,16 @@ class SystemClock:
     async def sleep(self, duration_us: int) -> None:
         """Sleep on the event loop."""
         await asyncio.sleep(duration_us / 1e6)
+
+
+async def wait_at_most(changed: asyncio.Event, wait_us: int, *, clock: Clock) -> None:
+    """Return when `changed` is set; set it after `wait_us`."""
+
+    async def ring() -> None:
+        await clock.sleep(wait_us)
+        changed.set()
+
+    async with asyncio.TaskGroup() as group:
+        alarm = group.create_task(ring())
+        await changed.wait()
+        alarm.cancel()

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from plexsvc.cli.job_commands import job_app
-from plexsvc.cli.node_commands import node_app
+from plexsvc.cli.commands.job import job_app
+from plexsvc.cli.commands.node import node_app
+from plexsvc.cli.commands.pack import pack, top
+from plexsvc.cli.commands.replay import replay
+from plexsvc.cli.commands.report import report
+from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.options import (
     FAILED,
     Address,
@@ -28,13 +32,9 @@ from plexsvc.cli.options import (
     show,
     state_dir_of,
 )
-from plexsvc.cli.pack import pack, top
-from plexsvc.cli.replay import replay
-from plexsvc.cli.report import report
-from plexsvc.cli.simulate import simulate
 
 if TYPE_CHECKING:
-    from plexsvc.cli.places import Card
+    from plexsvc.cluster.places import Card
 
 _REFRESH_S: Final = 0.5
 _OPERATION_DIGITS: Final = 32
@@ -62,7 +62,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start a cluster on this machine and serve until TERM or Ctrl-C."""
-    from plexsvc.cli import up as command
+    from plexsvc.cli.commands import up as command
 
     cluster = command.read_config(config, state_dir=state_dir)
     if detach:
@@ -114,10 +114,11 @@ def submit(
 ) -> None:
     """Run a controller as a job: detached, its output kept as the job's log."""
     from plexclient.wire.v1 import service_pb2
-    from plexsvc.cli import jobs, places
+    from plexsvc.cluster import places
+    from plexsvc.controllers import submit as controllers
 
     place = state_dir_of(state_dir)
-    job_id = jobs.submit(
+    job_id = controllers.submit(
         card_of(state_dir, address=address, token=token),
         state_dir=place,
         name=name or Path(script).stem,
@@ -131,11 +132,11 @@ def submit(
     )
     directory = places.job_dir(place, job_id)
     if json:
-        print_json({"job_id": job_id, "log": str(directory / jobs.LOG)})
+        print_json({"job_id": job_id, "log": str(directory / controllers.LOG)})
     else:
         typer.echo(job_id)
     if attach:
-        _write_bytes(jobs.read_log(directory, follow=True))
+        _write_bytes(controllers.read_log(directory, follow=True))
         _exit_like(directory)
 
 
@@ -162,7 +163,7 @@ def status(
         if json:
             print_message(ask())
             return
-        from plexsvc.cli.view import status_view
+        from plexsvc.show.status import status_view
 
         if watch:
             live((status_view(ask()) for _ in count()), every_s=_REFRESH_S)
@@ -180,10 +181,11 @@ def logs(
     json: Json = False,
 ) -> None:
     """Print the output of a job that was submitted on this machine."""
-    from plexsvc.cli import jobs, places
+    from plexsvc.cluster import places
+    from plexsvc.controllers import submit as controllers
 
     directory = places.job_dir(state_dir_of(state_dir), job)
-    chunks = jobs.read_log(directory, follow=follow)
+    chunks = controllers.read_log(directory, follow=follow)
     if json:
         text = b"".join(chunks).decode(errors="replace")
         print_json({"job_id": job, "lines": text.splitlines()})
@@ -198,7 +200,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run two real RL jobs on one device and show what sharing it gives."""
-    from plexsvc.cli.demo import run
+    from plexsvc.demo import run
 
     raise typer.Exit(run(preset, out, json))
 
@@ -275,9 +277,9 @@ def _write_bytes(chunks: Iterable[bytes]) -> None:
 
 
 def _exit_like(directory: Path) -> None:
-    from plexsvc.cli import jobs
+    from plexsvc.controllers import submit as controllers
 
-    end = jobs.read_end(directory)
+    end = controllers.read_end(directory)
     if end is None:
         typer.echo("the job's supervisor died before it recorded the end", err=True)
     elif end.outcome != "completed":

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console, RenderableType
 
-    from plexsvc.cli.calls import RouterCalls
-    from plexsvc.cli.places import Card
+    from plexsvc.cluster.calls import RouterCalls
+    from plexsvc.cluster.places import Card
 
 MISUSED: Final = 2
 FAILED: Final = 1
@@ -59,14 +59,14 @@ def _exit_for(error: Exception) -> Exception:
 
 def state_dir_of(given: Path | None) -> Path:
     """Return the cluster's directory."""
-    from plexsvc.cli.places import default_state_dir
+    from plexsvc.cluster.places import default_state_dir
 
     return given or default_state_dir()
 
 
 def card_of(state_dir: Path | None, *, address: str | None, token: str | None) -> Card:
     """Return how to reach the cluster."""
-    from plexsvc.cli.places import find_cluster
+    from plexsvc.cluster.places import find_cluster
 
     return find_cluster(state_dir_of(state_dir), address=address, token=token)
 
@@ -75,7 +75,7 @@ def calls_to(
     state_dir: Path | None, *, address: str | None, token: str | None
 ) -> AbstractContextManager[RouterCalls]:
     """Return calls to the cluster's router."""
-    from plexsvc.cli.calls import router
+    from plexsvc.cluster.calls import router
 
     return router(card_of(state_dir, address=address, token=token))
 

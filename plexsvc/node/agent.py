@@ -32,8 +32,8 @@ from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.table import RankTable
 from plexsvc.node.tether import die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.dataplane import allow_many_files
+from plexsvc.rpc.channels import new_server
+from plexsvc.statelink.dataplane import allow_many_files
 
 log = Log(__name__)
 

@@ -20,7 +20,7 @@ from plexsvc.node.lease import NodeLease
 from plexsvc.node.ranks import Rank
 from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.status import abort_with
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 

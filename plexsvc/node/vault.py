@@ -15,8 +15,8 @@ from typing import Final
 
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
-from plexsvc.transport import dataplane
-from plexsvc.transport.dataplane import Message
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Message
 
 log = Log(__name__)
 

@@ -23,7 +23,7 @@ from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.fleet import Fleet, Instance
 from plexsvc.rollout.records import OperationRecord, SampleKey
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
-from plexsvc.transport.status import error_from
+from plexsvc.rpc.status import error_from
 
 log = Log(__name__)
 

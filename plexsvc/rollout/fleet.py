@@ -29,8 +29,8 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.transport.channels import open_channel
-from plexsvc.transport.status import error_from
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.status import error_from
 
 log = Log(__name__)
 

@@ -26,9 +26,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
 from plexsvc.rollout.engines.base import Engine, Published
 from plexsvc.rollout.fences import FenceGate
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.status import abort_with
-from plexsvc.transport.version_source import VersionSource
+from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.status import abort_with
+from plexsvc.statelink.version_source import VersionSource
 
 log = logs.Log(__name__)
 

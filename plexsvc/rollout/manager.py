@@ -28,7 +28,7 @@ from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failu
 from plexsvc.rollout.fences import FenceGate
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
 

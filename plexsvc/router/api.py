@@ -13,9 +13,9 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.frames.line import OrderLine
 from plexsvc.router.config import RouterConfig
-from plexsvc.transport.orders import OrderLine
-from plexsvc.transport.status import error_from
+from plexsvc.rpc.status import error_from
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")

@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc.aio
 
-from plexsvc.transport.channels import open_channel
+from plexsvc.rpc.channels import open_channel
 
 STAGE: Final = "/plexsvc.v1.StateManager/Stage"
 READ_STAGED: Final = "/plexsvc.v1.StateManager/ReadStaged"

@@ -25,8 +25,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
-from plexsvc.transport import loops
-from plexsvc.transport.channels import new_server, open_channel
+from plexsvc.rpc import loops
+from plexsvc.rpc.channels import new_server, open_channel
 
 STOP_GRACE_S: Final = 5.0
 

@@ -28,7 +28,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
 from plexsvc.log import Log
 from plexsvc.router.validation import bad_request
-from plexsvc.transport.channels import MAX_MESSAGE_BYTES
+from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 
 log = Log(__name__)
 

@@ -40,7 +40,7 @@ from plexsvc.router.validation import (
     check_identity,
     check_operation_id,
 )
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
 

@@ -14,11 +14,11 @@ from plexclient.ids import OPERATION_ID_BYTES
 from plexclient.losses import BUILT_IN_LOSSES, LOSS_ARGUMENTS
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.router import layout
 from plexsvc.router.config import RouterConfig
-from plexsvc.transport.batch_rules import check_batch
 
 BATCH_KINDS: Final = frozenset({"forward", "forward_backward", "backward"})
 """Operations that take a batch; the others take no payload."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plexsvc.scheduler.core.words import Limits
+from plexsvc.scheduler.core.limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

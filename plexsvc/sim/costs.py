@@ -16,7 +16,7 @@ import numpy as np
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, OperationId
-from plexsvc.scheduler.core.words import OperationKind, Place, Residency
+from plexsvc.scheduler.core.vocabulary import OperationKind, Place, Residency
 from plexsvc.sim.live_driver import Moved, Spawned, Took, Work
 from plexsvc.sim.observed import MoveSample, Observed, OperationSample, SpawnSample
 

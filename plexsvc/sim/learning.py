@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.planners import GUESS
+from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, News
 

@@ -52,7 +52,7 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.words import Fault, OperationKind, Place, Residency
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, Residency
 
 Answer = AnswerOperation | RefuseOperation | DeploymentChanged | JobChanged
 

@@ -15,7 +15,6 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core import placing
 from plexsvc.scheduler.core.actions import Action, CarryState, CutOver, MoveState, SpawnWpg
 from plexsvc.scheduler.core.events import (
     Event,
@@ -24,12 +23,14 @@ from plexsvc.scheduler.core.events import (
     ResidencyMoved,
     WpgForgotten,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Profile
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.runtime import Counts
-from plexsvc.scheduler.core.words import DeviceFacts, Limits, Place, Residency
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place, Residency
 from plexsvc.sim.live_driver import Moved, Spawned, Took, VirtualDriver, Work
 from plexsvc.sim.presets import Workload
 from plexsvc.sim.programs import Outside

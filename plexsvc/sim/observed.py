@@ -48,8 +48,14 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.words import DeploymentState, Fault, OperationKind, Place, Residency
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationKind,
+    Place,
+    Residency,
+)
+from plexsvc.scheduler.driver.encoding import Recording
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled"})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.sim.costs import FittedCosts
 from plexsvc.sim.live_driver import VirtualDriver
 from plexsvc.sim.observed import Moment, Observed, What, observe

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from plexsvc.scheduler import recording
-from plexsvc.scheduler.recording import Entry, Recording
+from plexsvc.scheduler.driver import encoding
+from plexsvc.scheduler.driver.encoding import Entry, Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ def verify(recorded: Recording) -> Verdict:
             why = f"the core failed: {type(error).__name__}: {error}"
             found = _difference(entry, replayed=b"[]", why=why)
             return Verdict(events=count, compared=compared, actions=actions, difference=found)
-        encoded = recording.encode_actions(followed)
+        encoded = encoding.encode_actions(followed)
         actions += len(followed)
         if not entry.digest:
             continue
         compared += 1
-        if recording.digest(entry.body.encode(), encoded) != entry.digest:
+        if encoding.digest(entry.body.encode(), encoded) != entry.digest:
             found = _difference(entry, replayed=encoded, why=_why(entry, encoded))
             return Verdict(events=count, compared=compared, actions=actions, difference=found)
     return Verdict(

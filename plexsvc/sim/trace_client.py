@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
 )
 from plexsvc.scheduler.core.planning.profile import Profile
-from plexsvc.scheduler.core.words import DeploymentState, JobState, OperationKind
+from plexsvc.scheduler.core.vocabulary import DeploymentState, JobState, OperationKind
 from plexsvc.sim.jobs import ROLLOUT, Run, run_of
 from plexsvc.sim.live_driver import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.observed import ENDED

@@ -15,6 +15,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
+from plexsvc.statelink import dataplane
 from plexsvc.statemanager import records
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.config import StateManagerConfig
@@ -24,7 +25,6 @@ from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import NUMBERS, Node
 from plexsvc.statemanager.records import RankRecord, WpgRecord
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, HostCopy
-from plexsvc.transport import dataplane
 
 log = Log(__name__)
 

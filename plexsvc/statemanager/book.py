@@ -17,8 +17,8 @@ from typing import Any, Final
 import xxhash
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport import dataplane
-from plexsvc.transport.dataplane import Message
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Message
 
 Key = tuple[str, ...]
 Facts = Mapping[str, Any]

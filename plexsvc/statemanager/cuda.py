@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 
+from plexsvc.statelink.cuda import Driver
+from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.tiers import Bytes, HostCopy, Span
-from plexsvc.transport.cuda import Driver
-from plexsvc.transport.mapping import Extent
 
 
 class CudaDevice:

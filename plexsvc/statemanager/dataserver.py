@@ -19,12 +19,12 @@ from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node, region_state
 from plexsvc.statemanager.shelves import VersionKey
-from plexsvc.transport import dataplane
-from plexsvc.transport.dataplane import Header, Message
 
 log = Log(__name__)
 

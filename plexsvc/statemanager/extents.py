@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterable
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.mapping import Extent
+from plexsvc.statelink.mapping import Extent
 
 
 class ExtentPool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Message
 from plexsvc.statemanager.tiers import HostCopy, Span
-from plexsvc.transport import dataplane
-from plexsvc.transport.dataplane import Message
 
 Scalars = Mapping[str, int | float | str]
 

@@ -26,14 +26,14 @@ from plexsvc import log as logs
 from plexsvc.clock import SystemClock
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
+from plexsvc.rpc.channels import new_server
+from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.statemanager import adoption
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.servicer import StateManagerServicer
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.dataplane import allow_many_files
 
 log = Log(__name__)
 

@@ -13,6 +13,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.statelink import mapping
 from plexsvc.statemanager import pieces
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
@@ -24,7 +25,6 @@ from plexsvc.statemanager.records import facts_of, host_key, index_key, without,
 from plexsvc.statemanager.shelves import StagingRoom, VersionKey, VersionShelf
 from plexsvc.statemanager.staging import Staging
 from plexsvc.statemanager.tiers import ArenaFile, DeviceTier, HostCopy, Span
-from plexsvc.transport import mapping
 
 log = Log(__name__)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from plexsvc.ids import JobId, WpgId
+from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
 from plexsvc.statemanager.core import RankState, RegionState, Residency, WpgState
 from plexsvc.statemanager.links import Export, RankLink
-from plexsvc.transport.mapping import Extent
 
 _COMMITTED: Final = {Residency.OFFLOADING: Residency.DEVICE, Residency.LOADING: Residency.HOST}
 

@@ -23,6 +23,8 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.rpc.status import abort_with
+from plexsvc.statelink.version_source import read_whole
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import FenceNumbers, Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
@@ -31,8 +33,6 @@ from plexsvc.statemanager.publishing import Progress, checked, chunked
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
 from plexsvc.statemanager.tiers import Bytes
-from plexsvc.transport.status import abort_with
-from plexsvc.transport.version_source import read_whole
 
 log = Log(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from plexclient.ids import show
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
+from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
-from plexsvc.transport.batch_rules import check_batch
 
 MAX_ID_BYTES = 64
 

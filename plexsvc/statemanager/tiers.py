@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
+from plexsvc.statelink import mapping
+from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.memfiles import MemoryFile
-from plexsvc.transport import mapping
-from plexsvc.transport.mapping import Extent, FixedMapping
 
 log = Log(__name__)
 

@@ -28,7 +28,7 @@ def open_copies(
     Raises:
         PlexError: `not_found` when a copy is gone, `checksum_mismatch`, `unavailable`.
     """
-    from plexsvc.transport import version_source  # noqa: PLC0415 - gRPC: after the fork
+    from plexsvc.statelink import version_source  # noqa: PLC0415 - gRPC: after the fork
 
     wanted = sources.needed(copies, node_id=config.node_id)
     elsewhere = version_source.VersionSource(config)

@@ -19,7 +19,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
-from plexsvc.transport.state_client import ExportReport, Scalars
+from plexsvc.statelink.client import ExportReport, Scalars
 from plexsvc.worker import carried, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from plexsvc import log
 from plexsvc.clock import SystemClock
-from plexsvc.transport import loops
-from plexsvc.transport.state_client import StateClient
+from plexsvc.rpc import loops
+from plexsvc.statelink.client import StateClient
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import WorkerConfig, parse
 from plexsvc.worker.executor import Executor

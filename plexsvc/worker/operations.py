@@ -20,7 +20,7 @@ import torch
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.state_client import Region, RegionSpec
+from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.worker import batches, carried, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
@@ -36,7 +36,7 @@ _WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
 
 
 class StateMemory(results.Staging, Protocol):
-    """What a rank uses of `plexsvc.transport.state_client.StateClient`."""
+    """What a rank uses of `plexsvc.statelink.client.StateClient`."""
 
     def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
         """Return zeroed device memory, all or nothing."""
@@ -284,7 +284,7 @@ class Operations:
         if manifest.node_id in ("", self._config.node_id):
             return self._state_memory().open_version(manifest)
         if self._elsewhere is None:
-            from plexsvc.transport import version_source  # noqa: PLC0415 - gRPC: after the fork
+            from plexsvc.statelink import version_source  # noqa: PLC0415 - gRPC: after the fork
 
             self._elsewhere = version_source.VersionSource(self._config)
         return self._elsewhere(manifest)

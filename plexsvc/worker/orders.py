@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
+from plexsvc.frames import framing
 from plexsvc.log import Log
-from plexsvc.transport import frames
 from plexsvc.worker.thread import RankThread
 
 log = Log(__name__)
@@ -41,7 +41,7 @@ class OrderPort:
     def __init__(self, thread: RankThread, execute: Execute) -> None:
         self._thread = thread
         self._execute = execute
-        self._lines: dict[socket.socket, frames.FrameReader] = {}
+        self._lines: dict[socket.socket, framing.FrameReader] = {}
 
     def open(self) -> int:
         """Listen on a free loopback port and return it."""
@@ -62,7 +62,7 @@ class OrderPort:
         line.setblocking(False)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._lines[line] = frames.FrameReader()
+        self._lines[line] = framing.FrameReader()
         self._thread.listen(line, partial(self._read, line))
 
     def _read(self, line: socket.socket) -> None:
@@ -87,7 +87,7 @@ class OrderPort:
         """Send a reply; one that cannot be sent waits in the record for the repeat."""
         if line not in self._lines:
             return  # broken by an earlier reply
-        frame = frames.encode(number, reply.SerializeToString())
+        frame = framing.encode(number, reply.SerializeToString())
         try:
             _send(line, frame)
         except OSError as error:

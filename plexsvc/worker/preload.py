@@ -17,7 +17,7 @@ from transformers.models.llama import LlamaConfig  # noqa: E402, F401 - as above
 from transformers.models.qwen2 import Qwen2Config  # noqa: E402, F401 - as above
 from transformers.models.qwen3 import Qwen3Config  # noqa: E402, F401 - as above
 
-import plexsvc.transport.state_client  # noqa: E402 - preloaded
+import plexsvc.statelink.client  # noqa: E402 - preloaded
 import plexsvc.worker.backends.megatron.backend  # noqa: E402
 import plexsvc.worker.backends.noop  # noqa: E402
 import plexsvc.worker.executor  # noqa: E402, F401

@@ -17,8 +17,8 @@ from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.log import Log
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.status import abort_with
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
 from plexsvc.worker.ledger import Fences

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plexsvc.cli.demo.records import Record, Step
-from plexsvc.cli.demo.report import PlanFigures, Run
-from plexsvc.cli.demo.spans import Span, Window
+from plexsvc.demo.records import Record, Step
+from plexsvc.demo.report import PlanFigures, Run
+from plexsvc.demo.spans import Span, Window
 
 SHARED = PlanFigures(
     predicted_slowdown={"bits": 1.2},

@@ -23,7 +23,7 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.channels import new_server
+from plexsvc.rpc.channels import new_server
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
 MoveHook = Callable[[str, statemanager_pb2.MoveRequest], Awaitable[None]]

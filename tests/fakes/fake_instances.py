@@ -12,7 +12,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
 from plexsvc.rollout.versions import BLOCK_BYTES
-from plexsvc.transport.channels import new_server
+from plexsvc.rpc.channels import new_server
 from tests.fakes.fake_engine import FakeEngine
 
 SHELF: dict[int, bytes] = {}

@@ -22,8 +22,8 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.status import abort_with
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ import grpc.aio
 from plexclient.wire import tensors
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.batch_rules import check_batch
-from plexsvc.transport.channels import new_server
-from plexsvc.transport.status import abort_with
+from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.status import abort_with
 
 Requests = AsyncIterator[service_pb2.StageRequest]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
-from plexsvc.transport.mapping import Extent, FixedMapping, round_to_pages
-from plexsvc.transport.state_client import MoveHandlers, RegionSpec
+from plexsvc.statelink.client import MoveHandlers, RegionSpec
+from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
 
 if TYPE_CHECKING:
     import torch

@@ -39,15 +39,9 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.words import (
-    DeviceFacts,
-    Fault,
-    JobState,
-    Limits,
-    OperationKind,
-    Place,
-)
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, OperationKind, Place
 
 Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
 

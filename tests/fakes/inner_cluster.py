@@ -16,17 +16,17 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
-from plexsvc.cli.cluster import ClusterConfig, EmbeddedCluster, NodeConfig
+from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster, NodeConfig
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.node.config import DeviceConfig
-from plexsvc.scheduler import carrying
+from plexsvc.rpc import loops
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import JobEndRequested, RelocationRequested
-from plexsvc.scheduler.core.words import JobState, Place, RelocationStage
-from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.reach import Reach
-from plexsvc.transport import loops
+from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.orders import carry
+from plexsvc.scheduler.orders.reach import Reach
 from tests.fakes.live_cluster import descendants
 
 MIB = 1 << 20
@@ -127,14 +127,14 @@ class Gate:
     def __init__(self, inner: InnerCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = inner.loop
         self._entered, self._opened = threading.Event(), asyncio.Event()
-        carry = carrying.carry
+        copy = carry.carry
 
         async def held(reach: Reach, action: CarryState) -> int:
             self._entered.set()
             await self._opened.wait()
-            return await carry(reach, action)
+            return await copy(reach, action)
 
-        monkeypatch.setattr(carrying, "carry", held)
+        monkeypatch.setattr(carry, "carry", held)
 
     def wait_until_entered(self) -> None:
         """Return once the deployment is held."""

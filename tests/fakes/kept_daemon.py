@@ -20,7 +20,7 @@ from plexclient.wire.v1 import statemanager_pb2_grpc
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.vault import Vault
-from plexsvc.transport.dataplane import Message
+from plexsvc.statelink.dataplane import Message
 from tests.fakes.state_daemon import DEADLINE_S, Daemon
 
 MIB: Final = 1 << 20

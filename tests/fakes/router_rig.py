@@ -21,7 +21,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.router.api import FrameSource
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
-from plexsvc.transport.channels import new_server, open_channel
+from plexsvc.rpc.channels import new_server, open_channel
 from tests.fakes import fake_staging
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_staging import FakeStaging

@@ -11,9 +11,9 @@ from pathlib import Path
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
+from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.driver import SchedulerDriver
-from plexsvc.scheduler.servicer import SchedulerServicer
+from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.store.store import Store, open_store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
 

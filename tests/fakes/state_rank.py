@@ -17,8 +17,8 @@ import numpy as np
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
-from plexsvc.transport import mapping
-from plexsvc.transport.state_client import ExportReport, Region, RegionSpec, StateClient
+from plexsvc.statelink import mapping
+from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 
 
 class Rank:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.scheduler import journal
-from plexsvc.scheduler.journal import NOTE_EVERY
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.driver.encoding import Recording
+from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
-from plexsvc.scheduler import carrying
 from plexsvc.scheduler.core.actions import CarryState
-from plexsvc.scheduler.core.words import RelocationStage
-from plexsvc.scheduler.reach import Reach
+from plexsvc.scheduler.core.vocabulary import RelocationStage
+from plexsvc.scheduler.orders import carry
+from plexsvc.scheduler.orders.reach import Reach
 from tests.fakes.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.fakes.waiting import wait_until
 from tests.fakes.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
@@ -93,15 +93,15 @@ def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
 def test_state_is_streamed_to_a_node_that_cannot_map_it(
     inner: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry = carrying.carry
+    copy = carry.carry
 
     async def far_away(reach: Reach, action: CarryState) -> int:
-        nbytes = await carry(reach, action)
+        nbytes = await copy(reach, action)
         for manifest in reach.registry.copies[action.move_id].manifests:
             manifest.data_socket = ""  # as if the node were another host
         return nbytes
 
-    monkeypatch.setattr(carrying, "carry", far_away)
+    monkeypatch.setattr(carry, "carry", far_away)
     with inner.connect() as connection, connection.job("far") as job:
         actor = deploy(job, tiny_model, parallel=plex.Parallel(tp=2), seed=0)
         run_interleaved([Program(actor, 0, steps=1)])

@@ -9,7 +9,7 @@ import pytest
 
 import plexclient as plex
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.words import RelocationStage
+from plexsvc.scheduler.core.vocabulary import RelocationStage
 from tests.fakes.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.fakes.waiting import wait_until
 from tests.fakes.workloads import Program, run_interleaved

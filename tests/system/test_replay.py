@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
-from plexsvc.scheduler import journal
-from plexsvc.scheduler.journal import NOTE_EVERY
+from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal

@@ -16,7 +16,7 @@ import torch
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.base import Published
-from plexsvc.rollout.slices import Box, Need, cover, element_offset
+from plexsvc.weights.boxes import Box, Need, cover, element_offset
 
 DTYPES: Final = {
     "F32": torch.float32,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
-from plexsvc.scheduler.core.words import (
+from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
     JobState,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
-from plexsvc.scheduler.core.words import DeviceFacts, Fault, JobState, OperationKind, Place
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, OperationKind, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

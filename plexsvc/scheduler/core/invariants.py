@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from plexsvc.scheduler.core import placing
-from plexsvc.scheduler.core.room import resident_bytes
+from plexsvc.scheduler.core.device.space import resident_bytes
+from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import HELD, MOVING, Cluster, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.words import OperationKind, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState, Residency, WpgState
 
 
 def check(cluster: Cluster) -> None:

@@ -13,16 +13,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.scheduler.core import (
-    admission,
-    dispatch,
-    lanes,
-    learning,
-    lifecycle,
-    packing,
-    relocation,
-)
-from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core import timers
+from plexsvc.scheduler.core.actions import Action, SetTimer
+from plexsvc.scheduler.core.device import grants, learning
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     CarryFailed,
@@ -53,13 +46,16 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.planners import Planning
+from plexsvc.scheduler.core.life import lifecycle
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.planners import Planning
+from plexsvc.scheduler.core.queues import admission, lanes
+from plexsvc.scheduler.core.relocate import packing, relocation
 from plexsvc.scheduler.core.state import MOVING, Cluster, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Span, Timeline
 from plexsvc.scheduler.core.transitions import ResidencyTrigger
-from plexsvc.scheduler.core.words import (
+from plexsvc.scheduler.core.vocabulary import (
     Fault,
-    Limits,
     OperationKind,
     OperationState,
     Residency,
@@ -96,7 +92,7 @@ class Scheduler:
         self._apply(event)
         relocation.settle(cluster)
         packing.settle(cluster)
-        dispatch.settle(cluster)
+        grants.settle(cluster)
         return cluster.actions
 
     def _apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line an event
@@ -115,13 +111,13 @@ class Scheduler:
             case MoveFailed():
                 _move_failed(cluster, event)
             case TimerFired():
-                _timer(cluster, event.key)
+                timers.fire(cluster, event.key)
             case JobSubmitted():
                 admission.open_job(cluster, event)
             case JobEndRequested():
                 lifecycle.end_job(cluster, event)
             case DeploymentRequested():
-                admission.request_deployment(cluster, event)
+                lifecycle.request_deployment(cluster, event)
             case WpgReady() | SpawnFailed() | ProcExited() | WpgStopped() | WpgForgotten():
                 _process_event(cluster, event)
             case NodeJoined():
@@ -233,7 +229,7 @@ def _account(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -
             )
         )
     if not deployment.running:
-        dispatch.release_devices(cluster, wpg)
+        grants.release_devices(cluster, wpg)
 
 
 def _acknowledge(cluster: Cluster, event: Acknowledged) -> None:
@@ -252,7 +248,7 @@ def _moved(cluster: Cluster, event: ResidencyMoved) -> None:
     _record_move(cluster, wpg, event, is_load=is_load)
     cluster.touch(wpg.wpg_id)
     if is_load and wpg.switch is not None:
-        dispatch.finish_switch(cluster, wpg)
+        grants.finish_switch(cluster, wpg)
     _wake_switch_over(cluster, wpg)
     lifecycle.stop_when_idle(cluster, wpg)
 
@@ -296,7 +292,7 @@ def _move_failed(cluster: Cluster, event: MoveFailed) -> None:
 
 
 def _put_off(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
-    operation = dispatch.withdraw(cluster, wpg)
+    operation = grants.withdraw(cluster, wpg)
     if operation is None:
         cluster.prefetches.wasted += 1
         _retry_later(cluster, wpg)
@@ -313,7 +309,7 @@ def _put_off(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
 
 def _retry_later(cluster: Cluster, wpg: Wpg) -> None:
     wpg.retry_us = cluster.now_us + cluster.limits.move_retry_us
-    admission.set_timer(cluster, f"retry/{wpg.wpg_id}", at_us=wpg.retry_us)
+    cluster.emit(SetTimer(key=f"retry/{wpg.wpg_id}", at_us=wpg.retry_us))
 
 
 def _switching_over(cluster: Cluster, victim: Wpg) -> list[Wpg]:
@@ -325,12 +321,7 @@ def _switching_over(cluster: Cluster, victim: Wpg) -> list[Wpg]:
 def _wake_switch_over(cluster: Cluster, victim: Wpg) -> None:
     for wpg in _switching_over(cluster, victim):
         if wpg.move_id is None:
-            dispatch.advance_switch(cluster, wpg)
-
-
-def _timer(cluster: Cluster, key: str) -> None:
-    kind, _, name = key.partition("/")
-    admission.TIMERS[kind](cluster, name)
+            grants.advance_switch(cluster, wpg)
 
 
 def _worker_died(event: ProcExited) -> Fault:

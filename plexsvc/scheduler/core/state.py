@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.planners import Planning
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.timeline import Timeline
@@ -20,12 +21,11 @@ from plexsvc.scheduler.core.transitions import (
     WpgTrigger,
     step,
 )
-from plexsvc.scheduler.core.words import (
+from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
     DeploymentState,
     Fault,
     JobState,
-    Limits,
     OperationKind,
     OperationState,
     Place,

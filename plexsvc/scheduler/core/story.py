@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId, show
-from plexsvc.scheduler.core import lanes, learning, placing, room
+from plexsvc.scheduler.core.device import learning, space
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
-from plexsvc.scheduler.core.words import Fault, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import Fault, OperationState, Residency, WpgState
 
 _UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
 _LEAST_UNITS: Final = 10
@@ -268,7 +270,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
 
 def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
     """Say why an operation of a parked WPG does not start although nobody runs."""
-    victims = room.victims_of(cluster, wpg)
+    victims = space.victims_of(cluster, wpg)
     if not victims:
         return "waits for room on its device: what is there cannot be parked right now"
     told = []

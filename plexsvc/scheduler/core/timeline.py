@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from plexsvc.ids import DeploymentId, JobId, OperationId
-from plexsvc.scheduler.core.words import Place
+from plexsvc.scheduler.core.vocabulary import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from plexsvc.scheduler.core.words import JobState, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import JobState, OperationState, Residency, WpgState
 
 S = TypeVar("S", bound=StrEnum)
 T = TypeVar("T", bound=StrEnum)

@@ -21,7 +21,7 @@ from plexsvc.worker.sources import TensorSource
 if TYPE_CHECKING:
     import torch
 
-    from plexsvc.transport.state_client import RegionSpec
+    from plexsvc.statelink.client import RegionSpec
 
 Scalars = dict[str, int | float | str]
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.state_client import RegionSpec
+from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker import canonical
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.base import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plexsvc.transport.state_client import RegionSpec
+from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.canonical import Box, Slice
 from plexsvc.worker.regions import Place, RegionLayout, view
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import plexsvc
-from plexsvc.cli.demo.records import read_record
+from plexsvc.demo.records import read_record
 from tests.fakes.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
-from plexsvc.transport.channels import open_channel
+from plexsvc.rpc.channels import open_channel
 from tests.fakes.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.fakes.rollout_requests import FENCE, Answer, call, collect, request
 from tests.fakes.tiny_models import ALPHABET, SPECIALS, make_qwen3

@@ -12,7 +12,7 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.transport.channels import open_channel
+from plexsvc.rpc.channels import open_channel
 from tests.fakes import fake_scheduler
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import JOB, RawClient, actor, batch, metadata

@@ -17,8 +17,8 @@ from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError
-from plexsvc.transport.channels import CHANNEL_OPTIONS
-from plexsvc.transport.status import error_from
+from plexsvc.rpc.channels import CHANNEL_OPTIONS
+from plexsvc.rpc.status import error_from
 from tests.fakes.chaos_proxy import ChaosProxy, Faults
 from tests.fakes.router_rig import ACTOR, JOB, RawClient, Rig, batch, metadata, start_rig
 

@@ -12,7 +12,7 @@ import pytest
 from plexclient.wire import tensors
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
-from plexsvc.transport.status import error_from
+from plexsvc.rpc.status import error_from
 from tests.fakes.state_daemon import Daemon
 
 pytestmark = pytest.mark.process

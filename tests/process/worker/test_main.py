@@ -24,7 +24,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from plexsvc.transport.orders import OrderLine
+from plexsvc.frames.line import OrderLine
 from tests.fakes.rank_host import RankHost, Served
 from tests.fakes.worker_batches import answered_tokens, operation, plan, random_batch
 

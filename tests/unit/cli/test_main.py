@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from plexsvc.cli.commands.pack import _shape
 from plexsvc.cli.main import app
 from plexsvc.cli.options import live
-from plexsvc.cli.pack import _shape
-from plexsvc.cli.places import Card, find_cluster, job_dir, read_card, write_card
+from plexsvc.cluster.places import Card, find_cluster, job_dir, read_card, write_card
 from plexsvc.errors import ErrorCode, PlexError
 
 COMMANDS = [

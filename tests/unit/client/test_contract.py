@@ -7,7 +7,7 @@ import sys
 
 from plexclient.failures import ERROR_KEY
 from plexclient.link import CHANNEL_OPTIONS
-from plexsvc.transport import channels, status
+from plexsvc.rpc import channels, status
 
 PROBE = """
 import sys, plexclient

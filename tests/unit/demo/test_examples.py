@@ -11,7 +11,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.samples import Sample
-from plexsvc.cli.demo.model import ALPHABET, make_model
+from plexsvc.demo.model import ALPHABET, make_model
 
 TASK_NAMES = ["chain_sum", "count_bits", "spell_backward"]
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from plexsvc.cli.demo.processors import cores, tree_seconds
+from plexsvc.demo.processors import cores, tree_seconds
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 

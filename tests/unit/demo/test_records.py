@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plexsvc.cli.demo.records import read_record
+from plexsvc.demo.records import read_record
 from plexsvc.errors import ErrorCode, PlexError
 
 STEP = {"device_s": 0.1, "gap_mean": 1e-7, "gap_max": 1e-6, "wait_s": 0.6, "wall_s": 1.0}

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from plexsvc.cli.demo.presets import Preset
-from plexsvc.cli.demo.report import (
+from plexsvc.demo.presets import Preset
+from plexsvc.demo.report import (
     Cap,
     Check,
     Summary,
@@ -19,7 +19,7 @@ from plexsvc.cli.demo.report import (
     standard_error,
     summarise,
 )
-from plexsvc.cli.demo.spans import Window
+from plexsvc.demo.spans import Window
 from tests.fakes.demo_runs import SHARED, make_run, make_span
 
 RISING = [0.2 + 0.02 * step + 0.01 * (step % 2) for step in range(30)]

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.cli.demo.plots import plot_rewards, plot_timeline
-from plexsvc.cli.demo.presets import PRESETS, find_preset, wait_ms_for
-from plexsvc.cli.demo.report import Cap, Check, summarise
-from plexsvc.cli.demo.show import Show, plain_line, sparkline, verdict
-from plexsvc.cli.demo.spans import Window
+from plexsvc.demo.plots import plot_rewards, plot_timeline
+from plexsvc.demo.presets import PRESETS, find_preset, wait_ms_for
+from plexsvc.demo.report import Cap, Check, summarise
+from plexsvc.demo.show import Show, plain_line, sparkline, verdict
+from plexsvc.demo.spans import Window
 from plexsvc.errors import PlexError
 from tests.fakes.demo_runs import SHARED, make_run, make_span
 

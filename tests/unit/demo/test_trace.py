@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plexsvc.cli.demo.trace import chrome_trace
+from plexsvc.demo.trace import chrome_trace
 from tests.fakes.demo_runs import make_span
 
 

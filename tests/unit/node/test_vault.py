@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from plexsvc.errors import PlexError
 from plexsvc.node.vault import Vault
+from plexsvc.statelink.dataplane import Message, close_all
 from plexsvc.statemanager.book import Book
-from plexsvc.transport.dataplane import Message, close_all
 
 KEYS = st.sampled_from([("wpg", "a"), ("wpg", "b"), ("host", "a", "0", "params")])
 WRITES = st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=100)), max_size=12)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plexclient.wire.v1 import rollout_pb2_grpc
-from plexsvc.transport.channels import open_channel
+from plexsvc.rpc.channels import open_channel
 from tests.fakes.engine_contract import EngineContract
 from tests.fakes.fake_instances import start_instance
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from plexsvc.cli.simulate import simulate
+from plexsvc.cli.commands.simulate import simulate
 from plexsvc.errors import PlexError
 
 LINE = {

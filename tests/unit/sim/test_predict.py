@@ -10,7 +10,6 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
-from plexsvc.scheduler import recording
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -28,16 +27,17 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     PayloadStaged,
 )
-from plexsvc.scheduler.core.words import (
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     DeviceFacts,
     Fault,
     JobState,
-    Limits,
     OperationKind,
     Place,
     Residency,
 )
+from plexsvc.scheduler.driver import encoding
 from plexsvc.sim.costs import fit
 from plexsvc.sim.live_driver import (
     Alarm,
@@ -208,20 +208,20 @@ def nodes(count: int) -> Outside:
 
 def journal_of(
     jobs: Sequence[Client], *, devices: int = 1, costs: FakeCosts | None = None
-) -> recording.Recording:
+) -> encoding.Recording:
     """Return what a live run of these jobs would have journaled."""
-    made = recording.configured(Limits(), epoch=1)
-    entries: list[recording.Entry] = []
+    made = encoding.configured(Limits(), epoch=1)
+    entries: list[encoding.Entry] = []
 
     def note(event: Event, actions: Sequence[Action]) -> None:
-        body = recording.encode(event)
-        encoded = recording.encode_actions(actions)
+        body = encoding.encode(event)
+        encoded = encoding.encode_actions(actions)
         entries.append(
-            recording.Entry(
+            encoding.Entry(
                 idx=len(entries) + 2,
                 event=event,
                 body=body.decode(),
-                digest=recording.digest(body, encoded),
+                digest=encoding.digest(body, encoded),
             )
         )
 
@@ -232,7 +232,7 @@ def journal_of(
         watch=note,
     )
     assert driver.run()
-    return recording.Recording(configured=made, entries=tuple(entries))
+    return encoding.Recording(configured=made, entries=tuple(entries))
 
 
 def loops(count: int, **more: object) -> list[FakeLoop]:

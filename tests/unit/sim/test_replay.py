@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from plexclient.wire.v1 import service_pb2
 from plexsvc.cli.main import app
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.scheduler import journal
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.recording import Recording
+from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.sim.replay import Verdict, verify
 from plexsvc.store.reader import read_journal
 from tests.fakes.fake_cluster import no_room

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from plexsvc.ids import JobId, WpgId
+from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
 from plexsvc.statemanager.core import RankState, RegionState, Residency, WpgState
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.tiers import Span
-from plexsvc.transport.mapping import Extent
 
 W = WpgId("wpg_a")
 EXTENTS = (Extent(offset=0, nbytes=4096), Extent(offset=12288, nbytes=4096))

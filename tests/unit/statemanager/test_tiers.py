@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.errors import PlexError
+from plexsvc.statelink import cuda
+from plexsvc.statelink.regions import open_memory
 from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.config import DeviceConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, HostCopy
-from plexsvc.transport import cuda
-from plexsvc.transport.regions import open_memory
 
 PAGE = 4096
 HUGE = 2 << 20

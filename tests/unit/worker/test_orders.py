@@ -11,9 +11,10 @@ import pytest
 
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
-from plexsvc.transport import frames, orders
-from plexsvc.transport.channels import MAX_MESSAGE_BYTES
-from plexsvc.transport.orders import OrderLine
+from plexsvc.frames import framing
+from plexsvc.frames import line as order_line
+from plexsvc.frames.line import OrderLine
+from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 from plexsvc.worker.orders import MAX_LINES, OrderPort
 from plexsvc.worker.thread import RankThread
 
@@ -89,7 +90,7 @@ async def test_large_replies_arrive_whole(rank: Rank) -> None:
 async def test_garbage_closes_its_own_line_and_no_other(rank: Rank) -> None:
     line = rank.line()
     await line.execute(order(1), timeout_s=WAIT_S)
-    for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 4, frames.encode(1, b"\xff" * 9), bytes(70000)):
+    for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 4, framing.encode(1, b"\xff" * 9), bytes(70000)):
         with socket.create_connection(("127.0.0.1", rank.port)) as stranger:
             stranger.settimeout(WAIT_S)
             stranger.sendall(garbage)
@@ -147,7 +148,7 @@ async def test_nobody_at_the_port_is_an_error_at_once() -> None:
 async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    monkeypatch.setattr(order_line, "LOOK_S", 0.01)
     rank.gate.clear()
     line = rank.line(is_alive=False)
     for _ in range(2):
@@ -158,7 +159,7 @@ async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(
 async def test_a_rank_that_is_alive_may_take_its_time_up_to_the_deadline(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    monkeypatch.setattr(order_line, "LOOK_S", 0.01)
     rank.gate.clear()
     line = rank.line()
     with pytest.raises(TimeoutError):

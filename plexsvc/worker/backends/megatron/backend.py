@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.transport.state_client import RegionSpec
+from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker import process_group
 from plexsvc.worker.backends.base import (
     MicroBatch,

@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.transport.state_client import RegionSpec
+from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.canonical import Run, Slice, piece, slices
 from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.regions import RegionLayout, view

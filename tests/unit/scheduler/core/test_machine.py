@@ -29,11 +29,11 @@ from plexsvc.scheduler.core.events import (
     PayloadStaged,
     SpawnFailed,
 )
-from plexsvc.scheduler.core.words import (
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
     JobState,
-    Limits,
     OperationKind,
     OperationState,
     Place,

@@ -22,7 +22,8 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
     RepackRequested,
 )
-from plexsvc.scheduler.core.words import Fault, JobState, Limits, OperationKind
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
 SLOTS = ("a", "b", "c")

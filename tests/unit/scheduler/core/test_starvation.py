@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import Action, MoveState, StartOperation
 from plexsvc.scheduler.core.events import Acknowledged
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
-from plexsvc.scheduler.core.words import Limits, OperationKind
+from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
 
 MOVE_US = 2_000

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core import contest, lifecycle
 from plexsvc.scheduler.core.actions import MoveState
+from plexsvc.scheduler.core.device import contest
+from plexsvc.scheduler.core.life import lifecycle
 from plexsvc.scheduler.core.story import explain, explain_job
-from plexsvc.scheduler.core.words import OperationState
+from plexsvc.scheduler.core.vocabulary import OperationState
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
 

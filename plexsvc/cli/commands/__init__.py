@@ -1,0 +1,1 @@
+"""The commands of plexctl, a module for each."""

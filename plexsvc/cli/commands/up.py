@@ -1,0 +1,106 @@
+"""`plexctl up`: reads the cluster's configuration and serves it, here or detached."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from plexsvc import config as configuration
+from plexsvc import log as logging
+from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster
+from plexsvc.cluster.places import Card, make_state_dir, read_card
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.failures import only_failure
+from plexsvc.node.logs import tail
+from plexsvc.rpc import loops
+
+UP_TIMEOUT_S: Final = 180.0
+_POLL_S: Final = 0.1
+
+
+def read_config(path: Path | None, *, state_dir: Path | None) -> ClusterConfig:
+    """Return the configuration in `path` (or the default one), in `state_dir` if given.
+
+    Raises:
+        PlexError: `bad_request` for a file that does not fit.
+    """
+    config = ClusterConfig() if path is None else configuration.load(path, ClusterConfig)
+    return config if state_dir is None else replace(config, state_dir=state_dir)
+
+
+def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
+    """Serve in this process until TERM or INT.
+
+    Raises:
+        PlexError: when the cluster does not come up, or a part of it fails for good.
+    """
+    logging.setup()
+    try:
+        loops.run(_serve(config, on_up=on_up))
+    except BaseExceptionGroup as group:
+        raise only_failure(group) from group
+
+
+async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
+    leave = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(_until_cancelled(config, on_up=on_up))
+        leaving = tasks.create_task(leave.wait())
+        await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        leaving.cancel()
+
+
+async def _until_cancelled(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
+    async with EmbeddedCluster(config) as cluster:
+        loops.keep_what_is_there()
+        on_up(cluster.card)
+        await asyncio.Event().wait()
+
+
+def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
+    """Start the cluster as a process of its own; return its card once it serves.
+
+    Raises:
+        PlexError: `unavailable` with its log's tail when it does not come up in time.
+    """
+    make_state_dir(config.state_dir)
+    log_path = config.state_dir / "up.log"
+    argv = [sys.executable, "-m", "plexsvc.cli.main", "up", "--state-dir", str(config.state_dir)]
+    if config_path is not None:
+        argv += ["--config", str(config_path)]
+    with log_path.open("ab") as log_file:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+        )
+    return _wait_until_up(process, config=config, log_path=log_path)
+
+
+def _wait_until_up(
+    process: subprocess.Popen[bytes], *, config: ClusterConfig, log_path: Path
+) -> Card:
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        card = read_card(config.state_dir)
+        if card is not None and card.pid == process.pid:
+            process.returncode = 0  # it runs on without this process: nobody is to wait for it
+            return card
+        time.sleep(_POLL_S)
+    process.kill()
+    raise PlexError(
+        ErrorCode.UNAVAILABLE,
+        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path)}",
+    )

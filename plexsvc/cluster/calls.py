@@ -1,0 +1,67 @@
+"""Calls from the command line to a cluster's router: one channel, a token, a deadline on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import common_pb2, service_pb2_grpc
+from plexsvc.cluster.places import Card
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rpc.channels import CHANNEL_OPTIONS
+from plexsvc.rpc.status import ERROR_KEY
+
+Reply = TypeVar("Reply", bound=Message)
+CALL_TIMEOUT_S: Final = 10.0
+
+
+class RouterCalls:
+    """Blocking calls to a router; every failure is a `PlexError`."""
+
+    def __init__(self, channel: grpc.Channel, *, card: Card) -> None:
+        self._stub = service_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._card = card
+
+    def call(
+        self,
+        method: str,
+        request: Message,
+        reply_type: type[Reply],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Reply:
+        """Return the reply of Router method `method`.
+
+        Raises:
+            PlexError: what the service answered, or `unavailable` when nobody did.
+        """
+        function: Callable[..., Message] = getattr(self._stub, method)
+        metadata = (("authorization", f"Bearer {self._card.token}"),)
+        try:
+            reply = function(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as failure:
+            raise self._error(failure) from failure
+        assert isinstance(reply, reply_type), reply
+        return reply
+
+    def _error(self, failure: grpc.RpcError) -> PlexError:
+        for key, value in failure.trailing_metadata() or ():
+            if key == ERROR_KEY:
+                return from_wire(common_pb2.Error.FromString(value))
+        return PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"no answer from the cluster at {self._card.address}: {failure.code().name}, "
+            f"{failure.details()}; is `plexctl up` running there?",
+        )
+
+
+@contextmanager
+def router(card: Card) -> Iterator[RouterCalls]:
+    """Yield calls to the router that `card` names."""
+    with grpc.insecure_channel(card.address, options=list(CHANNEL_OPTIONS)) as channel:
+        yield RouterCalls(channel, card=card)

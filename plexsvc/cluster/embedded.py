@@ -1,0 +1,357 @@
+"""The embedded cluster: node agents, scheduler, rollout manager and router from one process.
+
+Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
+run the rollout manager and the scheduler's driver, serve, publish the card. Going down is the same
+in reverse, whatever stopped it. Agents are tied to this process, so a kill -9 of it leaves none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, cast
+
+import grpc.aio
+
+from plexclient.wire.v1 import service_pb2_grpc, worker_pb2_grpc
+from plexsvc.clock import Clock, SystemClock
+from plexsvc.cluster.places import Card, default_state_dir, make_state_dir, remove_card, write_card
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.frames.server import serving
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
+from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
+from plexsvc.node.launcher import LocalLauncher
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.manager import RolloutManager
+from plexsvc.router.api import SchedulerApi
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.servicer import RouterServicer, add_to_server
+from plexsvc.rpc.channels import new_server
+from plexsvc.scheduler.api.servicer import SchedulerServicer
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.store.store import open_store
+
+DEFAULT_TENANT: Final = "default"
+_MAX_RUNTIME_PATH: Final = 70
+"""Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
+_STOP_GRACE_S: Final = 2.0
+_MAX_AGENT_RESTARTS: Final = 3
+_WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node of the cluster."""
+
+    node_id: str
+    """Its name, unique in the cluster."""
+    devices: tuple[DeviceConfig, ...]
+    """Its devices, in index order."""
+    host_bytes: int = 4 << 30
+    """Host memory for parked state and published weight versions."""
+    staging_bytes: int = 1 << 30
+    """Memory in which payloads wait on the node."""
+    keep_pages: bool = True
+    """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
+    ready_timeout_us: int = 300_000_000
+    """How long a process may take from its fork to being ready."""
+
+    def __post_init__(self) -> None:
+        check_node(
+            self.node_id,
+            self.devices,
+            host_bytes=self.host_bytes,
+            staging_bytes=self.staging_bytes,
+        )
+
+
+DEFAULT_NODES: Final = (
+    NodeConfig(
+        node_id="local",
+        devices=(
+            DeviceConfig(kind="train", bytes_total=2 << 30),
+            DeviceConfig(kind="rollout", bytes_total=1 << 30),
+            DeviceConfig(kind="rollout", bytes_total=1 << 30),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What `plexctl up --config FILE` reads."""
+
+    state_dir: Path = field(default_factory=default_state_dir)
+    """Journal, logs, jobs and the card that tells clients where the cluster is."""
+    listen: str = "127.0.0.1:50051"
+    """Where clients connect; port 0 takes a free one."""
+    scheduler_listen: str = ""
+    """Where routers that run apart reach the scheduler and the rollout manager; it trusts them:
+    never a public address. For a wildcard such as 0.0.0.0 set `scheduler.rollout_address`, too."""
+    scheduler_line_port: int = 0
+    """Where, on that host, they send operations without gRPC; 0 takes a free port."""
+    database: str = ""
+    """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
+    nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
+    """The nodes, all on this machine."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
+    on the cluster's card, and its tenant may administer unless `router.operators` names others."""
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    """The scheduler's limits."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """The rollout manager's limits."""
+
+    def __post_init__(self) -> None:
+        names = [node.node_id for node in self.nodes]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
+            )
+
+
+class EmbeddedCluster:
+    """A whole cluster in and below this process; use as an async context manager.
+
+    Attributes:
+        card: address and token, once entered.
+        driver: the scheduler, once entered.
+    """
+
+    card: Card
+    driver: SchedulerDriver
+
+    def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
+        token = secrets.token_urlsafe(24)
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._tokens = config.tokens or {token: DEFAULT_TENANT}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Bring everything up.
+
+        Raises:
+            PlexError: `unavailable` when another cluster has the state directory or a part does
+                not come up; `bad_request` for an address that cannot be listened on.
+        """
+        async with AsyncExitStack() as stack:
+            await self._bring_up(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Take everything down; no process remains."""
+        return await self._stack.__aexit__(kind, failure, traceback)
+
+    async def _bring_up(self, stack: AsyncExitStack) -> None:
+        state_dir = self._config.state_dir
+        make_state_dir(state_dir)
+        stack.enter_context(_locked(state_dir))
+        remove_card(state_dir)
+        url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
+        store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
+        stack.callback(store.close)
+        agents = await self._start_agents(stack)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        rollout = RolloutManager(self._config.rollout, self._clock)
+        _run_beside(stack, tasks.create_task(rollout.run()))
+        inner = _open_inner(self._config)
+        told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
+        driver = SchedulerDriver(told, store, self._clock, agents, rollout)
+        self.driver = driver
+        _run_beside(stack, tasks.create_task(driver.run()))
+        await driver.ready()
+        scheduler = SchedulerServicer(driver)
+        await inner.serve(stack, scheduler=scheduler, rollout=rollout)
+        await self._serve(stack, scheduler=scheduler, rollout=rollout, inner=inner.address)
+
+    async def _start_agents(self, stack: AsyncExitStack) -> list[str]:
+        """Start all agents at once; return their addresses in the order of the configuration."""
+        configs = [self._agent_config(node, stack) for node in self._config.nodes]
+        launcher = await stack.enter_async_context(LocalLauncher(configs))
+        async with asyncio.TaskGroup() as starting:
+            spawns = [starting.create_task(launcher.spawn(config)) for config in configs]
+        addresses = [spawn.result().address for spawn in spawns]
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        fixed = {
+            NodeId(config.node_id): replace(config, listen=address, is_replacement=True)
+            for config, address in zip(configs, addresses, strict=True)
+        }
+        _run_beside(stack, tasks.create_task(_replace_agents(launcher, fixed)))
+        return addresses
+
+    def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
+        place = self._config.state_dir / "nodes" / node.node_id
+        return AgentConfig(
+            node_id=node.node_id,
+            devices=node.devices,
+            runtime_dir=_runtime_dir(place, stack),
+            log_dir=place / "logs",
+            host_bytes=node.host_bytes,
+            staging_bytes=node.staging_bytes,
+            keep_pages=node.keep_pages,
+            ready_timeout_us=node.ready_timeout_us,
+        )
+
+    async def _serve(
+        self,
+        stack: AsyncExitStack,
+        *,
+        scheduler: SchedulerServicer,
+        rollout: RolloutManager,
+        inner: str,
+    ) -> None:
+        token = next(iter(self._tokens))
+        operators = self._config.router.operators or (self._tokens[token],)
+        config = replace(self._config.router, tokens=self._tokens, operators=operators)
+        router = RouterServicer(
+            cast("SchedulerApi", scheduler),  # its methods' types are erased by their decorator
+            config=config,
+            clock=self._clock,
+            frames=rollout,
+        )
+        stack.push_async_callback(router.aclose)
+        server = new_server()
+        add_to_server(router, server)
+        address = _bind(server, self._config.listen, key="listen")
+        stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        stack.callback(router.stop)
+        await server.start()
+        self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
+        stack.callback(remove_card, self._config.state_dir)
+        write_card(self._config.state_dir, self.card)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inner:
+    """The port for routers that run apart: bound before it is known what will be served on it."""
+
+    server: grpc.aio.Server | None = None
+    address: str = ""
+    line_port: int = 0
+    rollout_address: str = ""
+
+    async def serve(
+        self, stack: AsyncExitStack, *, scheduler: SchedulerServicer, rollout: RolloutManager
+    ) -> None:
+        """Serve both until the stack unwinds; nothing without a port."""
+        if self.server is None:
+            return
+        service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)  # type: ignore[no-untyped-call] # generated
+        worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)  # type: ignore[no-untyped-call] # generated
+        stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
+        host = self.address.rpartition(":")[0].strip("[]")
+        try:
+            scheduler.line_port = await stack.enter_async_context(
+                serving(host, self.line_port, scheduler.answer)
+            )
+        except OSError as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"cannot listen on scheduler_line_port = {self.line_port}: {error}; 0 takes a free "
+                "one",
+            ) from error
+        await self.server.start()
+
+
+def _open_inner(config: ClusterConfig) -> _Inner:
+    """Bind the port for routers apart, if the configuration names one."""
+    if not config.scheduler_listen:
+        return _Inner()
+    told = config.scheduler.rollout_address
+    if not told and config.scheduler_listen.startswith(_WILDCARDS):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"scheduler_listen = {config.scheduler_listen!r} names no address that routers could "
+            "be told; set scheduler.rollout_address to HOST:PORT as they reach it",
+        )
+    server = new_server()
+    address = _bind(server, config.scheduler_listen, key="scheduler_listen")
+    return _Inner(
+        server=server,
+        address=address,
+        line_port=config.scheduler_line_port,
+        rollout_address=told or address,
+    )
+
+
+async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig]) -> None:
+    """Start a new agent, at the same address, for each that dies: a bounded number of times."""
+    left = dict.fromkeys(configs, _MAX_AGENT_RESTARTS)
+    async for ended in launcher.events():
+        left[ended.node_id] -= 1
+        if left[ended.node_id] < 0:
+            log.error("node given up: its agent died too often", node_id=ended.node_id)
+            continue
+        try:
+            await launcher.spawn(configs[ended.node_id])
+        except PlexError as error:
+            log.error("node given up: no new agent", error=error)  # noqa: TRY400 - it logs the cause
+
+
+def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:
+    """Cancel `task`, which runs for the cluster's life, when the stack unwinds."""
+    stack.callback(task.cancel)
+
+
+def _bind(server: grpc.aio.Server, listen: str, *, key: str) -> str:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"cannot listen on {key} = {listen!r}: {error}; is another cluster running? "
+            "Port 0 takes a free one",
+        ) from error
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _runtime_dir(place: Path, stack: AsyncExitStack) -> Path:
+    """Return a directory for sockets: in `place`, or a temporary one where its path is too long."""
+    inside = place.absolute() / "run"
+    if len(os.fsencode(inside)) <= _MAX_RUNTIME_PATH:
+        return inside
+    temporary = Path(tempfile.mkdtemp(prefix="plexsvc-"))
+    stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory for one cluster.
+
+    Raises:
+        PlexError: `unavailable` when another one holds it.
+    """
+    with (state_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"a cluster runs in {state_dir} already; stop it, or give this one another "
+                "--state-dir",
+            ) from error
+        yield

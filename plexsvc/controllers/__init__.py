@@ -1,0 +1,1 @@
+"""Controllers, the users' programs: submitted, supervised, logged."""

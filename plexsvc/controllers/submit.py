@@ -1,0 +1,183 @@
+"""Submitting a controller: register the job, start its supervisor, keep and follow its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from plexclient.ids import JobId, new_job_id
+from plexclient.wire.v1 import service_pb2
+from plexsvc.cluster.calls import router
+from plexsvc.cluster.places import (
+    ADDRESS_VARIABLE,
+    JOB_VARIABLE,
+    TOKEN_VARIABLE,
+    Card,
+    is_running,
+    job_dir,
+)
+from plexsvc.errors import ErrorCode, PlexError
+
+LOG: Final = "log"
+END: Final = "end.json"
+ORDER: Final = "job.json"
+SUPERVISOR: Final = "supervisor.pid"
+_FOLLOW_PERIOD_S: Final = 0.2
+_START_S: Final = 30.0
+"""Longest time from a job's order to its supervisor."""
+_READ_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOrder:
+    """What a supervisor runs: `<job dir>/job.json`."""
+
+    job_id: str
+    name: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    """Added to the environment of whoever submitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a controller ended: `<job dir>/end.json`."""
+
+    outcome: str
+    exit_code: int
+    signal: int
+    reason: str
+
+
+def submit(
+    card: Card,
+    *,
+    state_dir: Path,
+    name: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    terms: service_pb2.CreateJobRequest | None = None,
+) -> JobId:
+    """Register a job and start its controller as a process that outlives this terminal.
+
+    `terms` carries what else is asked of the service: session time, priority, bound on slowdown.
+
+    Raises:
+        PlexError: what the service says, or `bad_request` for a script that is not there.
+    """
+    script = Path(argv[0])
+    if not script.is_file():
+        raise PlexError(ErrorCode.BAD_REQUEST, f"no script {script}: give the path of a file")
+    job_id = new_job_id()
+    order = JobOrder(
+        job_id=job_id, name=name, argv=(sys.executable, *argv), cwd=str(Path.cwd()), env=dict(env)
+    )
+    place = _prepare(state_dir, order)
+    with router(card) as calls:
+        request = service_pb2.CreateJobRequest(
+            job_id=job_id, name=name, labels={"script": script.name}
+        )
+        request.MergeFrom(terms or service_pb2.CreateJobRequest())
+        try:
+            calls.call("CreateJob", request, service_pb2.Job)
+        except PlexError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    _start_supervisor(place, card=card, order=order)
+    return job_id
+
+
+def _prepare(state_dir: Path, order: JobOrder) -> Path:
+    place = job_dir(state_dir, order.job_id)
+    place.mkdir(mode=0o700, parents=True)
+    (place / LOG).touch(mode=0o600)
+    (place / ORDER).write_text(json.dumps(asdict(order)))
+    return place
+
+
+def read_order(place: Path) -> JobOrder:
+    """Return the order in job directory `place`."""
+    table = json.loads((place / ORDER).read_text())
+    return JobOrder(**(table | {"argv": tuple(table["argv"])}))
+
+
+def _start_supervisor(place: Path, *, card: Card, order: JobOrder) -> None:
+    """Start the supervisor in a session of its own; address and token travel by environment."""
+    env = {
+        **os.environ,
+        **order.env,
+        ADDRESS_VARIABLE: card.address,
+        TOKEN_VARIABLE: card.token,
+        JOB_VARIABLE: order.job_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+    with (place / LOG).open("ab") as log_file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "plexsvc.controllers.supervise", str(place)],
+            env=env,
+            cwd=order.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+        )
+    (place / SUPERVISOR).write_text(str(process.pid))
+    process.returncode = 0  # it is to outlive this process: do not warn that it was not awaited
+
+
+def read_end(place: Path) -> JobEnd | None:
+    """Return how the controller of job directory `place` ended, or None while it runs."""
+    try:
+        return JobEnd(**json.loads((place / END).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def write_end(place: Path, end: JobEnd) -> None:
+    """Record the end in one step."""
+    unfinished = place / f".{END}"
+    unfinished.write_text(json.dumps(asdict(end)))
+    unfinished.replace(place / END)
+
+
+def read_log(place: Path, *, follow: bool) -> Iterator[bytes]:
+    """Yield the job's log; with `follow`, what is added too, until its controller has ended.
+
+    Raises:
+        PlexError: `not_found` when this machine has no log of the job.
+    """
+    try:
+        file = (place / LOG).open("rb")
+    except FileNotFoundError as error:
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no log of {place.name} in {place.parent}: logs are kept where a job was submitted",
+        ) from error
+    with file:
+        is_over = not follow
+        while True:
+            while data := file.read(_READ_BYTES):
+                yield data
+            if is_over:
+                return
+            is_over = not _is_supervised(place)
+            if not is_over:
+                time.sleep(_FOLLOW_PERIOD_S)
+
+
+def _is_supervised(place: Path) -> bool:
+    if read_end(place) is not None:
+        return False
+    try:
+        return is_running(int((place / SUPERVISOR).read_text()))
+    except FileNotFoundError:  # it is just being started, or its start was cut short
+        return time.time() - (place / ORDER).stat().st_mtime < _START_S

@@ -1,0 +1,213 @@
+"""Runs one controller: starts it, watches its job, and tells the service how it ended.
+
+`python -m plexsvc.controllers.supervise JOB_DIR` runs in a session of its own, so it survives the
+terminal.
+The controller is in a process group of its own, tied to this process. When the job is cancelled on
+the service (also when its session expired) the controller gets TERM, then KILL; when the job ended
+there otherwise, the controller gets a moment to leave by itself first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+from plexclient.wire.v1 import service_pb2, service_pb2_grpc
+from plexsvc.clock import Clock, SystemClock
+from plexsvc.cluster.places import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
+from plexsvc.log import Log, setup
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.status import error_from
+
+log = Log(__name__)
+
+WATCH_PERIOD_US: Final = 1_000_000
+GRACE_S: Final = 5.0
+CALL_TIMEOUT_S: Final = 5.0
+END_TRIES: Final = 30
+REASON_LINES: Final = 5
+REASON_BYTES: Final = 1024
+
+ENDED: Final = frozenset(
+    {
+        service_pb2.JOB_STATE_COMPLETED,
+        service_pb2.JOB_STATE_FAILED,
+        service_pb2.JOB_STATE_CANCELLED,
+    }
+)
+
+
+class Supervisor:
+    """One controller and its job."""
+
+    def __init__(
+        self,
+        order: JobOrder,
+        *,
+        place: Path,
+        stub: service_pb2_grpc.RouterStub,
+        token: str,
+        clock: Clock,
+    ) -> None:
+        self._order = order
+        self._place = place
+        self._stub = stub
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._clock = clock
+        self._ended_job: service_pb2.Job | None = None
+
+    async def run(self) -> JobEnd:
+        """Run the controller to its end, record it, report it; return it."""
+        process = await self._start()
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._stop_when_job_ends(process))
+            code = await process.wait()
+            watch.cancel()
+        end = self._end(code)
+        if await self._report(end):
+            end = self._end(code)
+        write_end(self._place, end)
+        return end
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        tether = (sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()))
+        return await asyncio.create_subprocess_exec(
+            *tether, *self._order.argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def _stop_when_job_ends(self, process: asyncio.subprocess.Process) -> None:
+        while (job := await self._job()) is None or job.state not in ENDED:
+            await self._clock.sleep(WATCH_PERIOD_US)
+        self._ended_job = job
+        if job.state != service_pb2.JOB_STATE_CANCELLED:
+            await _leaves(process)
+        log.warning("stopping the controller: its job has ended", job_id=job.job_id)
+        _signal_group(process.pid, signal.SIGTERM)
+        if not await _leaves(process):
+            _signal_group(process.pid, signal.SIGKILL)
+
+    async def _job(self) -> service_pb2.Job | None:
+        """Return the job as the service has it, or None when it cannot be asked now.
+
+        A service that does not know the job was restarted: the job has failed.
+        """
+        request = service_pb2.ListJobsRequest(include_ended=True)
+        try:
+            reply = await self._stub.ListJobs(
+                request, timeout=CALL_TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        lost = service_pb2.Job(
+            job_id=self._order.job_id,
+            state=service_pb2.JOB_STATE_FAILED,
+            reason="the service does not know the job any more: it was restarted meanwhile",
+        )
+        return next((job for job in reply.jobs if job.job_id == lost.job_id), lost)
+
+    def _end(self, code: int) -> JobEnd:
+        if self._ended_job is not None:
+            outcome, reason = outcome_name(self._ended_job.state), self._ended_job.reason
+        elif code == 0:
+            outcome, reason = "completed", ""
+        else:
+            outcome, reason = "failed", self._failure(code)
+        return JobEnd(outcome=outcome, exit_code=max(code, 0), signal=max(-code, 0), reason=reason)
+
+    def _failure(self, code: int) -> str:
+        if code < 0:
+            how = f"the controller was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"the controller exited with {code}"
+        lines = last_lines(self._place / LOG)
+        return f"{how}; its log ends:\n{lines}" if lines else how
+
+    async def _report(self, end: JobEnd) -> bool:
+        """Tell the service, again and again for a bounded time while it cannot be reached.
+
+        Return whether the job had ended there already, and otherwise.
+        """
+        if self._ended_job is not None:
+            return False  # the service knows
+        request = service_pb2.EndJobRequest(
+            job_id=self._order.job_id,
+            outcome=f"JOB_STATE_{end.outcome.upper()}",
+            reason=end.reason,
+            exit_code=end.exit_code if end.signal == 0 else 128 + end.signal,
+        )
+        for _ in range(END_TRIES):
+            try:
+                job = await self._stub.EndJob(
+                    request, timeout=6 * CALL_TIMEOUT_S, metadata=self._metadata
+                )
+            except grpc.aio.AioRpcError as failure:
+                error = error_from(failure)
+            else:
+                self._ended_job = job if job.state in ENDED - {request.outcome} else None
+                return self._ended_job is not None
+            log.warning("job's end not recorded yet", job_id=request.job_id, error=error)
+            if not error.retryable:
+                return False
+            await self._clock.sleep(WATCH_PERIOD_US)
+        return False
+
+
+def last_lines(path: Path) -> str:
+    """Return the last lines of a log: at most `REASON_LINES` and `REASON_BYTES`."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - REASON_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.strip().splitlines()[-REASON_LINES:])
+
+
+def outcome_name(state: service_pb2.JobState) -> str:
+    """Return `completed`, `failed`, `running`, ... for a job's state."""
+    return service_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
+
+
+async def _leaves(process: asyncio.subprocess.Process) -> bool:
+    """Return whether the process ends by itself within `GRACE_S`."""
+    try:
+        async with asyncio.timeout(GRACE_S):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+async def _supervise(place: Path) -> None:
+    async with open_channel(os.environ[ADDRESS_VARIABLE]) as channel:
+        stub = service_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call] # generated
+        supervisor = Supervisor(
+            read_order(place),
+            place=place,
+            stub=stub,
+            token=os.environ[TOKEN_VARIABLE],
+            clock=SystemClock(),
+        )
+        await supervisor.run()
+
+
+def main() -> None:
+    """Supervise the job of the directory given as argument 1."""
+    setup(level="WARNING")
+    asyncio.run(_supervise(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The demo's pictures: rewards of the jobs, and who had the devices when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from plexsvc.demo.report import Run
+from plexsvc.demo.spans import Span, Window, within
+
+COLORS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red")
+MOVE_COLOR: Final = "black"
+SMOOTHING: Final = 10
+
+
+def smoothed(values: Sequence[float], *, width: int = SMOOTHING) -> list[float]:
+    """Return the mean of each value and up to `width - 1` before it.
+
+    >>> smoothed([0.0, 1.0, 2.0], width=2)
+    [0.0, 0.5, 1.5]
+    """
+    heads = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
+    return [sum(head) / len(head) for head in heads]
+
+
+def plot_rewards(path: Path, *, alone: Sequence[Run], shared: Sequence[Run]) -> None:
+    """Write a picture of each job's mean reward a step, shared and alone."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for color, run, by_itself in zip(COLORS, shared, alone, strict=False):
+        rewards = run.record.rewards
+        mean_alone = smoothed(by_itself.record.rewards)
+        axes.plot(mean_alone, color=color, linewidth=6, alpha=0.25, label=f"{run.task}, alone")
+        axes.plot(rewards, ".", color=color, alpha=0.3)
+        axes.plot(smoothed(rewards), color=color, label=f"{run.task}, sharing the device")
+    axes.set(xlabel="GRPO step", ylabel="mean reward", ylim=(0, 1), title="Rewards")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def plot_timeline(
+    path: Path, *, spans: Sequence[Span], window: Window, names: Mapping[str, str]
+) -> None:
+    """Write a picture of the devices in the shared window, and of a few seconds from its middle."""
+    middle = (window.start_us + window.end_us) // 2
+    closer = Window(start_us=middle, end_us=min(window.end_us, middle + 3_000_000))
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    whole, part = figure.subplots(2)
+    _draw(whole, spans=spans, window=window, names=names)
+    _draw(part, spans=spans, window=closer, names=names)
+    whole.set_title("Devices while both jobs run")
+    part.set_title("Three seconds of it")
+    handles = [Patch(color=color, label=name) for color, name in _legend(names)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.savefig(path, dpi=120)
+
+
+def _legend(names: Mapping[str, str]) -> list[tuple[str, str]]:
+    jobs = list(zip(COLORS, names.values(), strict=False))
+    return [*jobs, (MOVE_COLOR, "load, offload")]
+
+
+def _draw(axes: Axes, *, spans: Sequence[Span], window: Window, names: Mapping[str, str]) -> None:
+    shown = within(spans, window)
+    colors = dict(zip(names, COLORS, strict=False))
+    devices = sorted({(span.device, span.device_kind) for span in shown}, reverse=True)
+    for row, (device, _) in enumerate(devices):
+        mine = [span for span in shown if span.device == device]
+        bars = [
+            ((s.start_us - window.start_us) / 1e6, max(s.end_us - s.start_us, 1) / 1e6)
+            for s in mine
+        ]
+        shades = [MOVE_COLOR if s.is_move else colors.get(s.job_id, "lightgray") for s in mine]
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=shades)
+    labels = [f"{kind} {device.rpartition(':')[2]}" for device, kind in devices]
+    axes.set_yticks(range(len(devices)), labels)
+    axes.set(xlabel="seconds", xlim=(0, window.seconds))

@@ -1,0 +1,295 @@
+"""The demo's acts, in order: model, warm-up, each job alone, both at once, verdict and files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from rich.console import Console
+
+import plexsvc
+from plexclient.wire.v1 import service_pb2
+from plexsvc.demo import plots
+from plexsvc.demo.model import device_bytes_for_one, make_model
+from plexsvc.demo.plan import plan_figures
+from plexsvc.demo.presets import Preset, find_preset, wait_ms_for
+from plexsvc.demo.processors import cores, tree_seconds
+from plexsvc.demo.records import read_record
+from plexsvc.demo.report import Cap, Run, Summary, cap, checks, summarise, union
+from plexsvc.demo.show import Show, verdict
+from plexsvc.demo.spans import Span, covered_s, training, within
+from plexsvc.demo.stage import Ended, Stage, open_stage
+from plexsvc.demo.trace import chrome_trace
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.show.pack_png import draw_pack
+
+ACT_TIMEOUT_S: Final = 900.0
+ROLLOUT_BYTES: Final = 1 << 30
+_OWN: Final = ("state", "models", "records", "logs")
+"""Folders that an earlier demo left in the output directory and this one replaces."""
+FILES: Final = (
+    "summary.json",
+    "checks.json",
+    "rewards.png",
+    "timeline.png",
+    "plan.png",
+    "trace.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """The jobs one after the other, and the processor time they took."""
+
+    runs: list[Run]
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What the acts gave."""
+
+    alone: _Alone
+    shared: list[Run]
+    spans: list[Span]
+    job_names: dict[str, str]
+    plan: service_pb2.PackReply | None
+
+
+def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
+    """Run the demo; print its verdict; return 0 when every check passed, else 1.
+
+    Raises:
+        PlexError: when the preset is unknown, or the cluster or a job fails.
+    """
+    preset = find_preset(preset_name)
+    out_dir = out_dir.absolute()
+    _clear(out_dir)
+    talk = Console(stderr=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
+    with Show(talk) as show:
+        outcome = _Demo(preset, out_dir=out_dir, show=show).run()
+    planned = plan_figures(outcome.plan)
+    summary = summarise(outcome.alone.runs, outcome.shared, spans=outcome.spans, plan=planned)
+    found = checks(summary, preset=preset, alone=outcome.alone.runs)
+    limit = _cap(outcome)
+    _write(out_dir, outcome, summary=summary)
+    _write_json(
+        out_dir / "checks.json",
+        {
+            "preset": asdict(preset),
+            "cap": asdict(limit),
+            "plan": asdict(planned),
+            "checks": [asdict(check) for check in found],
+        },
+    )
+    if as_json:
+        print(json.dumps(summary.to_json()))
+    else:
+        Console().print(verdict(summary, checks=found, cap=limit))
+    talk.print(f"files in {out_dir}: {', '.join(FILES)}, records, logs", highlight=False)
+    failed = [check for check in found if not check.passed]
+    for check in failed:
+        talk.print(f"the demo failed its check of {check.name}: {check.found}", style="red")
+    return 1 if failed else 0
+
+
+class _Demo:
+    """One run of a preset."""
+
+    def __init__(self, preset: Preset, *, out_dir: Path, show: Show) -> None:
+        self._preset = preset
+        self._out_dir = out_dir
+        self._show = show
+        self._scripts = _examples()
+        self._model = out_dir / "models" / "warm"
+
+    def run(self) -> _Outcome:
+        """Play all acts."""
+        fresh = self._out_dir / "models" / "fresh"
+        num_parameters = make_model(fresh, seed=self._preset.seed)
+        device_bytes = device_bytes_for_one(num_parameters)
+        self._show.act(
+            f"starting a cluster; its training device has {device_bytes / 2**20:.1f} MiB, "
+            f"the state of one job of {num_parameters / 1e6:.1f} M parameters"
+        )
+        with open_stage(
+            self._out_dir / "state", device_bytes=device_bytes, rollout_bytes=ROLLOUT_BYTES
+        ) as stage:
+            self._warm_up(stage, fresh=fresh)
+            waits_ms = self._calibrate(stage) if self._preset.wait_share else {}
+            alone = self._alone(stage, waits_ms=waits_ms)
+            self._show.act("both jobs share the device")
+            shared = self._play(stage, self._preset.tasks, label="shared", waits_ms=waits_ms)
+            return _Outcome(
+                alone=alone,
+                shared=shared,
+                spans=stage.spans(),
+                job_names=dict(stage.job_names),
+                plan=stage.plan,
+            )
+
+    def _warm_up(self, stage: Stage, *, fresh: Path) -> None:
+        self._show.act("supervised warm-up")
+        preset = self._preset
+        args = {
+            "model": fresh,
+            "export": self._model,
+            "goal": preset.warm_up_goal,
+            "seed": preset.seed,
+            "out": self._record("warm-up"),
+        }
+        script = self._scripts / "warm_up.py"
+        job_id = stage.submit(script, "--tasks", *preset.tasks, *_options(args), name="warm-up")
+        self._await(stage, [job_id], names=["warm-up"])
+
+    def _calibrate(self, stage: Stage) -> dict[str, float]:
+        """Return how many ms each task's tool must take to be the preset's share of its cycle.
+
+        The cycles are timed with a tool too: work is slower after a wait, when caches are cold.
+        """
+        self._show.act("timing a cycle of each job")
+        preset = self._preset
+        some_ms = dict.fromkeys(preset.tasks, preset.calibration_wait_ms)
+        waits_ms = {}
+        for task in preset.tasks:
+            (run,) = self._play(
+                stage,
+                [task],
+                label="calibration",
+                waits_ms=some_ms,
+                steps=preset.calibration_steps,
+            )
+            work_s = fmean(step.wall_s - step.wait_s for step in run.record.steps)
+            waits_ms[task] = wait_ms_for(work_s, wait_share=preset.wait_share)
+        return waits_ms
+
+    def _alone(self, stage: Stage, *, waits_ms: Mapping[str, float]) -> _Alone:
+        runs: list[Run] = []
+        cpu_before_s = tree_seconds(stage.pid)
+        for task in self._preset.tasks:
+            self._show.act(f"{task} alone")
+            runs += self._play(stage, [task], label="alone", waits_ms=waits_ms)
+        service_s = tree_seconds(stage.pid) - cpu_before_s
+        return _Alone(runs=runs, cpu_s=service_s + sum(run.record.cpu_s for run in runs))
+
+    def _play(
+        self,
+        stage: Stage,
+        tasks: Sequence[str],
+        *,
+        label: str,
+        waits_ms: Mapping[str, float] | None = None,
+        steps: int | None = None,
+    ) -> list[Run]:
+        """Run one GRPO job for each task, all at once; return them when they have completed."""
+        names = [f"{task}-{label}" for task in tasks]
+        job_ids = [
+            stage.submit(
+                self._scripts / "grpo_arithmetic.py",
+                *self._arguments(
+                    task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
+                ),
+                name=task,
+                label=label,
+            )
+            for task, name in zip(tasks, names, strict=True)
+        ]
+        ends = self._await(stage, job_ids, names=names)
+        return [
+            Run(
+                name=task,
+                task=task,
+                job_id=end.job_id,
+                record=read_record(self._record(name)),
+                window=end.window,
+            )
+            for task, name, end in zip(tasks, names, ends, strict=True)
+        ]
+
+    def _arguments(self, task: str, *, name: str, wait_ms: float, steps: int | None) -> list[str]:
+        preset = self._preset
+        return _options(
+            {
+                "task": task,
+                "model": self._model,
+                "steps": steps or preset.steps,
+                "prompts": preset.prompts,
+                "group": preset.group,
+                "lr": preset.lr,
+                "seed": preset.seed,
+                "wait-ms": wait_ms,
+                "out": self._record(name),
+            }
+        )
+
+    def _await(self, stage: Stage, job_ids: list[str], *, names: list[str]) -> list[Ended]:
+        """Return when the jobs have completed; keep their logs in any case."""
+        try:
+            return stage.wait(job_ids, on_status=self._show.status, timeout_s=ACT_TIMEOUT_S)
+        finally:
+            for job_id, name in zip(job_ids, names, strict=True):
+                path = self._out_dir / "logs" / f"{name}.log"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(stage.log_of(job_id))
+
+    def _record(self, name: str) -> Path:
+        return self._out_dir / "records" / f"{name}.jsonl"
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+def _examples() -> Path:
+    """Return the folder of the controllers, beside the package in a checkout.
+
+    Raises:
+        PlexError: `not_found` where plexsvc is installed without it.
+    """
+    folder = Path(plexsvc.__file__).resolve().parents[1] / "examples"
+    if not (folder / "grpo_arithmetic.py").is_file():
+        raise PlexError(
+            ErrorCode.NOT_FOUND, f"the demo's controllers are not in {folder}: run it in a checkout"
+        )
+    return folder
+
+
+def _clear(out_dir: Path) -> None:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for name in _OWN:
+        shutil.rmtree(out_dir / name, ignore_errors=True)
+    for name in FILES:
+        (out_dir / name).unlink(missing_ok=True)
+
+
+def _cap(outcome: _Outcome) -> Cap:
+    runs = outcome.alone.runs
+    busy = [covered_s(training(within(outcome.spans, run.window))) for run in runs]
+    return cap(
+        [run.window.seconds for run in runs],
+        cpu_s=outcome.alone.cpu_s,
+        device_s=sum(busy),
+        num_cores=cores(),
+    )
+
+
+def _write(out_dir: Path, outcome: _Outcome, *, summary: Summary) -> None:
+    names = {run.job_id: run.name for run in outcome.shared}
+    window = union([run.window for run in outcome.shared])
+    _write_json(out_dir / "summary.json", summary.to_json())
+    _write_json(out_dir / "trace.json", chrome_trace(outcome.spans, names=outcome.job_names))
+    plots.plot_rewards(out_dir / "rewards.png", alone=outcome.alone.runs, shared=outcome.shared)
+    if outcome.plan is not None:
+        draw_pack(out_dir / "plan.png", outcome.plan)
+    plots.plot_timeline(out_dir / "timeline.png", spans=outcome.spans, window=window, names=names)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""gRPC between processes: channels, errors on the wire, event loops."""

@@ -1,0 +1,1 @@
+"""The Scheduler service: requests in, views out."""

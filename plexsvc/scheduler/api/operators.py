@@ -1,0 +1,223 @@
+"""What operators order: nodes in and out of service, moves, pins, repacking.
+
+An order is an event like any other. The answer tells what the core ordered for it; the work itself
+goes on after the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.rpc.channels import open_channel
+from plexsvc.scheduler.api.views import nodes
+from plexsvc.scheduler.api.views.lens import Lens
+from plexsvc.scheduler.core.actions import Action, RelocationChanged
+from plexsvc.scheduler.core.events import (
+    Event,
+    JobMoveRequested,
+    JobPinned,
+    NodeCordoned,
+    NodeUncordoned,
+    RepackRequested,
+)
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.vocabulary import RelocationStage
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+
+JOIN_TIMEOUT_US: Final = 20_000_000
+"""How long a node agent that is added may take to join."""
+
+
+async def change_node(
+    driver: SchedulerDriver, request: service_pb2.ChangeNodeRequest
+) -> service_pb2.NodeView:
+    """Cordon, drain or uncordon a node; return it as it is then.
+
+    Raises:
+        PlexError: `not_found`, or `bad_request` for a change that is none.
+    """
+    node_id = nodes.link_of(driver, request.node_id).node_id
+    await driver.ask(_change(request.change, node_id))
+    return await nodes.node(driver, node_id, lens=Lens(driver.registry, request))
+
+
+async def add_node(
+    driver: SchedulerDriver, request: service_pb2.AddNodeRequest
+) -> service_pb2.NodeView:
+    """Dial one more node agent; return its node once it has joined. Repeating it changes nothing.
+
+    Raises:
+        PlexError: `unavailable` when nobody answers there, `bad_request` when its node's name is
+            taken by an agent elsewhere.
+    """
+    lens = Lens(driver.registry, request)
+    known = next((link for link in driver.nodes.links if link.target == request.agent), None)
+    if known is None:
+        described = await _describe(request.agent, timeout_s=driver.config.rpc_timeout_us / 1e6)
+        _check_new(driver, described, target=request.agent)
+        known = await driver.dial(request.agent, timeout_us=JOIN_TIMEOUT_US)
+    return await nodes.node(driver, known.node_id or known.target, lens=lens)
+
+
+async def move_job(
+    driver: SchedulerDriver, request: service_pb2.MoveJobRequest
+) -> service_pb2.MovesReply:
+    """Order a job's training deployments elsewhere.
+
+    Raises:
+        PlexError: `not_found` job or node, `job_ended`, `bad_request` for a job that does not
+            train, `no_placement` when nothing of it moves, with the reasons.
+    """
+    lens = Lens(driver.registry, request)
+    job_id = _live_job(driver, lens, request.job_id)
+    node_id = None
+    if request.node_id:
+        node_id = nodes.link_of(driver, request.node_id).node_id
+        _check_open_node(driver, node_id)
+    _check_trains(driver, job_id)
+    actions = await driver.ask(JobMoveRequested(at_us=0, job_id=job_id, node_id=node_id))
+    reply = _moves(driver, actions, lens=lens)
+    if not reply.moves:
+        where = f"node {node_id}" if node_id else "another place"
+        why = "; ".join(reply.reasons) or f"no place on {where} takes it within everyone's bounds"
+        raise PlexError(
+            ErrorCode.NO_PLACEMENT,
+            f"job {job_id} not moved to {where}: {why}; `plexctl pack` shows who is where",
+            job=job_id,
+        )
+    return reply
+
+
+async def pin_job(
+    driver: SchedulerDriver, request: service_pb2.PinJobRequest
+) -> service_pb2.PinJobReply:
+    """Keep a job where it is, or let it be moved again.
+
+    Raises:
+        PlexError: `not_found`, `job_ended`.
+    """
+    job_id = _live_job(driver, Lens(driver.registry, request), request.job_id)
+    await driver.ask(JobPinned(at_us=0, job_id=job_id, is_pinned=request.is_pinned))
+    return service_pb2.PinJobReply(job_id=job_id, is_pinned=request.is_pinned)
+
+
+async def repack(
+    driver: SchedulerDriver, request: service_pb2.RepackRequest
+) -> service_pb2.MovesReply:
+    """Order the moves that pay for themselves now."""
+    actions = await driver.ask(RepackRequested(at_us=0))
+    return _moves(driver, actions, lens=Lens(driver.registry, request))
+
+
+def _change(change: int, node_id: NodeId) -> Event:
+    match change:
+        case service_pb2.NODE_CHANGE_CORDON:
+            return NodeCordoned(at_us=0, node_id=node_id)
+        case service_pb2.NODE_CHANGE_DRAIN:
+            return NodeCordoned(at_us=0, node_id=node_id, is_drained=True)
+        case service_pb2.NODE_CHANGE_UNCORDON:
+            return NodeUncordoned(at_us=0, node_id=node_id)
+        case _:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST, f"{change} is no change; give CORDON, DRAIN or UNCORDON"
+            )
+
+
+async def _describe(target: str, *, timeout_s: float) -> node_pb2.NodeDescription:
+    """Ask an agent for its name before its lease is taken."""
+    channel = open_channel(target)
+    try:
+        stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call] # generated
+        found: node_pb2.NodeDescription = await stub.Describe(
+            node_pb2.NodeDescribeRequest(), timeout=timeout_s
+        )
+    except grpc.aio.AioRpcError as failure:
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"no node agent answers at {target}: {failure.code().name}, {failure.details()}; start "
+            "it with `python -m plexsvc.node.agent --config FILE`, then add it again",
+            agent=target,
+        ) from failure
+    finally:
+        await channel.close()
+    return found
+
+
+def _check_new(
+    driver: SchedulerDriver, described: node_pb2.NodeDescription, *, target: str
+) -> None:
+    node_id = NodeId(described.node_id)
+    if driver.nodes.is_up(node_id):
+        other = driver.nodes.link(node_id).target
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"the agent at {target} is node {node_id!r}, and so is the one at {other}; "
+            "give it another node_id",
+            node=node_id,
+        )
+
+
+def _check_open_node(driver: SchedulerDriver, node_id: NodeId) -> None:
+    if not driver.nodes.is_up(node_id):
+        raise PlexError(
+            ErrorCode.NODE_LOST, f"node {node_id} is lost; nothing can move there until it is back"
+        )
+    if node_id in driver.core.cluster.cordoned:
+        raise PlexError(
+            ErrorCode.NO_PLACEMENT,
+            f"node {node_id} is cordoned; `plexctl node uncordon {node_id}` opens it",
+        )
+
+
+def _live_job(driver: SchedulerDriver, lens: Lens, job_id: str) -> JobId:
+    record = lens.job(job_id)
+    if record.ended.is_set() or JobId(job_id) not in driver.core.cluster.jobs:
+        raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
+    return JobId(job_id)
+
+
+def _check_trains(driver: SchedulerDriver, job_id: JobId) -> None:
+    cluster = driver.core.cluster
+    if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"job {job_id} has no training deployment; rollout instances move when their node is "
+            "drained",
+        )
+
+
+def _moves(
+    driver: SchedulerDriver, actions: Iterable[Action], *, lens: Lens
+) -> service_pb2.MovesReply:
+    """Return the relocations that began, in the order they did, and why others did not."""
+    reply = service_pb2.MovesReply()
+    for action in actions:
+        if isinstance(action, RelocationChanged):
+            if action.stage is RelocationStage.SPAWNING:
+                reply.moves.append(_move(driver, action, lens=lens))
+            elif action.fault is not None:
+                reply.reasons.append(lens.text(action.fault.message))
+    return reply
+
+
+def _move(driver: SchedulerDriver, action: RelocationChanged, *, lens: Lens) -> service_pb2.JobMove:
+    cluster = driver.core.cluster
+    deployment = cluster.deployments[DeploymentId(action.deployment_id)]
+    wpg = cluster.wpg_of(deployment)
+    view = service_pb2.JobMove(
+        to_devices=[placing.unit(place) for place in action.places],
+        from_devices=[placing.unit(place) for place in wpg.places] if wpg is not None else [],
+        state_bytes=sum(wpg.device_bytes) if wpg is not None else 0,
+        reason=action.reason,
+    )
+    if lens.sees(deployment.job_id):
+        view.deployment_id, view.job_id = deployment.deployment_id, deployment.job_id
+        view.job_name = lens.job_name(deployment.job_id)
+        view.name = deployment.deployment_id.removeprefix(f"{deployment.job_id}/")
+    return view

@@ -1,0 +1,61 @@
+"""Why an operation or a job waits, for whoever asks: the core's story, without foreign names."""
+
+from __future__ import annotations
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, OperationId, show
+from plexsvc.scheduler.api.views.lens import Lens
+from plexsvc.scheduler.core.story import Story, explain_job
+from plexsvc.scheduler.core.story import explain as explain_operation
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.faults import WIRE_STATES
+from plexsvc.scheduler.ledger.jobs import JobRecord
+
+
+def explain(
+    driver: SchedulerDriver, request: service_pb2.ExplainRequest
+) -> service_pb2.ExplainReply:
+    """Return why an operation is where it is or, without one, what a job's deployments wait for.
+
+    Raises:
+        PlexError: `not_found`.
+    """
+    lens = Lens(driver.registry, request)
+    if not request.operation_id:
+        return _job(driver, lens.job(request.job_id), lens=lens)
+    story = _operation(driver, request, lens=lens)
+    assert story.state is not None, story
+    return service_pb2.ExplainReply(
+        text=lens.text(story.text),
+        facts=map(lens.text, story.facts),
+        state=WIRE_STATES[story.state],
+    )
+
+
+def _operation(
+    driver: SchedulerDriver, request: service_pb2.ExplainRequest, *, lens: Lens
+) -> Story:
+    cluster, operation_id = driver.core.cluster, OperationId(request.operation_id)
+    if request.job_id:
+        lens.job(request.job_id)
+    found = cluster.operations.get(operation_id)
+    story = explain_operation(cluster, operation_id, now_us=driver.clock.wall_us())
+    is_there = found is not None and lens.sees(found.job_id)
+    if story is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
+        where = f"job {request.job_id!r} has" if request.job_id else "there is"
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"{where} no operation {show(operation_id)} that waits, runs or was lately answered",
+        )
+    return story
+
+
+def _job(driver: SchedulerDriver, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
+    view = record.view
+    story = explain_job(driver.core.cluster, JobId(view.job_id), now_us=driver.clock.wall_us())
+    if story is None:
+        state = service_pb2.JobState.Name(view.state).removeprefix("JOB_STATE_").lower()
+        why = f": {view.reason}" if view.reason else ""
+        return service_pb2.ExplainReply(text=f"{view.job_id} ({view.name}) is {state}{why}")
+    return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, story.facts))

@@ -1,0 +1,149 @@
+"""Nodes as an operator sees them: their state, who lives there and what becomes of each."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.api.views import status
+from plexsvc.scheduler.api.views.lens import Lens
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.orders.nodes import NodeLink
+
+
+async def list_nodes(
+    driver: SchedulerDriver, request: service_pb2.ListNodesRequest
+) -> service_pb2.ListNodesReply:
+    """Return every node that was ever dialed, in the order of the configuration."""
+    lens = Lens(driver.registry, request)
+    links = [link for link in driver.nodes.links if not _is_replaced(driver, link)]
+    inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
+    return service_pb2.ListNodesReply(
+        nodes=[
+            _view(driver, link, inventory, lens=lens)
+            for link, inventory in zip(links, inventories, strict=True)
+        ]
+    )
+
+
+async def node(driver: SchedulerDriver, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
+    """Return one node.
+
+    Raises:
+        PlexError: `not_found`, naming those there are.
+    """
+    link = link_of(driver, node_id)
+    return _view(driver, link, await status.inventory_of(link), lens=lens)
+
+
+def link_of(driver: SchedulerDriver, node_id: str) -> NodeLink:
+    """Return the link of a node, up or lost.
+
+    Raises:
+        PlexError: `not_found`, naming the nodes there are.
+    """
+    named = [link for link in driver.nodes.links if link.node_id == node_id]
+    if not named:
+        known = ", ".join(sorted({link.node_id for link in driver.nodes.links if link.node_id}))
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"no node {node_id!r}; there are {known or 'none'}: `plexctl node list` shows them",
+            node=node_id,
+        )
+    return next((link for link in named if link.is_up), named[-1])
+
+
+def moving_to(deployment: Deployment) -> list[str]:
+    """Return the devices a deployment is being moved to, none when it stays."""
+    relocation = deployment.relocation
+    return [] if relocation is None else [placing.unit(place) for place in relocation.places]
+
+
+def _is_replaced(driver: SchedulerDriver, link: NodeLink) -> bool:
+    """Whether a node that was lost at this address is back at another."""
+    return bool(link.node_id) and not link.is_up and driver.nodes.is_up(link.node_id)
+
+
+def _view(
+    driver: SchedulerDriver,
+    link: NodeLink,
+    inventory: statemanager_pb2.InventoryReply | None,
+    *,
+    lens: Lens,
+) -> service_pb2.NodeView:
+    cluster = driver.core.cluster
+    here = [w for w in cluster.wpgs.values() if _devices(w, link.node_id)] if link.node_id else []
+    view = service_pb2.NodeView(
+        node_id=link.node_id or link.target,
+        address=link.address,
+        host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
+        host_bytes_total=link.description.host_bytes,
+        devices=[
+            status.device_status(driver, device)
+            for device in cluster.devices.values()
+            if device.place.node_id == link.node_id
+        ],
+        residents=[_resident(cluster, wpg, link.node_id, lens=lens) for wpg in here],
+    )
+    view.state = status.node_state(cluster, link)
+    view.reason = _reason(cluster, link, view.state, here)
+    return view
+
+
+def _reason(cluster: Cluster, link: NodeLink, state: str, here: list[Wpg]) -> str:
+    match state:
+        case "lost":
+            return link.reason or f"the agent at {link.target} has not answered yet"
+        case "cordoned":
+            return "takes no further work; `plexctl node uncordon` opens it"
+        case "drained":
+            return "nothing lives here; `plexctl node uncordon` opens it"
+        case "draining":
+            deployments = [cluster.deployments[wpg.deployment_id] for wpg in here]
+            moving = sum(bool(d.relocation or d.stands_in_for) for d in deployments)
+            return f"{len(here)} still here: {moving} on the move, {len(here) - moving} stay"
+        case _:
+            return ""
+
+
+def _resident(
+    cluster: Cluster, wpg: Wpg, node_id: NodeId, *, lens: Lens
+) -> service_pb2.NodeResident:
+    deployment = cluster.deployments[wpg.deployment_id]
+    view = service_pb2.NodeResident(
+        role=deployment.role,
+        devices=_devices(wpg, node_id),
+        residency=status.RESIDENCIES.get(wpg.residency, common_pb2.RESIDENCY_NONE),
+        moving_to=moving_to(deployment),
+        next=lens.text(_next(cluster, wpg, deployment, node_id)),
+    )
+    if lens.sees(wpg.job_id):
+        view.deployment_id, view.job_id = deployment.shown_id, wpg.job_id
+        view.job_name, view.tenant = lens.job_name(wpg.job_id), lens.tenant_of(wpg.job_id)
+        view.name = deployment.shown_id.removeprefix(f"{wpg.job_id}/")
+    return view
+
+
+def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -> str:
+    if deployment.stands_in_for is not None:
+        return "is being stopped: it moved away" if deployment.is_retired else "arrives here"
+    if deployment.relocation is not None:
+        where = ", ".join(moving_to(deployment))
+        return f"moves to {where} ({deployment.relocation.stage})"
+    return _left_behind(cluster, wpg, deployment) if cluster.cordoned.get(node_id) else ""
+
+
+def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:
+    if deployment.relocation_fault is not None:
+        return f"stays for now: {deployment.relocation_fault.message}"
+    if wpg.is_rollout:
+        return "moves as soon as idle devices elsewhere take its instances"
+    return f"waits for a place elsewhere: {placing.why_stays(cluster, deployment)}"
+
+
+def _devices(wpg: Wpg, node_id: NodeId) -> list[str]:
+    return [placing.unit(place) for place in wpg.places if place.node_id == node_id]

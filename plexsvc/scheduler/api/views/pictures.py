@@ -1,0 +1,294 @@
+"""The plan as the wire shows it: who owns which slots of each group, what a job would cost.
+
+A resident of the planner's board is a training deployment; a node of the board is one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from plexclient.wire.v1 import common_pb2, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.scheduler.api.views import status
+from plexsvc.scheduler.api.views.lens import Lens
+from plexsvc.scheduler.api.views.nodes import moving_to
+from plexsvc.scheduler.api.views.waiting import Waits
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import why_closed
+from plexsvc.scheduler.core.planning.decisions import WhatIf
+from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import Policy
+from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+
+DEFAULT_KIND: Final = "train"
+ROLLOUT_KIND: Final = "rollout"
+WINDOW_PERIODS: Final = 3
+"""How many of the longest cycles a picture shows unless asked for a window."""
+
+MIN_WINDOW_SLOTS: Final = 30
+GIB: Final = 1 << 30
+
+_Choice = TypeVar("_Choice", Mode, SyncAt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What one answer is made from: the driver, what its caller may see, the waits so far."""
+
+    driver: SchedulerDriver
+    lens: Lens
+    waits: Waits
+
+
+def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_pb2.PackReply:
+    """Return the node groups with their residents, and the deployments that wait for devices."""
+    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
+    planning = driver.core.cluster.planning
+    prefetches = driver.core.cluster.prefetches
+    reply = service_pb2.PackReply(
+        now_us=driver.clock.wall_us(),
+        slot_us=planning.slot_us,
+        policy=planning.policy.name,
+        prefetches=prefetches.ordered,
+        prefetch_hits=prefetches.hits,
+        prefetches_wasted=prefetches.wasted,
+    )
+    for kind, planner in planning.planners.items():
+        reply.horizon_us = planner.board.ring.size * planner.board.slot_us
+        reply.idle.extend(planner.board.idle)
+        for group in planner.board.groups.values():
+            reply.groups.append(_group(look, planner, group, kind=kind))
+    _waiting(look, reply)
+    reply.window_us = _window_us(reply, asked_us=request.window_us)
+    return reply
+
+
+def what_if(driver: SchedulerDriver, request: service_pb2.WhatIfRequest) -> service_pb2.WhatIfReply:
+    """Return where a job would go now and what it would cost the others, or why it would wait.
+
+    Raises:
+        PlexError: `no_placement` when the cluster has no device of the kind.
+    """
+    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
+    kind = request.kind or DEFAULT_KIND
+    planner = driver.core.cluster.planning.planners.get(kind)
+    if planner is None or not planner.board.rooms:
+        known = ", ".join(driver.core.cluster.planning.planners) or "none"
+        raise PlexError(
+            ErrorCode.NO_PLACEMENT,
+            f"no device of kind {kind!r} has joined (kinds: {known}); ask for one of them",
+        )
+    now_us = driver.clock.wall_us()
+    demand = _demand(driver, request.job, tenant=TenantId(request.tenant), now_us=now_us)
+    reply = _answer(look, planner, planner.what_if(demand, now_us=now_us))
+    for lacking in (_never_fits(driver, request.job, kind), _lacks_rollout(driver, request.job)):
+        if lacking:
+            reply.fits = False
+            reply.reasons.append(lacking)
+    return reply
+
+
+def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpan]:
+    """Return the stretches of a resident's period in which it owns its group."""
+    slot_us = board.slot_us
+    return [
+        service_pb2.BusySpan(start_us=start * slot_us, end_us=end * slot_us)
+        for start, end in resident.cells.folded
+    ]
+
+
+def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
+    predicted, crowd = planner.predicted(group), group.crowd(group.nodes)
+    view = service_pb2.PackGroup(
+        kind=kind,
+        group_id=group.group_id,
+        devices=group.nodes,
+        duty_ppm=crowd.duty_ppm,
+        duty_cap_ppm=planner.policy.duty_cap_ppm,
+        state_bytes=group.parked_bytes - crowd.spare_bytes,
+        parked_bytes=group.parked_bytes,
+        closed=look.lens.text(_closed(group, planner.policy)),
+    )
+    for key, resident in group.residents.items():
+        shown = _resident(look, planner.board, resident)
+        shown.predicted_ppm = predicted.get(key, 0)
+        shown.measured_ppm = planner.measured(key) or 0
+        shown.is_late = key in group.late
+        shown.paused = look.lens.text(group.paused.get(key, ""))
+        view.residents.append(shown)
+    return view
+
+
+def _closed(group: Group, policy: Policy) -> str:
+    """Return why a group takes no further job, nothing if it would."""
+    is_open = not group.is_closed and not group.late and (policy.cold_shares or not group.probing)
+    return "" if is_open else why_closed(group)
+
+
+def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.PackResident:
+    demand = resident.demand
+    view = service_pb2.PackResident(
+        anchor_us=resident.anchor_slot * board.slot_us,
+        shift_us=resident.shift_slots * board.slot_us,
+        period_us=resident.cells.period * board.slot_us,
+        duty_ppm=demand.profile.duty_ppm,
+        bound_ppm=demand.max_slowdown_ppm,
+        state_bytes=demand.state_bytes,
+        is_cold=demand.is_cold,
+        devices=resident.nodes,
+        busy=busy_in_period(board, resident),
+        segments=[
+            service_pb2.CycleSegment(
+                phase=s.phase, offset_us=s.offset_us, duration_us=s.duration_us
+            )
+            for s in demand.profile.segments
+        ],
+    )
+    _live(look, view, deployment_id=DeploymentId(demand.job_id))
+    return view
+
+
+def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: DeploymentId) -> None:
+    """Add what the deployment of a resident does now, and its names where they may be shown."""
+    cluster = look.driver.core.cluster
+    deployment = cluster.deployments.get(deployment_id)
+    if deployment is None:
+        return
+    job_id = deployment.job_id
+    wpg = cluster.wpg_of(deployment)
+    view.residency = common_pb2.RESIDENCY_NONE if wpg is None else status.RESIDENCIES[wpg.residency]
+    view.is_running = bool(deployment.running)
+    view.is_pinned = cluster.jobs[job_id].is_pinned
+    view.moving_to.extend(moving_to(deployment))
+    view.wait_us = look.waits.total_us(job_id)
+    view.wait_ratio_ppm = look.waits.ratio_ppm(job_id)
+    _name(look, view, deployment_id=deployment_id)
+
+
+def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
+    cluster = look.driver.core.cluster
+    for deployment_id in cluster.unplaced:
+        deployment = cluster.deployments[deployment_id]
+        view = service_pb2.PackWaiting(
+            since_us=deployment.requested_us,
+            reason=look.lens.text(placing.why(cluster, deployment)),
+        )
+        _name(look, view, deployment_id=deployment_id)
+        reply.waiting.append(view)
+
+
+def _window_us(reply: service_pb2.PackReply, *, asked_us: int) -> int:
+    periods = (r.period_us for group in reply.groups for r in group.residents)
+    least_us = MIN_WINDOW_SLOTS * reply.slot_us
+    wanted_us = asked_us or max(max(periods, default=0) * WINDOW_PERIODS, least_us)
+    return min(wanted_us, reply.horizon_us or wanted_us)
+
+
+def _demand(
+    driver: SchedulerDriver, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
+) -> Demand:
+    limits = driver.config
+    profile = Profile(
+        period_us=job.period_us,
+        segments=tuple(
+            Segment(phase=s.phase, offset_us=s.offset_us, duration_us=s.duration_us)
+            for s in job.segments
+        ),
+        mode=_choice(Mode, job.mode or Mode.SYNC, field="mode"),
+        sync_at=_choice(SyncAt, job.sync_at or SyncAt.UPDATE, field="sync_at"),
+        switch_us=job.state_bytes * limits.prior_switch_us_per_gib // GIB,
+        jitter_ppm=job.jitter_ppm,
+    )
+    return Demand(
+        job_id=JobId(job.job_id or "what-if"),
+        num_nodes=job.num_devices,
+        profile=profile,
+        arrived_us=now_us,
+        expected_us=job.expected_us or limits.prior_job_us,
+        state_bytes=job.state_bytes,
+        max_slowdown_ppm=job.max_slowdown_ppm or limits.max_slowdown_ppm,
+        rollout_nodes=0,
+        is_cold=not profile.segments,
+        priority=job.priority,
+        tenant=tenant,
+    )
+
+
+def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
+    try:
+        return kind(name)
+    except ValueError as error:
+        known = ", ".join(kind)
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{field} is {name!r}; wanted one of {known}"
+        ) from error
+
+
+def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfReply:
+    if not found.nodes:
+        return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
+    reply = service_pb2.WhatIfReply(
+        fits=True,
+        devices=found.nodes,
+        opens_group=found.opens,
+        group_ids=found.group_ids,
+        shift_us=found.shift_slots * planner.board.slot_us,
+        overlap_ppm=found.overlap_ppm,
+        predicted_ppm=found.slowdown_ppm,
+    )
+    for meeting in found.meets:
+        view = service_pb2.WhatIfNeighbour(
+            before_ppm=meeting.before_ppm,
+            after_ppm=meeting.after_ppm,
+            bound_ppm=planner.group_of(meeting.job_id)
+            .residents[meeting.job_id]
+            .demand.max_slowdown_ppm,
+        )
+        _name(look, view, deployment_id=DeploymentId(meeting.job_id))
+        reply.neighbours.append(view)
+    return reply
+
+
+def _never_fits(driver: SchedulerDriver, job: service_pb2.JobShape, kind: str) -> str:
+    """Say so when a job could not live here were all devices idle; else return nothing."""
+    cluster = driver.core.cluster
+    if not placing.has_gang(cluster, kind=kind, num_devices=job.num_devices):
+        return (
+            f"were all idle, no {job.num_devices} {kind} devices here make a gang: it would be "
+            "refused"
+        )
+    room = max((d.bytes_total for d in cluster.devices.values() if d.kind == kind), default=0)
+    if job.state_bytes > room:
+        return f"its {job.state_bytes} bytes a device are more than any {kind} device has: {room}"
+    return ""
+
+
+def _lacks_rollout(driver: SchedulerDriver, job: service_pb2.JobShape) -> str:
+    """Say so when too few rollout devices are idle for a job; else return nothing."""
+    if not job.rollout_devices:
+        return ""
+    planner = driver.core.cluster.planning.planners.get(ROLLOUT_KIND)
+    idle = 0 if planner is None else len(planner.board.idle)
+    if idle >= job.rollout_devices:
+        return ""
+    return f"{job.rollout_devices} rollout devices asked for, {idle} are idle"
+
+
+def _name(
+    look: _Look,
+    view: service_pb2.PackResident | service_pb2.PackWaiting | service_pb2.WhatIfNeighbour,
+    *,
+    deployment_id: DeploymentId,
+) -> None:
+    """Add the names of a deployment where they may be shown."""
+    record = look.driver.registry.deployments.get(deployment_id)
+    if record is None or not look.lens.sees(record.view.job_id):
+        return
+    view.deployment_id, view.job_id = deployment_id, record.view.job_id
+    view.name, view.tenant = record.view.name, record.view.tenant
+    view.job_name = look.lens.job_name(record.view.job_id)

@@ -1,0 +1,102 @@
+"""The interference report: who had devices for how long, and who waited for whom.
+
+Waits are of device work that could have run had the device been free. A tenant sees its own jobs by
+name and everybody else as one, the nameless tenant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.ids import JobId
+from plexsvc.scheduler.api.views import status
+from plexsvc.scheduler.api.views.lens import Lens
+from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.ledger.jobs import JobRecord
+
+
+def report(driver: SchedulerDriver, request: service_pb2.ReportRequest) -> service_pb2.ReportReply:
+    """Return the report of every job still known, ended ones too (`scheduler.max_ended_jobs`)."""
+    lens, waits = Lens(driver.registry, request), Waits(driver)
+    records = list(driver.registry.jobs.values())
+    now_us = driver.clock.wall_us()
+    reply = service_pb2.ReportReply(
+        now_us=now_us, since_us=min((r.view.created_us for r in records), default=now_us)
+    )
+    uses: dict[str, service_pb2.TenantUse] = {}
+    for record in records:
+        use = _job(driver, record, waits=waits, lens=lens)
+        tenant = lens.tenant_of(record.view.job_id)
+        _add(uses.setdefault(tenant, service_pb2.TenantUse(tenant=tenant)), use)
+        if lens.sees(record.view.job_id):
+            reply.jobs.append(use)
+    reply.tenants.extend(uses[tenant] for tenant in sorted(uses, key=lambda t: (not t, t)))
+    _matrix(reply, waits=waits, lens=lens)
+    return reply
+
+
+def _job(
+    driver: SchedulerDriver, record: JobRecord, *, waits: Waits, lens: Lens
+) -> service_pb2.JobUse:
+    job_id = JobId(record.view.job_id)
+    tally = driver.tally.of(job_id)
+    use = service_pb2.JobUse(
+        job_id=job_id,
+        name=record.view.name,
+        tenant=record.view.tenant,
+        state=record.view.state,
+        lasted_us=lasted_us(driver, job_id),
+        device_us=status.job(driver, record).device_us,
+        wait_us=waits.total_us(job_id),
+        wait_ratio_ppm=waits.ratio_ppm(job_id),
+        switches=tally.switches,
+        switch_us=tally.switch_us,
+    )
+    for blocker, blocked_us in sorted(waits.by_blocker(job_id).items(), key=lambda w: -w[1]):
+        seen = lens.sees(blocker)
+        use.waits.append(
+            service_pb2.JobWait(
+                job_id=blocker if seen else "",
+                job_name=lens.job_name(blocker),
+                wait_us=blocked_us,
+            )
+        )
+    _slowdown(driver, use, job_id)
+    return use
+
+
+def _slowdown(driver: SchedulerDriver, use: service_pb2.JobUse, job_id: JobId) -> None:
+    """Add the worst slowdown among the job's training deployments: predicted and measured."""
+    cluster = driver.core.cluster
+    job = cluster.jobs.get(job_id)
+    for deployment_id in job.deployments if job is not None else ():
+        deployment = cluster.deployments[deployment_id]
+        planner = cluster.planning.planner(deployment.device_kind)
+        key = placing.key_of(deployment)
+        if key not in planner.board.group_of:
+            continue
+        group = planner.board.groups[planner.board.group_of[key]]
+        use.predicted_ppm = max(use.predicted_ppm, planner.predicted(group)[key])
+        use.measured_ppm = max(use.measured_ppm, planner.measured(key) or 0)
+        use.bound_ppm = group.residents[key].demand.max_slowdown_ppm
+
+
+def _add(total: service_pb2.TenantUse, use: service_pb2.JobUse) -> None:
+    total.jobs += 1
+    total.device_us += use.device_us
+    total.wait_us += use.wait_us
+    total.switches += use.switches
+    total.switch_us += use.switch_us
+
+
+def _matrix(reply: service_pb2.ReportReply, *, waits: Waits, lens: Lens) -> None:
+    cells: dict[tuple[str, str], int] = defaultdict(int)
+    for waiter, blocker, wait_us in waits.pairs():
+        cells[lens.tenant_of(waiter), lens.tenant_of(blocker)] += wait_us
+    for (waiting, blocking), wait_us in sorted(cells.items()):
+        reply.matrix.append(
+            service_pb2.Interference(waiting=waiting, blocking=blocking, wait_us=wait_us)
+        )

@@ -1,0 +1,209 @@
+"""The wire's views of what the core and the registry know: deployments, jobs, status, timeline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId
+from plexsvc.scheduler.core.device import space
+from plexsvc.scheduler.core.state import Cluster, Device
+from plexsvc.scheduler.core.vocabulary import Residency
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
+from plexsvc.scheduler.orders.nodes import NodeLink
+
+RESIDENCIES: Final = {
+    Residency.NONE: common_pb2.RESIDENCY_NONE,
+    Residency.BUILDING: common_pb2.RESIDENCY_DEVICE,
+    Residency.DEVICE: common_pb2.RESIDENCY_DEVICE,
+    Residency.OFFLOADING: common_pb2.RESIDENCY_DEVICE,
+    Residency.HOST: common_pb2.RESIDENCY_HOST,
+    Residency.LOADING: common_pb2.RESIDENCY_HOST,
+}
+MAX_SPANS: Final = 20_000
+"""Spans in one reply; ask again from `next_index` for more."""
+
+INVENTORY_S: Final = 1.0
+
+
+def deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2.Deployment:
+    """Return a deployment with where it is now."""
+    view = service_pb2.Deployment()
+    view.CopyFrom(record.view)
+    wpg = driver.core.cluster.wpgs.get(record.wpg_id) if record.wpg_id is not None else None
+    view.residency = RESIDENCIES[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
+    view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
+    for node_id in dict.fromkeys(record.node_ids):
+        if driver.nodes.is_up(node_id):
+            view.staging_nodes.append(driver.nodes.link(node_id).address)
+    for node_id in record.former_nodes:
+        if driver.nodes.is_up(node_id):
+            view.former_nodes.append(driver.nodes.link(node_id).address)
+    if record.is_rollout:
+        view.executor_address = driver.config.rollout_address
+    return view
+
+
+def ready_deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2.Deployment:
+    """Return a deployment that is ready.
+
+    Raises:
+        PlexError: what it failed with, or `job_ended` when it was stopped.
+    """
+    if record.view.HasField("error"):
+        raise from_wire(record.view.error)
+    if record.view.state == "stopped":
+        raise PlexError(
+            ErrorCode.JOB_ENDED, f"{record.view.deployment_id} was stopped: its job has ended"
+        )
+    return deployment(driver, record)
+
+
+def job(driver: SchedulerDriver, record: JobRecord) -> service_pb2.Job:
+    """Return a job with what it holds and does now."""
+    view = service_pb2.Job()
+    view.CopyFrom(record.view)
+    live = driver.core.cluster.jobs.get(JobId(view.job_id))
+    if live is not None:
+        view.device_us, view.phase = live.device_us, live.phase
+    return view
+
+
+def list_jobs(
+    driver: SchedulerDriver, request: service_pb2.ListJobsRequest
+) -> service_pb2.ListJobsReply:
+    """Return a tenant's jobs, oldest first; every tenant's when none is named."""
+    return service_pb2.ListJobsReply(
+        jobs=[
+            job(driver, record)
+            for record in driver.registry.jobs.values()
+            if request.tenant in {"", record.view.tenant}
+            and (request.include_ended or not record.ended.is_set())
+        ]
+    )
+
+
+async def status(
+    driver: SchedulerDriver, request: service_pb2.GetStatusRequest
+) -> service_pb2.ClusterStatus:
+    """Return nodes and devices, and the tenant's jobs and deployments."""
+    jobs = list_jobs(
+        driver, service_pb2.ListJobsRequest(tenant=request.tenant, include_ended=True)
+    ).jobs
+    reply = service_pb2.ClusterStatus(
+        now_us=driver.clock.wall_us(), scheduler_epoch=driver.epoch, jobs=jobs
+    )
+    inventories = await asyncio.gather(*(inventory_of(link) for link in driver.nodes.links))
+    for link, inventory in zip(driver.nodes.links, inventories, strict=True):
+        reply.nodes.append(_node(driver.core.cluster, link, inventory))
+    for device in driver.core.cluster.devices.values():
+        reply.devices.append(device_status(driver, device))
+    for view in jobs:
+        for deployment_id in view.deployment_ids:
+            found = driver.registry.deployments[DeploymentId(deployment_id)]
+            reply.deployments.append(deployment(driver, found))
+        _progress(reply, driver.registry.jobs[JobId(view.job_id)])
+    return reply
+
+
+def timeline(
+    driver: SchedulerDriver, request: service_pb2.TimelineRequest
+) -> service_pb2.TimelineReply:
+    """Return spans above an index; those of other tenants keep their time and lose their names.
+
+    `next_index` is what to ask `after_index` with for what follows.
+    """
+    spans = driver.core.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
+    reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
+    for span in spans:
+        record = driver.registry.jobs.get(span.job_id)
+        is_own = record is not None and request.tenant in {"", record.view.tenant}
+        reply.spans.append(
+            service_pb2.Span(
+                index=span.index,
+                node_id=span.place.node_id,
+                device=span.place.device,
+                kind=span.kind,
+                job_id=span.job_id if is_own else "",
+                deployment_id=span.deployment_id if is_own else "",
+                operation_id=(span.operation_id or b"") if is_own else b"",
+                start_us=span.start_us,
+                end_us=span.end_us,
+                nbytes=span.nbytes,
+            )
+        )
+    return reply
+
+
+def _progress(reply: service_pb2.ClusterStatus, record: JobRecord) -> None:
+    progress = reply.progress[record.view.job_id]
+    progress.metrics.update(record.metrics)
+    progress.at_us = record.metrics_us
+
+
+async def inventory_of(link: NodeLink) -> statemanager_pb2.InventoryReply | None:
+    """Return what a node's state manager holds; None when it is lost or does not answer soon."""
+    if not link.is_up:
+        return None
+    try:
+        request = statemanager_pb2.InventoryRequest()
+        reply: statemanager_pb2.InventoryReply = await link.state.Inventory(
+            request, timeout=INVENTORY_S
+        )
+    except grpc.aio.AioRpcError:
+        return None  # a busy state manager: status shows the configured sizes instead
+    return reply
+
+
+def node_state(cluster: Cluster, link: NodeLink) -> str:
+    """Return what a node is: up, cordoned, draining, drained or lost."""
+    if not link.is_up:
+        return "lost"
+    is_drained = cluster.cordoned.get(link.node_id)
+    if not is_drained:
+        return "up" if is_drained is None else "cordoned"
+    lives = any(p.node_id == link.node_id for wpg in cluster.wpgs.values() for p in wpg.places)
+    return "draining" if lives else "drained"
+
+
+def _node(
+    cluster: Cluster, link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
+) -> service_pb2.NodeStatus:
+    return service_pb2.NodeStatus(
+        node_id=link.node_id or link.target,
+        state=node_state(cluster, link),
+        host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
+        host_bytes_total=link.description.host_bytes,
+        address=link.address,
+    )
+
+
+def device_status(driver: SchedulerDriver, device: Device) -> service_pb2.DeviceStatus:
+    """Return what one device holds and does."""
+    cluster, now_us = driver.core.cluster, driver.clock.wall_us()
+    holder = cluster.wpgs.get(device.holder) if device.holder is not None else None
+    busy_us = device.busy_us
+    if holder is not None and holder.busy_since_us is not None:
+        busy_us += max(0, now_us - holder.busy_since_us)
+    return service_pb2.DeviceStatus(
+        node_id=device.place.node_id,
+        index=device.place.device,
+        kind=device.kind,
+        bytes_used=space.resident_bytes(cluster, device.place),
+        bytes_total=device.bytes_total,
+        resident_wpgs=[
+            wpg_id for wpg_id in device.wpgs if cluster.wpgs[wpg_id].residency is Residency.DEVICE
+        ],
+        running_wpg=device.holder or "",
+        busy_us=busy_us,
+        switch_us=device.switch_us,
+        switches=device.switches,
+        since_us=device.since_us,
+        lease_no=device.lease_no,
+    )

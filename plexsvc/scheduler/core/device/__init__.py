@@ -1,0 +1,1 @@
+"""Devices: who contends, who is granted, context switches, room, learned cycles."""

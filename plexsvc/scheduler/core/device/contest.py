@@ -1,0 +1,239 @@
+"""Who contends for devices: waiting operations as the order sees them, and who is expected next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from plexsvc.ids import JobId, WpgId
+from plexsvc.scheduler.core.device import learning, order
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
+from plexsvc.scheduler.core.planning.profile import Mode
+from plexsvc.scheduler.core.planning.runtime_rules import Entry
+from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
+from plexsvc.scheduler.core.vocabulary import Residency, WpgState
+
+GIB: Final = 1 << 30
+
+
+def entries(cluster: Cluster, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
+    """Return the waiting operations as the order sees them; a WPG stands where a job does there.
+
+    Keeping a burst together only helps where its end saves a switch.
+    """
+    found = [_entry(cluster, cluster.wpgs[w], operation) for w, operation in waiting.items()]
+    for entry in found:
+        others = [other.setup_us for other in found if other is not entry]
+        wpg = cluster.wpgs[WpgId(entry.job_id)]
+        operation = waiting[wpg.wpg_id]
+        if any(others):
+            entry.continues_burst = _continues_burst(
+                cluster, wpg, operation, least_setup_us=min(s for s in others if s)
+            )
+    return found
+
+
+def awaited_until(cluster: Cluster, victims: tuple[WpgId, ...], *, entry: Entry) -> int:
+    """Return until when an operation leaves the device to a victim whose burst goes on."""
+    starve = cluster.planning.policy.rules.starve_factor
+    if cluster.now_us - entry.since_us >= starve * entry.effective_us:
+        return 0
+    until_us = 0
+    for victim_id in victims:
+        victim = cluster.wpgs[victim_id]
+        pattern = cluster.deployments[victim.deployment_id].pattern
+        if pattern.last_end_us is None or pattern.gap_us is None:
+            continue
+        linger_us = order.linger_us(gap_us=pattern.gap_us, switch_us=entry.setup_us)
+        until_us = max(until_us, pattern.last_end_us + linger_us if linger_us else 0)
+    return until_us
+
+
+def free_at(cluster: Cluster, wpg: Wpg, *, entry: Entry) -> int:
+    """Return when all devices of a waiting operation are expected to be free; the past: they are.
+
+    For one that waited long it is now: nothing is put before it any more.
+    """
+    holders = {cluster.devices[place].holder for place in wpg.places} - {None, wpg.wpg_id}
+    starve = cluster.planning.policy.rules.starve_factor
+    if not holders:
+        return cluster.now_us
+    if cluster.now_us - entry.since_us >= starve * entry.effective_us:
+        return cluster.now_us + 1
+    ends = [_ends_us(cluster, cluster.wpgs[holder]) for holder in holders if holder is not None]
+    return max(cluster.now_us + 1, *ends)
+
+
+def _ends_us(cluster: Cluster, holder: Wpg) -> int:
+    """Return when what runs or moves on a holder's devices is expected to be over."""
+    deployment = cluster.deployments[holder.deployment_id]
+    if holder.switch is not None:
+        operation_id = holder.switch.operation_id
+        operation = None if operation_id is None else cluster.operations[operation_id]
+        service_us = 0
+        if operation is not None:
+            service_us = learning.predicted_us(cluster, deployment, operation)
+        return holder.switch.started_us + switch_us(cluster, holder) + service_us
+    running = deployment.running.values()
+    return max(
+        (o.started_us + learning.predicted_us(cluster, deployment, o) for o in running),
+        default=cluster.now_us,
+    )
+
+
+def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
+    """Return the parked WPG whose operation is expected before all others', if that is clear."""
+    expected = []
+    on_device: JobId | None = None
+    for wpg_id in members:
+        wpg = cluster.wpgs[wpg_id]
+        deployment = cluster.deployments[wpg.deployment_id]
+        pattern = deployment.pattern
+        at_us, profile = pattern.expected_us, pattern.profile
+        is_still = wpg.switch is None and wpg.move_id is None
+        if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
+            continue
+        if deployment.is_held or placing.paused(cluster, deployment) is not None:
+            continue
+        if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
+            continue
+        spread = spread_us(profile.period_us, profile.jitter_ppm)
+        key = JobId(wpg_id)
+        setup_us = switch_us(cluster, wpg)
+        expected.append(Expected(job_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us))
+    if not expected:
+        return None
+    first = cluster.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.job_id)).job_id)]
+    if first.residency is Residency.DEVICE:
+        on_device = JobId(first.wpg_id)
+    chosen = next_arrival(
+        expected,
+        resident=on_device,
+        prefetched=_prefetched(cluster, members),
+        rules=cluster.planning.policy.rules,
+        now_us=cluster.now_us,
+    )
+    if chosen is None:
+        return None
+    wpg = cluster.wpgs[WpgId(chosen)]
+    return wpg if wpg.residency is Residency.HOST else None
+
+
+def is_sooner(cluster: Cluster, victims: tuple[WpgId, ...], *, than: Wpg) -> bool:
+    """Return whether some victim's next operation is expected before that of `than`."""
+    limit_us = cluster.deployments[than.deployment_id].pattern.expected_us
+    assert limit_us is not None, than
+    for victim_id in victims:
+        deployment = cluster.deployments[cluster.wpgs[victim_id].deployment_id]
+        at_us = deployment.pattern.expected_us
+        if deployment.pending or (at_us is not None and at_us < limit_us):
+            return True
+    return False
+
+
+def spend_prefetch(cluster: Cluster, wpg: Wpg, *, is_hit: bool) -> None:
+    """Count what became of a prefetch, if `wpg` was brought in by one."""
+    if wpg.is_prefetched:
+        wpg.is_prefetched = False
+        cluster.prefetches.hits += is_hit
+        cluster.prefetches.wasted += not is_hit
+
+
+def charge_waits(cluster: Cluster, holder: Wpg) -> None:
+    """Charge the job that gives its devices up with what others waited for it meanwhile."""
+    for wpg_id in cluster.groups.get(holder.wpg_id, ()):
+        waiter = cluster.wpgs[wpg_id]
+        deployment = cluster.deployments[waiter.deployment_id]
+        head = deployment.pending.get(deployment.next_seq)
+        if head is None or head.eligible_us is None or not head.needs_device:
+            continue
+        held_us = [
+            cluster.devices[place].held_since_us
+            for place in waiter.places
+            if place in holder.places
+        ]
+        if waiter is not holder and held_us:
+            since_us = max(head.eligible_us, min(held_us))
+            _charge(cluster, waiter.job_id, holder.job_id, cluster.now_us - since_us)
+
+
+def charge_switch(cluster: Cluster, wpg: Wpg, *, spent_us: int) -> None:
+    """Charge a job with its own context switch."""
+    _charge(cluster, wpg.job_id, wpg.job_id, spent_us)
+
+
+def forget_waits(cluster: Cluster, job_id: JobId) -> None:
+    """Drop what a job waited, and what others waited for it: nobody asks about it any more."""
+    for pair in [pair for pair in cluster.waits if job_id in pair]:
+        del cluster.waits[pair]
+
+
+def switch_us(cluster: Cluster, wpg: Wpg) -> int:
+    """Return what a context switch to `wpg` costs: measured, or by the prior for its bytes."""
+    if wpg.switch_cost_us is not None:
+        return wpg.switch_cost_us
+    return max(wpg.device_bytes, default=0) * cluster.limits.prior_switch_us_per_gib // GIB
+
+
+def _charge(cluster: Cluster, waiter: JobId, blocker: JobId, waited_us: int) -> None:
+    if waited_us > 0:
+        pair = (waiter, blocker)
+        cluster.waits[pair] = cluster.waits.get(pair, 0) + waited_us
+
+
+def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
+    deployment = cluster.deployments[wpg.deployment_id]
+    pattern, profile = deployment.pattern, deployment.pattern.profile
+    since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
+    service_us = learning.predicted_us(cluster, deployment, operation)
+    cost_us = switch_us(cluster, wpg)
+    slack_us = 0
+    if profile is not None:
+        slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
+    is_going_on = _is_going_on(deployment, max_gap_us=cost_us)
+    return Entry(
+        job_id=JobId(wpg.wpg_id),
+        phase=operation.kind,
+        since_us=since_us,
+        service_us=service_us,
+        setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,
+        burst_us=service_us + pattern.cycles.burst_left_us(max_gap_us=cost_us),
+        deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
+        is_critical=profile is None or profile.is_critical(operation.kind),
+        continues_burst=False,
+        is_paused=placing.paused(cluster, deployment) is not None,
+    )
+
+
+def _continues_burst(
+    cluster: Cluster, wpg: Wpg, operation: Operation, *, least_setup_us: int
+) -> bool:
+    """Return whether an operation goes on with what its WPG just did on its devices.
+
+    Known from its cycle; without one, if it was already waiting when its predecessor ended and
+    takes less than the two switches that keeping it saves.
+    """
+    is_last = all(cluster.devices[place].last_holder == wpg.wpg_id for place in wpg.places)
+    if wpg.residency is not Residency.DEVICE or not is_last:
+        return False
+    deployment = cluster.deployments[wpg.deployment_id]
+    if deployment.pattern.profile is not None:
+        return _is_going_on(deployment, max_gap_us=switch_us(cluster, wpg))
+    service_us = learning.predicted_us(cluster, deployment, operation)
+    was_waiting = operation.eligible_us == cluster.now_us and (
+        operation.submitted_us < cluster.now_us
+    )
+    return was_waiting and service_us <= 2 * least_setup_us
+
+
+def _is_going_on(deployment: Deployment, *, max_gap_us: int) -> bool:
+    pattern = deployment.pattern
+    return pattern.profile is not None and (
+        pattern.gap_us is not None and pattern.gap_us <= max_gap_us
+    )
+
+
+def _prefetched(cluster: Cluster, members: tuple[WpgId, ...]) -> JobId | None:
+    found = [JobId(w) for w in members if cluster.wpgs[w].is_prefetched]
+    return found[0] if found else None

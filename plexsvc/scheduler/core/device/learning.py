@@ -1,0 +1,182 @@
+"""What a training deployment's operations teach: its cycle, what they cost, when the next comes.
+
+Cycles are measured on the deployment's own clock, which stands still while an operation waits for
+its device: what is left is the cycle the job would have alone. A cycle begins with the first
+operation after the job published weights; a job that never does repeats its first phase. What came
+before the first whole cycle is not part of any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.core.actions import KeepProfile, SetTimer
+from plexsvc.scheduler.core.device import order
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import (
+    CycleProfiler,
+    KeptProfile,
+    News,
+    TokenCost,
+)
+from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.vocabulary import OperationKind
+
+UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
+"""Kinds that happen once, at the start, and are part of no cycle."""
+
+DRIFT: Final = 8
+"""A period, or a busy time, off by one over this of the period is planned anew."""
+
+PROBE_PERIOD_US: Final = 60 * SECOND_US
+"""Period given to a deployment of which only the busy share is known."""
+
+
+def predicted_us(cluster: Cluster, deployment: Deployment, operation: Operation) -> int:
+    """Return how long an operation is expected to run."""
+    cost = deployment.pattern.costs.get(operation.kind)
+    if cost is None:
+        return cluster.limits.prior_service_us
+    return cost.predict(operation.num_tokens)
+
+
+def measured(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
+    """Learn from a finished operation what its kind costs."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    costs = deployment.pattern.costs
+    if operation.kind not in costs:
+        costs[operation.kind] = TokenCost(prior_us=cluster.limits.prior_service_us)
+    costs[operation.kind].observe(operation.num_tokens, measured_us=run_us)
+    if operation.needs_device and not wpg.is_rollout and operation.kind not in UNMEASURED:
+        _observe(cluster, wpg, operation)
+
+
+def published(cluster: Cluster, deployment: Deployment) -> None:
+    """Begin another cycle of a job: it published weights."""
+    cluster.jobs[deployment.job_id].cycle += 1
+
+
+def start_probe(cluster: Cluster, deployment: Deployment) -> None:
+    """Bound the time a cold deployment keeps its group to itself."""
+    pattern = deployment.pattern
+    pattern.since_us = cluster.now_us
+    key = placing.profile_key(cluster, deployment)
+    warm = cluster.planning.book.warm(key, now_us=cluster.now_us)
+    if warm is not None:
+        pattern.cycles = CycleProfiler(known=warm.profile)
+        return
+    at_us = cluster.now_us + cluster.limits.probe_timeout_us
+    cluster.emit(SetTimer(key=f"probe/{deployment.deployment_id}", at_us=at_us))
+
+
+def end_probe(cluster: Cluster, deployment_id: DeploymentId) -> None:
+    """Plan a deployment whose cycle never came by the share of time it kept its devices busy."""
+    deployment = cluster.deployments.get(deployment_id)
+    if deployment is None or deployment.pattern.profile is not None:
+        return
+    pattern = deployment.pattern
+    elapsed_us = cluster.now_us - pattern.since_us
+    if elapsed_us < cluster.limits.probe_timeout_us or not placing.is_placed(cluster, deployment):
+        return
+    busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
+    profile = Profile(
+        period_us=PROBE_PERIOD_US,
+        segments=(Segment(phase="training", offset_us=0, duration_us=busy_us),),
+    )
+    planner = cluster.planning.planner(deployment.device_kind)
+    planner.learned(placing.key_of(deployment), profile, at_us=cluster.now_us)
+
+
+def keep(cluster: Cluster, deployment: Deployment) -> None:
+    """Keep a deployment's cycle for later submissions of its kind."""
+    profile = deployment.pattern.profile
+    if profile is None:
+        return
+    wpg = cluster.wpg_of(deployment)
+    kept = KeptProfile(
+        key=placing.profile_key(cluster, deployment),
+        profile=profile,
+        at_us=cluster.now_us,
+        device_bytes=0 if wpg is None else max(wpg.device_bytes, default=0),
+    )
+    cluster.planning.book.keep(kept)
+    cluster.emit(KeepProfile(kept=kept))
+
+
+def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
+    deployment = cluster.deployments[wpg.deployment_id]
+    pattern, job = deployment.pattern, cluster.jobs[wpg.job_id]
+    eligible_us = operation.eligible_us or operation.started_us
+    pattern.busy_us += cluster.now_us - operation.started_us
+    starts_cycle = pattern.cycle != job.cycle if job.cycle else None
+    pattern.cycle = job.cycle
+    _stop_clock(pattern, operation, eligible_us=eligible_us, starts_cycle=starts_cycle)
+    news = pattern.cycles.observe(
+        operation.kind,
+        start_us=operation.started_us - pattern.waited_us,
+        end_us=cluster.now_us - pattern.waited_us,
+        starts_cycle=starts_cycle,
+        is_beside_rollout=_rolls_out(cluster, deployment),
+    )
+    if pattern.cycles.is_first_of_cycle:
+        if pattern.arrived_us:
+            between_us = eligible_us - pattern.arrived_us
+            pattern.interval_us = order.smoothed(pattern.interval_us or None, between_us)
+        pattern.arrived_us = eligible_us
+    pattern.last_end_us, pattern.gap_us = cluster.now_us, pattern.cycles.next_gap_us()
+    if not placing.is_placed(cluster, deployment):
+        return
+    planner, key = cluster.planning.planner(deployment.device_kind), placing.key_of(deployment)
+    if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
+        return
+    planned = planner.group_of(key).residents[key].demand.profile
+    if news is not News.NOTHING or _has_drifted(planned, pattern.profile):
+        profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
+        pattern.cycles.profile = profile
+        planner.learned(key, profile, at_us=operation.started_us)
+        keep(cluster, deployment)
+    else:
+        own_us = operation.started_us - pattern.waited_us
+        planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
+        pattern.noted_us = own_us
+
+
+def _stop_clock(
+    pattern: Pattern, operation: Operation, *, eligible_us: int, starts_cycle: bool | None
+) -> None:
+    """Let the deployment's clock stand still for a wait; for one that its slack hid, it went on.
+
+    A job that is one step behind loses nothing by waiting if it was done before its next rollout.
+    """
+    waited_us = max(0, operation.started_us - eligible_us)
+    at_us = operation.started_us - pattern.waited_us - waited_us
+    cycles = pattern.cycles
+    if cycles.begins_cycle(operation.kind, start_us=at_us, starts_cycle=starts_cycle):
+        profile, last_us = cycles.profile, pattern.last_end_us
+        is_beside = profile is not None and profile.mode is Mode.ASYNC1
+        if is_beside and last_us is not None and last_us < eligible_us:
+            pattern.waited_us -= pattern.cycle_waits_us
+        pattern.cycle_waits_us = 0
+    pattern.waited_us += waited_us
+    pattern.cycle_waits_us += waited_us
+
+
+def _has_drifted(planned: Profile, measured: Profile) -> bool:
+    """Return whether a cycle is by now another than the one it is planned by."""
+    off_us = abs(planned.period_us - measured.period_us)
+    busier_us = abs(planned.busy_us - measured.busy_us)
+    return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.period_us
+
+
+def _rolls_out(cluster: Cluster, deployment: Deployment) -> bool:
+    """Return whether the job generates while it trains: its training is one step behind."""
+    others = (cluster.deployments[d] for d in cluster.jobs[deployment.job_id].deployments)
+    return any(
+        operation.kind is OperationKind.GENERATE
+        for other in others
+        if other.is_rollout
+        for operation in other.running.values()
+    )

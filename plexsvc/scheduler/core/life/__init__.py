@@ -1,0 +1,1 @@
+"""Life cycles of jobs, deployments and worker-process groups."""

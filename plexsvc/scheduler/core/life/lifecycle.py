@@ -1,0 +1,407 @@
+"""Jobs, deployments, processes: placed, brought up, failed, torn down; teardown always frees."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.scheduler.core.actions import (
+    CancelOperation,
+    DeploymentChanged,
+    ForgetWpg,
+    JobChanged,
+    SetTimer,
+    SpawnWpg,
+    StopWpg,
+)
+from plexsvc.scheduler.core.device import contest, grants, learning
+from plexsvc.scheduler.core.events import DeploymentRequested, JobEndRequested, NodeJoined
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.state import (
+    Cluster,
+    Deployment,
+    Device,
+    Job,
+    Node,
+    Operation,
+    Wpg,
+)
+from plexsvc.scheduler.core.transitions import (
+    JOB_TRANSITIONS,
+    JobTrigger,
+    OperationTrigger,
+    WpgTrigger,
+    step,
+)
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    JobState,
+    OperationKind,
+    Place,
+    WpgState,
+)
+
+MAX_ENDED_JOBS: Final = 4096
+"""Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
+
+END_TRIGGERS: Final = {
+    JobState.COMPLETED: JobTrigger.COMPLETED,
+    JobState.FAILED: JobTrigger.FAILED,
+    JobState.CANCELLED: JobTrigger.CANCELLED,
+}
+
+
+def join_node(cluster: Cluster, event: NodeJoined) -> None:
+    """Take a node's devices into the cluster; a returning node brings its places back."""
+    places = []
+    for facts in sorted(event.devices, key=lambda d: d.index):
+        place = Place(node_id=event.node_id, device=facts.index)
+        places.append(place)
+        if place not in cluster.devices:
+            cluster.devices[place] = Device(
+                place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
+            )
+    cluster.nodes[event.node_id] = Node(
+        node_id=event.node_id, host_bytes=event.host_bytes, devices=places
+    )
+    host_bytes = event.host_bytes
+    placing.join(cluster, event.node_id, devices=event.devices, host_bytes=host_bytes)
+
+
+def lose_node(cluster: Cluster, node_id: NodeId, *, reason: str) -> None:
+    """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
+    cluster.nodes.pop(node_id, None)
+    placing.close(cluster, node_id)
+    fault = Fault(
+        code=ErrorCode.NODE_LOST,
+        message=f"node {node_id} is lost: {reason}; its processes are dead, deploy again elsewhere",
+        facts=(("node", node_id),),
+    )
+    for wpg in list(cluster.wpgs.values()):
+        if any(place.node_id == node_id for place in wpg.places):
+            fail_wpg(cluster, wpg, fault)
+
+
+def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
+    """Record a new deployment of a live job and place it, now or when devices free up.
+
+    Repeating changes nothing.
+    """
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None or event.deployment_id in cluster.deployments:
+        return
+    deployment = Deployment(
+        deployment_id=event.deployment_id,
+        job_id=event.job_id,
+        initialize_id=event.initialize_id,
+        role=event.role,
+        backend=event.backend,
+        device_kind=event.device_kind,
+        num_devices=event.num_devices,
+        is_rollout=event.is_rollout,
+        name=event.name,
+        model=event.model,
+        layout=event.layout,
+        requested_us=event.at_us,
+    )
+    cluster.deployments[event.deployment_id] = deployment
+    cluster.jobs[event.job_id].deployments.append(event.deployment_id)
+    if not placing.can_ever_hold(cluster, deployment):
+        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
+        return
+    placing.request(cluster, deployment)
+    place_waiting(cluster)
+    if event.deployment_id in cluster.unplaced:
+        at_us = event.at_us + cluster.limits.placement_timeout_us
+        cluster.emit(SetTimer(key=f"place/{event.deployment_id}", at_us=at_us))
+
+
+def place_waiting(cluster: Cluster) -> None:
+    """Place what can be placed now and start its processes."""
+    for deployment, places in placing.admit(cluster):
+        spawn(cluster, deployment, places)
+        learning.start_probe(cluster, deployment)
+
+
+def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
+    """Fail a deployment for which no devices came free in time."""
+    if deployment_id in cluster.unplaced:
+        deployment = cluster.deployments[deployment_id]
+        placing.withdraw(cluster, deployment)
+        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
+
+
+def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> None:
+    """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit."""
+    if wpg.state is not WpgState.SPAWNING:
+        return
+    deployment = cluster.deployments[wpg.deployment_id]
+    wpg.device_bytes = device_bytes
+    for place, nbytes in zip(wpg.places, device_bytes, strict=True):
+        total = cluster.devices[place].bytes_total
+        if nbytes > total:
+            fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
+            return
+    wpg.apply(WpgTrigger.CAME_UP)
+    placing.resize(cluster, deployment, device_bytes)
+    if deployment.stands_in_for is None:
+        queue_initialize(cluster, deployment)
+
+
+def queue_initialize(cluster: Cluster, deployment: Deployment) -> None:
+    """Let a deployment's first operation wait for its devices."""
+    initialize = Operation(
+        operation_id=deployment.initialize_id,
+        deployment_id=deployment.deployment_id,
+        job_id=deployment.job_id,
+        seq=0,
+        kind=OperationKind.INITIALIZE,
+        after=(),
+        submitted_us=cluster.now_us,
+    )
+    initialize.apply(OperationTrigger.ACCEPTED)
+    initialize.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    cluster.operations[initialize.operation_id] = initialize
+    deployment.pending[0] = initialize
+    cluster.touch(deployment.wpg_id)
+
+
+def set_ready(cluster: Cluster, deployment: Deployment) -> None:
+    """Announce a deployment whose `Initialize` is applied."""
+    deployment.state = DeploymentState.READY
+    announce(cluster, deployment)
+
+
+def fail_deployment(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+    """Fail a deployment and everything it runs or has waiting; later operations are refused."""
+    if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
+        return
+    deployment.state, deployment.fault = DeploymentState.FAILED, fault
+    for operation in list(deployment.running.values()):
+        end_in_running(cluster, deployment, operation, fault)
+    refuse_pending(cluster, deployment, fault)
+    announce(cluster, deployment)
+
+
+def end_in_running(
+    cluster: Cluster, deployment: Deployment, operation: Operation, fault: Fault
+) -> None:
+    """End one running operation whose executor is gone."""
+    del deployment.running[operation.operation_id]
+    lanes.end_running(cluster, operation, fault)
+
+
+def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+    """Refuse all that waits in a deployment, its granted operation included."""
+    wpg = cluster.wpg_of(deployment)
+    if wpg is not None and wpg.switch is not None:
+        grants.withdraw(cluster, wpg)
+    for seq in sorted(deployment.pending):
+        lanes.refuse(cluster, deployment.pending[seq], fault)
+    deployment.gap_seq = None
+
+
+def fail_wpg(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
+    """Fail a WPG's deployment and stop all its ranks."""
+    fail_deployment(cluster, cluster.deployments[wpg.deployment_id], fault)
+    stop_wpg(cluster, wpg)
+
+
+def stop_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Order a WPG's processes to end; its lease is free at once, its memory once forgotten."""
+    if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
+        grants.release_devices(cluster, wpg)
+        wpg.apply(WpgTrigger.STOP_ORDERED)
+        cluster.emit(StopWpg(wpg_id=wpg.wpg_id))
+
+
+def forget_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Order a stopped WPG's state to be freed."""
+    wpg.apply(WpgTrigger.STOPPED)
+    cluster.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
+
+
+def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
+    """Take a forgotten WPG off its devices and let others use the room."""
+    neighbours = cluster.groups.pop(wpg.wpg_id)
+    del cluster.wpgs[wpg.wpg_id]
+    for place in wpg.places:
+        cluster.devices[place].wpgs.remove(wpg.wpg_id)
+    _rebuild_groups(cluster)
+    deployment = cluster.deployments[wpg.deployment_id]
+    learning.keep(cluster, deployment)
+    deployment.wpg_id = None
+    placing.free(cluster, deployment)
+    if deployment.state is not DeploymentState.FAILED:
+        deployment.state = DeploymentState.STOPPED
+        announce(cluster, deployment)
+    if deployment.stands_in_for is not None:
+        _drop_stand_in(cluster, deployment)
+    for other_id in neighbours:
+        other = cluster.wpgs.get(other_id)
+        if other is not None:
+            cluster.touch(other_id)
+            _continue_switch(cluster, other)
+    finish_job(cluster, cluster.jobs[wpg.job_id])
+
+
+def end_job(cluster: Cluster, event: JobEndRequested) -> None:
+    """Refuse what a job has waiting, let what runs end, then stop its processes."""
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None:
+        return
+    job.ending, job.reason = event.outcome, event.reason
+    is_cancelled = event.outcome is JobState.CANCELLED
+    fault = Fault(
+        code=ErrorCode.CANCELLED if is_cancelled else ErrorCode.JOB_ENDED,
+        message=f"job {job.job_id} ended as {event.outcome}: {event.reason or 'no reason given'}",
+        facts=(("job", job.job_id),),
+    )
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments[deployment_id]
+        if deployment_id in cluster.unplaced:
+            placing.withdraw(cluster, deployment)
+            fail_deployment(cluster, deployment, fault)
+        refuse_pending(cluster, deployment, fault)
+        _cancel_generates(cluster, deployment)
+        wpg = cluster.wpg_of(deployment)
+        if wpg is not None:
+            stop_when_idle(cluster, wpg)
+    finish_job(cluster, job)
+
+
+def stop_when_idle(cluster: Cluster, wpg: Wpg) -> None:
+    """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    is_ending = cluster.jobs[wpg.job_id].ending is not None or deployment.is_retired
+    is_idle = wpg.move_id is None and not deployment.running
+    if is_ending and is_idle:
+        stop_wpg(cluster, wpg)
+
+
+def finish_job(cluster: Cluster, job: Job) -> None:
+    """Drop an ending job once none of its processes is left."""
+    has_wpgs = any(cluster.deployments[d].wpg_id is not None for d in job.deployments)
+    if job.ending is None or has_wpgs:
+        return
+    job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments.pop(deployment_id)
+        for operation_id in deployment.answered.values():
+            del cluster.operations[operation_id]
+        cluster.operations.pop(deployment.initialize_id, None)
+    del cluster.jobs[job.job_id]
+    _remember_ended(cluster, job.job_id, job.state)
+    cluster.emit(
+        JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
+    )
+
+
+def _drop_stand_in(cluster: Cluster, stand_in: Deployment) -> None:
+    """Drop what held a relocation's second WPG."""
+    cluster.jobs[stand_in.job_id].deployments.remove(stand_in.deployment_id)
+    del cluster.deployments[stand_in.deployment_id]
+    cluster.operations.pop(stand_in.initialize_id, None)
+
+
+def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
+    cluster.ended[job_id] = state
+    if len(cluster.ended) > MAX_ENDED_JOBS:
+        forgotten, _ = cluster.ended.popitem(last=False)
+        contest.forget_waits(cluster, forgotten)
+
+
+def _continue_switch(cluster: Cluster, wpg: Wpg) -> None:
+    if wpg.switch is not None and wpg.move_id is None:
+        grants.advance_switch(cluster, wpg)
+
+
+def _cancel_generates(cluster: Cluster, deployment: Deployment) -> None:
+    for operation in deployment.running.values():
+        if operation.kind is OperationKind.GENERATE and deployment.wpg_id is not None:
+            cluster.emit(
+                CancelOperation(operation_id=operation.operation_id, wpg_id=deployment.wpg_id)
+            )
+
+
+def spawn(
+    cluster: Cluster,
+    deployment: Deployment,
+    places: tuple[Place, ...],
+    *,
+    replaces: WpgId | None = None,
+) -> None:
+    """Order the processes of a deployment at `places`."""
+    cluster.last_wpg_no += 1
+    wpg = Wpg(
+        wpg_id=WpgId(f"wpg-{cluster.epoch}-{cluster.last_wpg_no}"),
+        deployment_id=deployment.deployment_id,
+        job_id=deployment.job_id,
+        incarnation=deployment.incarnations,
+        places=places,
+        is_rollout=deployment.is_rollout,
+    )
+    cluster.wpgs[wpg.wpg_id] = wpg
+    deployment.wpg_id = wpg.wpg_id
+    for place in places:
+        cluster.devices[place].wpgs.append(wpg.wpg_id)
+    _rebuild_groups(cluster)
+    job = cluster.jobs[deployment.job_id]
+    was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
+    if was is not job.state:
+        cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
+    announce(cluster, deployment)
+    cluster.emit(
+        SpawnWpg(
+            wpg_id=wpg.wpg_id,
+            deployment_id=deployment.shown_id,
+            incarnation=wpg.incarnation,
+            places=places,
+            replaces=replaces,
+        )
+    )
+    at_us = cluster.now_us + cluster.limits.spawn_timeout_us
+    cluster.emit(SetTimer(key=f"spawn/{wpg.wpg_id}", at_us=at_us))
+
+
+def _rebuild_groups(cluster: Cluster) -> None:
+    """Find the sets of WPGs that share devices, directly or through others."""
+    cluster.groups = {}
+    for wpg_id in cluster.wpgs:
+        if wpg_id in cluster.groups:
+            continue
+        members, frontier = {wpg_id: None}, [wpg_id]
+        while frontier:
+            for place in cluster.wpgs[frontier.pop()].places:
+                for other in cluster.devices[place].wpgs:
+                    if other not in members:
+                        members[other] = None
+                        frontier.append(other)
+        group = tuple(members)
+        cluster.groups.update(dict.fromkeys(group, group))
+
+
+def announce(cluster: Cluster, deployment: Deployment) -> None:
+    """Tell a deployment's state; nobody outside knows of stand-ins."""
+    if deployment.stands_in_for is not None:
+        return
+    cluster.emit(
+        DeploymentChanged(
+            deployment_id=deployment.deployment_id,
+            state=deployment.state,
+            wpg_id=deployment.wpg_id,
+            fault=deployment.fault,
+        )
+    )
+
+
+def _no_room(deployment: Deployment, place: Place, *, need: int, total: int) -> Fault:
+    return Fault(
+        code=ErrorCode.NO_ROOM,
+        message=f"{deployment.deployment_id} needs {need} bytes on device {place.device} of "
+        f"{place.node_id}, which has {total}; use a larger parallel layout or a smaller model",
+        facts=(("need", str(need)), ("total", str(total)), ("node", place.node_id)),
+    )

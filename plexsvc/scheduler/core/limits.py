@@ -1,0 +1,69 @@
+"""The bounds and priors of the core: the keys of the `scheduler` configuration that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The core's bounds and priors: the keys of the `scheduler` configuration that it reads."""
+
+    max_jobs: int = 256
+    """Jobs that may be open at once; the next is refused with `queue_full`."""
+    max_deployments_per_job: int = 16
+    """Deployments of one job; the next is refused with `queue_full`."""
+    max_pending_per_wpg: int = 64
+    """Operations a deployment may have waiting; the next is refused with `queue_full`."""
+    max_gap: int = 64
+    """How far a sequence number may be ahead of one that is missing."""
+    max_overlapping_generates: int = 16
+    """Generates of one rollout deployment that run at the same time."""
+    max_answered_per_deployment: int = 1024
+    """Answers kept for a client that does not acknowledge; the oldest go first."""
+    max_released_ids: int = 8192
+    """Ids of released operations remembered, for dependants and late repeats."""
+    max_spans: int = 65536
+    """Spans of the timeline that are kept."""
+    max_move_tries: int = 5
+    """Tries of a context switch that finds no room, before its operation is refused."""
+    gap_timeout_us: int = 30_000_000
+    """How long a missing number or an unseen `after` holds an operation."""
+    staging_timeout_us: int = 300_000_000
+    """How long an operation waits for its payload."""
+    operation_timeout_us: int = 600_000_000
+    """How long an operation may run before its processes are taken for stuck."""
+    spawn_timeout_us: int = 180_000_000
+    """How long a WPG's processes may take to answer."""
+    placement_timeout_us: int = 86_400_000_000
+    """How long a deployment waits for devices that others hold."""
+    relocation_timeout_us: int = 600_000_000
+    """How long a relocation waits for its new processes and a step boundary."""
+    policy: str = "plex"
+    """How jobs are placed and operations ordered, by the names that `plexctl simulate` knows."""
+    slot_us: int = 1_000_000
+    """Length of a slot of the planning horizon, which has 28,800."""
+    max_deployments_per_group: int = 5
+    """Training deployments that may time-share a group of devices."""
+    duty_cap_ppm: int = 900_000
+    """Bound on the sum of a group's duties, in parts per million."""
+    max_slowdown_ppm: int = 1_500_000
+    """How much longer a job's cycle may get by sharing, when the job does not say."""
+    target_slowdown_ppm: int = 1_050_000
+    """Predicted slowdown up to which a job with slack is placed with others."""
+    critical_target_ppm: int = 1_200_000
+    """The same for a job that waits on its critical path."""
+    prior_job_us: int = 3_600_000_000
+    """Run time assumed of a job, for the order of those that wait."""
+    link_bytes_s: int = 10_000_000_000
+    """Bytes a second between nodes: what a move is charged by."""
+    drain_retry_us: int = 2_000_000
+    """Pause before a deployment that found no place off a draining node is tried again."""
+    probe_timeout_us: int = 600_000_000
+    """How long a cycle may take to be measured before the job counts by its busy share alone."""
+    move_retry_us: int = 200_000
+    """Pause before a context switch that found no room is tried again."""
+    prior_service_us: int = 100_000
+    """Run time assumed of an operation kind never measured on its deployment."""
+    prior_switch_us_per_gib: int = 400_000
+    """Switch cost assumed of a WPG never switched, for each GiB of its largest rank."""

@@ -1,0 +1,318 @@
+"""Where deployments go: the planner's board of the live cluster, kept in step with its processes.
+
+Theory of operation. A *unit* of planning is one device; devices of a kind have a planner of their
+own (`core/planning`). A training deployment is a resident of the board from the moment it is placed
+until no process and no state of it is left; a rollout deployment holds its devices for itself. A
+job's cycle is known from an earlier run of the same tenant, model, layout and name (*warm*), or
+guessed until it was measured (*cold*). What waits is looked at again whenever something changed for
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planners import GUESS
+from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profiler import ProfileKey
+from plexsvc.scheduler.core.planning.rooms import Gang, NodeRoom
+from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
+
+
+def unit(place: Place) -> NodeId:
+    """Return a device's name on the board.
+
+    >>> unit(Place(node_id=NodeId("node-a"), device=3))
+    'node-a:3'
+    """
+    return NodeId(f"{place.node_id}:{place.device}")
+
+
+def place_of(name: NodeId) -> Place:
+    """Return the device of a unit."""
+    node_id, _, device = name.rpartition(":")
+    return Place(node_id=NodeId(node_id), device=int(device))
+
+
+def key_of(deployment: Deployment) -> JobId:
+    """Return a deployment's name on the board: there, it is what a job is in the simulator."""
+    return JobId(deployment.deployment_id)
+
+
+def join(
+    cluster: Cluster, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
+) -> None:
+    """Put a node's devices on the board, or open them again when the node is back."""
+    cluster.planning.has_changed = True
+    for facts in devices:
+        board = cluster.planning.planner(facts.kind).board
+        name = unit(Place(node_id=node_id, device=facts.index))
+        if name in board.rooms:
+            if node_id not in cluster.cordoned:
+                board.uncordon(name)
+            continue
+        parked_bytes = host_bytes // len(devices)
+        board.join(
+            NodeRoom(
+                node_id=name,
+                num_devices=1,
+                parked_bytes=parked_bytes,
+                host=node_id,
+                index=facts.index,
+            )
+        )
+        if node_id in cluster.cordoned:
+            board.cordon(name)
+
+
+def close(cluster: Cluster, node_id: NodeId) -> None:
+    """Let nothing further be placed on a node's devices."""
+    for planner, name in _units(cluster, node_id):
+        planner.board.cordon(name)
+
+
+def reopen(cluster: Cluster, node_id: NodeId) -> None:
+    """Let a node's devices take work again."""
+    cluster.planning.has_changed = True
+    for planner, name in _units(cluster, node_id):
+        planner.board.uncordon(name)
+
+
+def units_of(cluster: Cluster, node_id: NodeId) -> tuple[NodeId, ...]:
+    """Return the names on the board of a node's devices."""
+    return tuple(name for _, name in _units(cluster, node_id))
+
+
+def least_used(
+    cluster: Cluster, deployment: Deployment, *, among: Collection[NodeId]
+) -> tuple[NodeId, ...] | None:
+    """Return the block of `among` on whose devices the fewest live; None if there is no block."""
+
+    def used(name: NodeId) -> int:
+        return len(cluster.devices[place_of(name)].wpgs)
+
+    rooms = cluster.planning.planner(deployment.device_kind).board.rooms
+    there = [name for name in among if name in rooms]
+    blocks = rooms.gangs(deployment.num_devices, among=there, burden=used)
+    return min(blocks, key=lambda block: max(map(used, block)), default=None)
+
+
+def planner_of(cluster: Cluster, deployment: Deployment) -> tuple[Planner, JobId]:
+    """Return the planner a deployment is, or will be, booked with, and its name there."""
+    return cluster.planning.planner(deployment.device_kind), key_of(deployment)
+
+
+def is_placed(cluster: Cluster, deployment: Deployment) -> bool:
+    """Return whether a training deployment has its place on the board."""
+    planner, key = planner_of(cluster, deployment)
+    return key in planner.board.group_of
+
+
+def paused(cluster: Cluster, deployment: Deployment) -> str | None:
+    """Return why a deployment runs only when no other of its group waits; None if it is free."""
+    planner, key = planner_of(cluster, deployment)
+    return planner.group_of(key).paused.get(key) if key in planner.board.group_of else None
+
+
+def resize(cluster: Cluster, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
+    """Book what a deployment's state takes, now that it is known."""
+    planner, key = planner_of(cluster, deployment)
+    if key in planner.board.group_of:
+        planner.resize(key, max(device_bytes, default=0))
+
+
+def request(cluster: Cluster, deployment: Deployment) -> None:
+    """Have a deployment wait for devices."""
+    cluster.planning.has_changed = True
+    cluster.unplaced.append(deployment.deployment_id)
+    if not deployment.is_rollout:
+        planner = cluster.planning.planner(deployment.device_kind)
+        planner.submit(demand(cluster, deployment))
+
+
+def withdraw(cluster: Cluster, deployment: Deployment) -> None:
+    """Take a deployment out of those that wait."""
+    cluster.unplaced.remove(deployment.deployment_id)
+    if not deployment.is_rollout:
+        cluster.planning.planner(deployment.device_kind).withdraw(key_of(deployment))
+
+
+def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
+    """Place what can be placed now; returns each with its devices in rank order."""
+    cluster.planning.has_changed = False
+    done: list[tuple[Deployment, tuple[Place, ...]]] = []
+    for planner in cluster.planning.planners.values():
+        if planner.has_news:
+            for placed in planner.admit(cluster.now_us):
+                deployment = cluster.deployments[DeploymentId(placed.job_id)]
+                done.append((deployment, tuple(map(place_of, placed.nodes))))
+    for deployment_id in cluster.unplaced:
+        deployment = cluster.deployments[deployment_id]
+        places = _elsewhere(cluster, deployment)
+        if places is not None and all(deployment is not other for other, _ in done):
+            done.append((deployment, places))
+    for deployment, _ in done:
+        cluster.unplaced.remove(deployment.deployment_id)
+    return done
+
+
+def hold_idle(
+    cluster: Cluster, deployment: Deployment, *, holder: DeploymentId, nodes: Gang | None = None
+) -> Gang | None:
+    """Book idle devices for a rollout deployment's next instances; None if there are too few."""
+    board = cluster.planning.planner(deployment.device_kind).board
+    found = board.first_idle(deployment.num_devices) if nodes is None else nodes
+    if found is None or not all(node in board.idle for node in found):
+        return None
+    board.hold(JobId(holder), found)
+    return found
+
+
+def give_back(cluster: Cluster, deployment: Deployment, *, holder: DeploymentId) -> None:
+    """Take back what `hold_idle` booked."""
+    cluster.planning.has_changed = True
+    cluster.planning.planner(deployment.device_kind).release(JobId(holder))
+
+
+def exchange(cluster: Cluster, one: Deployment, other: Deployment) -> None:
+    """Book what each of two rollout deployments holds for the other: their instances swapped."""
+    board = cluster.planning.planner(one.device_kind).board
+    board.exchange(key_of(one), key_of(other))
+
+
+def free(cluster: Cluster, deployment: Deployment) -> None:
+    """Give back what a deployment had on the board."""
+    cluster.planning.has_changed = True
+    planner = cluster.planning.planner(deployment.device_kind)
+    if deployment.is_rollout:
+        planner.release(key_of(deployment))
+    elif key_of(deployment) in planner.board.group_of:
+        planner.remove(key_of(deployment))
+
+
+def demand(cluster: Cluster, deployment: Deployment) -> Demand:
+    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
+    job = cluster.jobs[deployment.job_id]
+    warm = cluster.planning.book.warm(profile_key(cluster, deployment), now_us=cluster.now_us)
+    return Demand(
+        job_id=key_of(deployment),
+        num_nodes=deployment.num_devices,
+        profile=GUESS if warm is None else warm.profile,
+        arrived_us=deployment.requested_us,
+        expected_us=cluster.limits.prior_job_us,
+        state_bytes=0 if warm is None else warm.device_bytes,
+        max_slowdown_ppm=job.max_slowdown_ppm or cluster.limits.max_slowdown_ppm,
+        is_cold=warm is None,
+        priority=job.priority,
+        tenant=job.tenant,
+    )
+
+
+def profile_key(cluster: Cluster, deployment: Deployment) -> ProfileKey:
+    """Return what makes two runs the same for planning."""
+    job = cluster.jobs[deployment.job_id]
+    return ProfileKey(
+        tenant=job.tenant,
+        model=deployment.model,
+        layout=deployment.layout,
+        name=f"{job.name}/{deployment.name}",
+    )
+
+
+def can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
+    """Return whether the devices of all nodes, were they idle, could hold a deployment."""
+    kind, num_devices = deployment.device_kind, deployment.num_devices
+    if deployment.is_rollout:
+        return len(_up(cluster, kind)) >= num_devices
+    return has_gang(cluster, kind=kind, num_devices=num_devices)
+
+
+def has_gang(cluster: Cluster, *, kind: str, num_devices: int) -> bool:
+    """Return whether some of the devices of nodes that are up make a gang, were they idle."""
+    rooms = cluster.planning.planner(kind).board.rooms
+    found = rooms.gangs(num_devices, among=_up(cluster, kind), burden=lambda _: 0)
+    return next(found, None) is not None
+
+
+def no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
+    """Return the fault of a deployment for which there is no place."""
+    counts: dict[str, int] = {}
+    for device in cluster.devices.values():
+        if device.kind == deployment.device_kind and device.place.node_id in cluster.nodes:
+            counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
+    waited_us = cluster.now_us - deployment.requested_us
+    found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
+    after = f" after {waited_us // 1_000_000} s" if waited_us else ""
+    return Fault(
+        code=ErrorCode.NO_PLACEMENT,
+        message=f"{deployment.deployment_id} needs {deployment.num_devices} "
+        f"{deployment.device_kind} device(s); no place found{after} (devices of that kind: "
+        f"{found}); ask for fewer devices, or end what holds them",
+        facts=(("needed", str(deployment.num_devices)), ("kind", deployment.device_kind)),
+    )
+
+
+def why(cluster: Cluster, deployment: Deployment) -> str:
+    """Say why a deployment is not placed yet."""
+    planner = cluster.planning.planner(deployment.device_kind)
+    if not deployment.is_rollout and key_of(deployment) in planner.waiting:
+        return planner.why(key_of(deployment))
+    return (
+        f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
+        f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
+    )
+
+
+def why_stays(cluster: Cluster, deployment: Deployment) -> str:
+    """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
+    if deployment.relocation is not None:
+        return "it is being moved already"
+    if not is_placed(cluster, deployment):
+        return "it is not placed"
+    planner, key = planner_of(cluster, deployment)
+    return planner.why_stays(key)
+
+
+def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
+    """Place what the queue did not: rollout on idle devices, training beside its own job's.
+
+    A job that holds some of its deployments must not wait for others that wait likewise; its own
+    deployments take turns anyway.
+    """
+    planner = cluster.planning.planner(deployment.device_kind)
+    if deployment.is_rollout:
+        held = planner.hold(key_of(deployment), deployment.num_devices)
+        return None if held is None else tuple(map(place_of, held))
+    for other_id in cluster.jobs[deployment.job_id].deployments:
+        other = cluster.wpg_of(cluster.deployments[other_id])
+        if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
+            continue
+        places = other.places[: deployment.num_devices]
+        if any(place.node_id in cluster.cordoned for place in places):
+            continue
+        if key_of(deployment) not in planner.waiting:
+            return None
+        planner.withdraw(key_of(deployment))
+        planner.place_at(
+            demand(cluster, deployment), tuple(map(unit, places)), now_us=cluster.now_us
+        )
+        return places
+    return None
+
+
+def _up(cluster: Cluster, kind: str) -> list[NodeId]:
+    rooms = cluster.planning.planner(kind).board.rooms
+    return [name for name in rooms if rooms[name].host in cluster.nodes]
+
+
+def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, NodeId]]:
+    return [
+        (planner, name)
+        for planner in cluster.planning.planners.values()
+        for name in planner.board.rooms
+        if planner.board.rooms[name].host == node_id
+    ]

@@ -1,0 +1,76 @@
+"""The planners of a live cluster, one a device kind, under the configured policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import (
+    Policy,
+    Preference,
+    in_service,
+    policy_named,
+)
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import ProfileBook
+
+GUESS: Final = Profile(
+    period_us=60 * SECOND_US,
+    segments=(Segment(phase="training", offset_us=0, duration_us=6 * SECOND_US),),
+)
+"""The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
+
+
+def live_policy(limits: Limits) -> Policy:
+    """Return the configured policy as the service runs it, `plex` within the configured bounds."""
+    policy = in_service(policy_named(limits.policy))
+    if policy.preference is not Preference.PLEX:
+        return policy
+    return replace(
+        policy,
+        max_jobs=limits.max_deployments_per_group,
+        duty_cap_ppm=limits.duty_cap_ppm,
+        target_slowdown_ppm=limits.target_slowdown_ppm,
+        critical_target_ppm=limits.critical_target_ppm,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Planning:
+    """The planners of one cluster, by device kind, and the profiles of earlier runs."""
+
+    policy: Policy
+    slot_us: int
+    book: ProfileBook = field(default_factory=ProfileBook)
+    planners: dict[str, Planner] = field(default_factory=dict)
+    looked_us: dict[str, int] = field(default_factory=dict)
+    """When repacking and relief were last considered, by planner."""
+
+    has_changed: bool = False
+    """Whether devices came free or were asked for since waiting deployments were last looked at."""
+
+    moved: dict[DeploymentId, None] = field(default_factory=dict)
+    """Deployments booked at places they are still on the way to."""
+
+    @classmethod
+    def of(cls, limits: Limits) -> Planning:
+        """Return the planning of an empty cluster."""
+        return cls(policy=live_policy(limits), slot_us=limits.slot_us)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something changed for deployments that wait."""
+        return self.has_changed or any(p.has_news for p in self.planners.values())
+
+    def planner(self, kind: str) -> Planner:
+        """Return the planner of a device kind."""
+        known = self.planners.get(kind)
+        if known is None:
+            board = Board([], slot_us=self.slot_us)
+            known = Planner(board, policy=self.policy, unit=f"{kind} device")
+            self.planners[kind] = known
+        return known

@@ -1,0 +1,1 @@
+"""Operation queues: admission and the order within a deployment."""

@@ -1,0 +1,176 @@
+"""Admission: jobs, operations by their deployment's order and bounds, payloads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.errors import RETRYABLE, ErrorCode
+from plexsvc.ids import show
+from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
+from plexsvc.scheduler.core.events import (
+    JobSubmitted,
+    OperationSubmitted,
+    PayloadRefused,
+    PayloadStaged,
+)
+from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.transitions import OperationTrigger
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationState,
+)
+
+_ENDED: Final = frozenset({OperationState.ANSWERED, OperationState.REFUSED, OperationState.FAILED})
+
+
+def open_job(cluster: Cluster, event: JobSubmitted) -> None:
+    """Record a new job; a known one stays as it is."""
+    if event.job_id not in cluster.jobs:
+        cluster.jobs[event.job_id] = Job(
+            job_id=event.job_id,
+            tenant=event.tenant,
+            name=event.name,
+            priority=event.priority,
+            max_slowdown_ppm=event.max_slowdown_ppm,
+        )
+
+
+def submit(cluster: Cluster, event: OperationSubmitted) -> None:
+    """Queue an operation, or refuse it with nothing recorded. A known id changes nothing."""
+    if event.operation_id in cluster.operations:
+        return
+    fault = _why_not(cluster, event)
+    if fault is not None:
+        cluster.emit(
+            RefuseOperation(
+                operation_id=event.operation_id,
+                state=OperationState.REFUSED,
+                fault=fault,
+                is_final=False,
+            )
+        )
+        if not event.is_staged and fault.code not in RETRYABLE:
+            cluster.emit(DropPayload(operation_id=event.operation_id))
+        if fault.code is ErrorCode.DEPLOYMENT_FAILED:
+            lanes.turn_away(cluster, event.operation_id, cluster.jobs[event.job_id], fault)
+        return
+    _queue(cluster, event)
+
+
+def payload(cluster: Cluster, event: PayloadStaged | PayloadRefused) -> None:
+    """Make an operation eligible whose inputs arrived, or refuse it.
+
+    Inputs that come again after their operation has ended would stay: nothing else drops them.
+    """
+    operation = cluster.operations.get(event.operation_id)
+    if operation is None or operation.state in _ENDED:
+        cluster.emit(DropPayload(operation_id=event.operation_id))
+        return
+    if operation.state is not OperationState.QUEUED:
+        return
+    deployment = cluster.deployments[operation.deployment_id]
+    if isinstance(event, PayloadStaged):
+        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    else:
+        lanes.refuse(cluster, operation, event.fault)
+        lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
+def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
+    """Return why an operation cannot be queued; `None` if it can."""
+    name = show(event.operation_id)
+    if event.operation_id in cluster.released:
+        return Fault(
+            code=ErrorCode.RESULT_GONE,
+            message=f"{name} was answered and its answer acknowledged or dropped "
+            "(scheduler.max_answered_per_deployment); use the answer you had",
+        )
+    deployment = cluster.deployments.get(event.deployment_id)
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None:
+        return Fault(
+            code=ErrorCode.JOB_ENDED,
+            message=f"{name} not accepted: job {event.job_id} has ended; start another",
+        )
+    is_known = deployment is not None and deployment.stands_in_for is None
+    if deployment is None or not is_known or deployment.job_id != event.job_id:
+        return Fault(
+            code=ErrorCode.NOT_FOUND,
+            message=f"{name} names deployment {event.deployment_id!r}, which job {event.job_id} "
+            "does not have; create it first",
+        )
+    if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
+        return _deployment_gone(name, deployment)
+    return _order_fault(cluster, deployment, event)
+
+
+def _order_fault(
+    cluster: Cluster, deployment: Deployment, event: OperationSubmitted
+) -> Fault | None:
+    name, limits = show(event.operation_id), cluster.limits
+    is_used = event.seq < max(deployment.next_seq, 1)
+    if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:
+        return Fault(
+            code=ErrorCode.STALE_SEQUENCE,
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, which another "
+            f"operation used; the next free one is {lanes.first_missing(deployment)}",
+            facts=(("seq", str(event.seq)), ("next_seq", str(lanes.first_missing(deployment)))),
+        )
+    missing = lanes.first_missing(deployment)
+    if event.seq > missing + limits.max_gap:
+        return Fault(
+            code=ErrorCode.SEQUENCE_GAP,
+            message=f"{name} carries seq {event.seq} of {event.deployment_id}, but seq "
+            f"{missing} has "
+            f"not come; at most {limits.max_gap} may be ahead of it (scheduler.max_gap)",
+            facts=(("seq", str(event.seq)), ("missing_seq", str(missing))),
+        )
+    fills_gap = event.seq == missing and deployment.gap_seq == missing
+    if len(deployment.pending) >= limits.max_pending_per_wpg and not fills_gap:
+        return Fault(
+            code=ErrorCode.QUEUE_FULL,
+            message=f"{name} not accepted: {event.deployment_id} already has "
+            f"{len(deployment.pending)} pending operations (scheduler.max_pending_per_wpg); "
+            "await some of them and submit again",
+            facts=(("limit", str(limits.max_pending_per_wpg)),),
+        )
+    return None
+
+
+def _deployment_gone(name: str, deployment: Deployment) -> Fault:
+    cause = deployment.fault
+    why = "stopped" if cause is None else f"failed with {cause.code}: {cause.message}"
+    facts = () if cause is None else (("cause", str(cause.code)), *cause.facts)
+    return Fault(
+        code=ErrorCode.DEPLOYMENT_FAILED,
+        message=f"{name} not accepted: {deployment.deployment_id} has {why}",
+        facts=facts,
+    )
+
+
+def _queue(cluster: Cluster, event: OperationSubmitted) -> None:
+    deployment = cluster.deployments[event.deployment_id]
+    operation = Operation(
+        operation_id=event.operation_id,
+        deployment_id=event.deployment_id,
+        job_id=event.job_id,
+        seq=event.seq,
+        kind=event.kind,
+        after=event.after,
+        submitted_us=event.at_us,
+        num_tokens=event.num_tokens,
+        is_inline=event.is_staged,
+    )
+    operation.apply(OperationTrigger.ACCEPTED)
+    if event.is_staged:
+        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    else:
+        at_us = event.at_us + cluster.limits.staging_timeout_us
+        cluster.emit(SetTimer(key=f"stage/{event.operation_id.hex()}", at_us=at_us))
+    cluster.operations[event.operation_id] = operation
+    deployment.pending[event.seq] = operation
+    lanes.watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)

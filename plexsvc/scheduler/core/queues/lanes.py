@@ -1,0 +1,222 @@
+"""One deployment's order: sequence numbers, gaps, dependencies, and how an operation ends.
+
+Operations of a deployment start in the order of their numbers. A number is *consumed* when its
+operation started or was finally refused; a retryable refusal consumes nothing. A missing number
+holds its successors for `gap_timeout_us`, then they are refused and the number is void.
+"""
+
+from __future__ import annotations
+
+from plexsvc.errors import RETRYABLE, ErrorCode
+from plexsvc.ids import OperationId, show
+from plexsvc.scheduler.core.actions import (
+    AnswerOperation,
+    DropPayload,
+    RefuseOperation,
+    ReleaseOperation,
+    SetTimer,
+)
+from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
+
+
+def first_missing(deployment: Deployment) -> int:
+    """Return the lowest number that has not come yet."""
+    seq = max(deployment.next_seq, 1)
+    while seq in deployment.pending or seq in deployment.consumed:
+        seq += 1
+    return seq
+
+
+def advance(deployment: Deployment) -> None:
+    """Step over numbers whose operations were refused."""
+    while deployment.next_seq in deployment.consumed:
+        deployment.consumed.remove(deployment.next_seq)
+        deployment.next_seq += 1
+
+
+def begin(deployment: Deployment, operation: Operation) -> None:
+    """Take the head of the line out of it: its number is consumed."""
+    del deployment.pending[operation.seq]
+    deployment.running[operation.operation_id] = operation
+    deployment.next_seq = operation.seq + 1
+    advance(deployment)
+
+
+def watch_gap(cluster: Cluster, deployment: Deployment) -> None:
+    """Notice the start or the end of a gap and set its timer."""
+    missing = first_missing(deployment)
+    has_gap = bool(deployment.pending) and max(deployment.pending) > missing
+    if not has_gap:
+        deployment.gap_seq = None
+    elif deployment.gap_seq != missing:
+        deployment.gap_seq, deployment.gap_since_us = missing, cluster.now_us
+        at_us = cluster.now_us + cluster.limits.gap_timeout_us
+        cluster.emit(SetTimer(key=f"gap/{deployment.deployment_id}", at_us=at_us))
+
+
+def close_gap(cluster: Cluster, deployment: Deployment) -> None:
+    """Refuse what waits behind a number that has been missing for too long, and void the number."""
+    missing = deployment.gap_seq
+    waited_us = cluster.now_us - deployment.gap_since_us
+    if missing is None or waited_us < cluster.limits.gap_timeout_us:
+        return
+    stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
+    void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
+    deployment.consumed |= void - deployment.consumed
+    for operation in stranded:
+        refuse(
+            cluster,
+            operation,
+            Fault(
+                code=ErrorCode.SEQUENCE_GAP,
+                message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
+                f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
+                "never came "
+                "(scheduler.gap_timeout_us); submit it again with the next number",
+                facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
+            ),
+        )
+    watch_gap(cluster, deployment)
+
+
+def dependency(cluster: Cluster, operation: Operation) -> OperationId | Fault | None:
+    """Return the first `after` that is not over, a fault if one failed, or `None`."""
+    for operation_id in operation.after:
+        known = cluster.operations.get(operation_id)
+        succeeded = cluster.released.get(operation_id)
+        if known is not None and known.state in TERMINAL:
+            succeeded = known.state is OperationState.ANSWERED
+        if succeeded is None and operation_id not in cluster.turned_away:
+            return operation_id
+        if not succeeded:
+            cause = cluster.turned_away.get(operation_id) if known is None else known.fault
+            return _dependency_failed(operation, operation_id, cause)
+    return None
+
+
+def turn_away(cluster: Cluster, operation_id: OperationId, job: Job, fault: Fault) -> None:
+    """Remember (bounded) that an operation will never run, for those that come after it."""
+    cluster.turned_away[operation_id] = fault
+    if len(cluster.turned_away) > cluster.limits.max_released_ids:
+        cluster.turned_away.popitem(last=False)
+    _wake_dependants(cluster, operation_id, job)
+
+
+def answer(cluster: Cluster, operation: Operation, *, run_us: int) -> None:
+    """Mark an operation applied and answered."""
+    operation.apply(OperationTrigger.APPLIED)
+    operation.apply(OperationTrigger.ANSWERED)
+    cluster.emit(
+        AnswerOperation(
+            operation_id=operation.operation_id,
+            queued_us=max(0, operation.granted_us - operation.submitted_us),
+            switch_us=max(0, operation.started_us - operation.granted_us),
+            run_us=run_us,
+        )
+    )
+    _keep(cluster, operation)
+
+
+def refuse(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bool = True) -> None:
+    """End an operation that waits; a final refusal consumes its number."""
+    deployment = cluster.deployments[operation.deployment_id]
+    if operation.state is OperationState.GRANTED:
+        operation.apply(OperationTrigger.WITHDRAWN)
+    operation.apply(OperationTrigger.REFUSED)
+    operation.fault = fault
+    del deployment.pending[operation.seq]
+    if is_final:
+        deployment.consumed.add(operation.seq)
+        advance(deployment)
+    _say_refused(cluster, operation, fault, is_final=is_final)
+
+
+def end_running(
+    cluster: Cluster, operation: Operation, fault: Fault, *, is_refusal: bool = False
+) -> None:
+    """End an operation that ran and did not succeed; its place among the running is gone already.
+
+    A retryable fault gives the number back when nothing after it has started; else it is final.
+    """
+    deployment = cluster.deployments[operation.deployment_id]
+    is_last = deployment.next_seq == operation.seq + 1 and not deployment.running
+    is_final = fault.code not in RETRYABLE or not is_last
+    if fault.code in RETRYABLE and is_final:
+        fault = Fault(code=ErrorCode.INTERNAL, message=fault.message, facts=fault.facts)
+    refused = is_refusal or not is_final
+    operation.apply(OperationTrigger.REFUSED if refused else OperationTrigger.FAILED)
+    operation.fault = fault
+    if not is_final:
+        deployment.next_seq = operation.seq
+    _say_refused(cluster, operation, fault, is_final=is_final)
+
+
+def release(cluster: Cluster, operation: Operation) -> None:
+    """Drop the record of an answered operation; dependants still learn its outcome (bounded)."""
+    succeeded = operation.state is OperationState.ANSWERED
+    operation.apply(OperationTrigger.RELEASED)
+    del cluster.operations[operation.operation_id]
+    cluster.released[operation.operation_id] = succeeded
+    if len(cluster.released) > cluster.limits.max_released_ids:
+        cluster.released.popitem(last=False)
+    cluster.emit(ReleaseOperation(operation_id=operation.operation_id))
+
+
+def acknowledge(cluster: Cluster, deployment: Deployment, *, seq: int) -> None:
+    """Release every answered operation up to `seq`."""
+    deployment.acked_seq = max(deployment.acked_seq, seq)
+    for number in [n for n in deployment.answered if n <= seq]:
+        release(cluster, cluster.operations[deployment.answered.pop(number)])
+
+
+def _say_refused(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bool) -> None:
+    cluster.emit(
+        RefuseOperation(
+            operation_id=operation.operation_id,
+            state=operation.state,
+            fault=fault,
+            is_final=is_final,
+        )
+    )
+    if is_final:
+        _keep(cluster, operation)
+    else:
+        del cluster.operations[operation.operation_id]
+
+
+def _keep(cluster: Cluster, operation: Operation) -> None:
+    """Keep an answer until it is acknowledged, within the bound, and wake who depends on it."""
+    operation.finished_us = cluster.now_us
+    deployment = cluster.deployments[operation.deployment_id]
+    if not operation.is_inline:
+        cluster.emit(DropPayload(operation_id=operation.operation_id))
+    if operation.kind is not OperationKind.INITIALIZE:
+        deployment.answered[operation.seq] = operation.operation_id
+    if len(deployment.answered) > cluster.limits.max_answered_per_deployment:
+        oldest = next(iter(deployment.answered))
+        release(cluster, cluster.operations[deployment.answered.pop(oldest)])
+    _wake_dependants(cluster, operation.operation_id, cluster.jobs[operation.job_id])
+
+
+def _wake_dependants(cluster: Cluster, operation_id: OperationId, job: Job) -> None:
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments[deployment_id]
+        if deployment.waits_for == operation_id:
+            cluster.touch(deployment.wpg_id)
+
+
+def _dependency_failed(
+    operation: Operation, operation_id: OperationId, cause: Fault | None
+) -> Fault:
+    found = "failed" if cause is None else f"ended with {cause.code}: {cause.message}"
+    return Fault(
+        code=ErrorCode.DEPENDENCY_FAILED,
+        message=f"{show(operation.operation_id)} not run: {show(operation_id)}, which it comes "
+        f"after, {found}",
+        facts=(
+            ("operation", operation_id.hex()),
+            ("cause", "" if cause is None else cause.code),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Relocation: repacking, drains and moves of deployments to other devices."""

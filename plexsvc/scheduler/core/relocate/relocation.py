@@ -1,0 +1,346 @@
+"""A training deployment moves to other devices while its job goes on.
+
+Theory of operation. A second WPG comes up at the new places, held by a *stand-in* deployment so
+that it queues for devices, fails and is torn down like any other, while the first works on
+(`spawning`). Then the relocation waits for a quiet step boundary (`waiting`): nothing runs or
+moves, and no gradients are accumulated, since those belong to their ranks. From there on the
+deployment is held: its operations keep their places and wait. The state managers copy the complete
+state (`carrying`); the second WPG's `Initialize` reads the copy (`restoring`); when it is applied
+the two WPGs change places, the old one is stopped, and the operations go on (`done`).
+
+A rollout deployment goes the same way to idle devices. It has no window to wait for, so it is held
+as soon as the new instances are up, until what runs has ended; there is nothing to copy, since its
+`Initialize` has the rollout manager bring the new instances to the version in use.
+
+Until that moment nothing the job can see has changed, so whatever fails first (a spawn, the copy, a
+new rank, its node) ends the relocation with a reason (`failed`) and the old WPG goes on. If the old
+one dies, the deployment fails as ever. `settle` looks at every relocation after each event, so
+that no other part has to know of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, MoveId, OperationId, WpgId
+from plexsvc.scheduler.core.actions import (
+    CarryState,
+    CutOver,
+    DropCarried,
+    RelocationChanged,
+    SetTimer,
+)
+from plexsvc.scheduler.core.events import (
+    CarryFailed,
+    OperationFinished,
+    StateCarried,
+)
+from plexsvc.scheduler.core.life import lifecycle
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.state import (
+    HELD,
+    Cluster,
+    Deployment,
+    Operation,
+    Relocation,
+    Wpg,
+)
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationKind,
+    Place,
+    RelocationStage,
+    WpgState,
+)
+
+OPERATION_ID_BYTES: Final = 16
+
+OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
+CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})
+
+
+def begin(
+    cluster: Cluster, deployment: Deployment, places: tuple[Place, ...], *, reason: str
+) -> Fault | None:
+    """Start to move a deployment to `places`, rank i to `places[i]`; return why not, if so."""
+    fault = why_not(cluster, deployment, places)
+    if fault is not None:
+        return fault
+    name = stand_in_id(deployment)
+    deployment.incarnations += 1
+    stand_in = Deployment(
+        deployment_id=name,
+        job_id=deployment.job_id,
+        initialize_id=_initialize_id(deployment),
+        role=deployment.role,
+        backend=deployment.backend,
+        device_kind=deployment.device_kind,
+        num_devices=deployment.num_devices,
+        is_rollout=deployment.is_rollout,
+        requested_us=cluster.now_us,
+        incarnations=deployment.incarnations,
+        stands_in_for=deployment.deployment_id,
+    )
+    cluster.deployments[name] = stand_in
+    cluster.jobs[deployment.job_id].deployments.append(name)
+    deployment.relocation = Relocation(
+        stand_in_id=name, places=places, reason=reason, started_us=cluster.now_us
+    )
+    deployment.relocation_fault = None
+    cluster.relocating[deployment.deployment_id] = None
+    _tell(cluster, deployment, deployment.relocation)
+    lifecycle.spawn(cluster, stand_in, places, replaces=deployment.wpg_id)
+    at_us = cluster.now_us + cluster.limits.relocation_timeout_us
+    cluster.emit(SetTimer(key=f"relocate/{stand_in.wpg_id}", at_us=at_us))
+    return None
+
+
+def stand_in_id(deployment: Deployment) -> DeploymentId:
+    """Return what a deployment's next relocation will call the holder of its second WPG."""
+    return DeploymentId(f"{deployment.deployment_id}~{deployment.incarnations + 1}")
+
+
+def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
+    """Return why a deployment cannot begin to move to `places`; `None` if it can."""
+    name, wpg = deployment.deployment_id, cluster.wpg_of(deployment)
+    if deployment.relocation is not None or deployment.stands_in_for is not None:
+        return _refused(f"{name} is being moved already", code=ErrorCode.UNAVAILABLE)
+    is_ending = cluster.jobs[deployment.job_id].ending is not None
+    if is_ending or deployment.state is not DeploymentState.READY or wpg is None:
+        state = "ending" if is_ending else deployment.state
+        return _refused(f"{name} is {state}, not ready", code=ErrorCode.UNAVAILABLE)
+    usable = [p for p in places if _is_usable(cluster, deployment, p)]
+    if len(set(usable)) != len(places) or len(places) != deployment.num_devices:
+        told = ", ".join(f"{p.node_id}:{p.device}" for p in places) or "none"
+        idle = "idle " if deployment.is_rollout else ""
+        kind = f"{idle}{deployment.device_kind}"
+        needed = f"{deployment.num_devices} {kind} devices of nodes that are up"
+        return _refused(f"{name} needs {needed}; asked for {told}")
+    if places == wpg.places:
+        return _refused(f"{name} is there already")
+    return None
+
+
+def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
+    device = cluster.devices.get(place)
+    is_up = place.node_id in cluster.nodes
+    if device is None or not is_up or device.kind != deployment.device_kind:
+        return False
+    return not (deployment.is_rollout and device.wpgs)
+
+
+def settle(cluster: Cluster) -> None:
+    """Bring every relocation as far as it can go now."""
+    for deployment_id in list(cluster.relocating):
+        deployment = cluster.deployments.get(deployment_id)
+        if deployment is None:
+            del cluster.relocating[deployment_id]
+        elif deployment.relocation is not None:
+            _settle(cluster, deployment, deployment.relocation)
+
+
+def carried(cluster: Cluster, event: StateCarried | CarryFailed) -> None:
+    """Go on with a copy that was made, or end without; one that came too late is freed."""
+    deployment = cluster.deployments.get(event.deployment_id)
+    relocation = None if deployment is None else deployment.relocation
+    if deployment is None or relocation is None or relocation.move_id != event.move_id:
+        if isinstance(event, StateCarried):
+            cluster.emit(DropCarried(move_id=event.move_id))
+    elif isinstance(event, CarryFailed):
+        abandon(cluster, deployment, event.fault)
+    else:
+        relocation.stage = RelocationStage.RESTORING
+        _tell(cluster, deployment, relocation)
+        lifecycle.queue_initialize(cluster, cluster.deployments[relocation.stand_in_id])
+
+
+def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+    """End a relocation without effect: the deployment stays where it is and goes on."""
+    relocation = deployment.relocation
+    assert relocation is not None, deployment
+    _close(cluster, deployment, relocation)
+    deployment.relocation_fault = fault
+    _tell(cluster, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
+    stand_in = cluster.deployments.get(relocation.stand_in_id)
+    wpg = None if stand_in is None else cluster.wpg_of(stand_in)
+    if wpg is not None:
+        lifecycle.fail_wpg(cluster, wpg, fault)
+    cluster.touch(deployment.wpg_id)
+
+
+def give_up_waiting(cluster: Cluster, name: str) -> None:
+    """End a relocation that found no step boundary in time. Handles the timer `relocate/WPG`."""
+    wpg = cluster.wpgs.get(WpgId(name))
+    stand_in = None if wpg is None else cluster.deployments[wpg.deployment_id]
+    if stand_in is None or stand_in.stands_in_for is None:
+        return
+    deployment = cluster.deployments.get(stand_in.stands_in_for)
+    relocation = None if deployment is None else deployment.relocation
+    if deployment is None or relocation is None or relocation.stage in HELD:
+        return
+    if relocation.stage is RelocationStage.SPAWNING:
+        what = "its new processes did not come up"
+    elif deployment.is_rollout:
+        what = "what ran did not end"
+    else:
+        what = (
+            "no step boundary came (accumulated gradients cannot move: step or zero_grad, then "
+            "move it again)"
+        )
+    limit_s = cluster.limits.relocation_timeout_us // 1_000_000
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{deployment.deployment_id} stays where it is: {what} within {limit_s} s "
+        "(scheduler.relocation_timeout_us)",
+    )
+    abandon(cluster, deployment, fault)
+
+
+def watch_window(deployment: Deployment, operation: Operation, event: OperationFinished) -> None:
+    """Note whether an operation that ended left gradients accumulated, or took them away."""
+    if operation.kind in OPENS_WINDOW:
+        changed_nothing = event.fault is not None and event.is_refusal
+        deployment.is_window_open |= not changed_nothing
+    elif operation.kind in CLOSES_WINDOW and event.fault is None:
+        deployment.is_window_open = False
+
+
+def _settle(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
+    stand_in = cluster.deployments.get(relocation.stand_in_id)
+    ended = _why_over(cluster, deployment, stand_in)
+    if ended is not None or stand_in is None:
+        assert ended is not None, relocation
+        abandon(cluster, deployment, ended)
+        return
+    old, new = cluster.wpg_of(deployment), cluster.wpg_of(stand_in)
+    assert old is not None, deployment
+    assert new is not None, stand_in
+    if relocation.stage is RelocationStage.SPAWNING and new.state is WpgState.READY:
+        relocation.stage = RelocationStage.WAITING
+        _tell(cluster, deployment, relocation)
+    if relocation.stage is RelocationStage.WAITING and _is_quiet(deployment, old):
+        _carry(cluster, deployment, relocation, old=old, new=new, stand_in=stand_in)
+    elif relocation.stage is RelocationStage.RESTORING and stand_in.state is DeploymentState.READY:
+        _cut_over(cluster, deployment, relocation, old=old, new=new, stand_in=stand_in)
+
+
+def _why_over(
+    cluster: Cluster, deployment: Deployment, stand_in: Deployment | None
+) -> Fault | None:
+    """Return what ended a relocation before its time, if anything did."""
+    name = deployment.deployment_id
+    if cluster.jobs[deployment.job_id].ending is not None:
+        return Fault(code=ErrorCode.JOB_ENDED, message=f"{name} is not moved: its job ends")
+    if deployment.state is not DeploymentState.READY:
+        why = f": {deployment.fault.message}" if deployment.fault is not None else ""
+        message = f"{name} is not moved: it is {deployment.state}{why}"
+        return Fault(code=ErrorCode.DEPLOYMENT_FAILED, message=message)
+    if stand_in is None or stand_in.fault is not None:
+        cause = stand_in.fault if stand_in is not None else None
+        why = f"{cause.code}: {cause.message}" if cause is not None else "its new processes ended"
+        return Fault(
+            code=cause.code if cause is not None else ErrorCode.WORKER_DIED,
+            message=f"{name} stays where it is and goes on: {why}",
+            facts=cause.facts if cause is not None else (),
+        )
+    return None
+
+
+def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
+    """Whether the state is whole and still: a step boundary with nothing under way."""
+    is_still = not deployment.running and wpg.move_id is None and wpg.switch is None
+    return is_still and not deployment.is_window_open
+
+
+def _carry(
+    cluster: Cluster,
+    deployment: Deployment,
+    relocation: Relocation,
+    *,
+    old: Wpg,
+    new: Wpg,
+    stand_in: Deployment,
+) -> None:
+    cluster.last_move_no += 1
+    relocation.move_id = MoveId(f"{cluster.epoch}.{cluster.last_move_no}")
+    relocation.stage = RelocationStage.CARRYING
+    _tell(cluster, deployment, relocation)
+    cluster.emit(
+        CarryState(
+            deployment_id=deployment.deployment_id,
+            from_wpg_id=old.wpg_id,
+            to_wpg_id=new.wpg_id,
+            initialize_id=stand_in.initialize_id,
+            move_id=relocation.move_id,
+            lease_no=old.lease_no,
+        )
+    )
+
+
+def _cut_over(
+    cluster: Cluster,
+    deployment: Deployment,
+    relocation: Relocation,
+    *,
+    old: Wpg,
+    new: Wpg,
+    stand_in: Deployment,
+) -> None:
+    """Let the WPGs change places and the old one end."""
+    deployment.wpg_id, stand_in.wpg_id = new.wpg_id, old.wpg_id
+    new.deployment_id, old.deployment_id = deployment.deployment_id, stand_in.deployment_id
+    stand_in.is_retired = True
+    if deployment.is_rollout:
+        placing.exchange(cluster, deployment, stand_in)
+    cluster.emit(
+        CutOver(
+            deployment_id=deployment.deployment_id,
+            from_wpg_id=old.wpg_id,
+            to_wpg_id=new.wpg_id,
+        )
+    )
+    _close(cluster, deployment, relocation)
+    _tell(cluster, deployment, relocation, stage=RelocationStage.DONE)
+    lifecycle.announce(cluster, deployment)
+    lifecycle.stop_when_idle(cluster, old)
+    cluster.touch(new.wpg_id)
+
+
+def _close(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
+    """Forget a relocation; its copy, if it was made, is not needed any more."""
+    deployment.relocation = None
+    del cluster.relocating[deployment.deployment_id]
+    if relocation.stage is RelocationStage.RESTORING and relocation.move_id is not None:
+        cluster.emit(DropCarried(move_id=relocation.move_id))
+
+
+def _tell(
+    cluster: Cluster,
+    deployment: Deployment,
+    relocation: Relocation,
+    *,
+    stage: RelocationStage | None = None,
+    fault: Fault | None = None,
+) -> None:
+    cluster.emit(
+        RelocationChanged(
+            deployment_id=deployment.deployment_id,
+            stage=stage or relocation.stage,
+            places=relocation.places,
+            reason=relocation.reason,
+            fault=fault,
+        )
+    )
+
+
+def _initialize_id(deployment: Deployment) -> OperationId:
+    """Return an id of its own for a later incarnation's `Initialize`: the same on every replay."""
+    name = f"{deployment.initialize_id.hex()}/{deployment.incarnations}"
+    return OperationId(hashlib.blake2b(name.encode(), digest_size=OPERATION_ID_BYTES).digest())
+
+
+def _refused(message: str, *, code: ErrorCode = ErrorCode.BAD_REQUEST) -> Fault:
+    return Fault(code=code, message=f"not moved: {message}")

@@ -1,0 +1,1 @@
+"""The driver of the core: journals events, asks the core, hands its actions on."""

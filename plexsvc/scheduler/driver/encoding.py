@@ -1,0 +1,198 @@
+"""What a journal tells, as values: how the core was made, each event, a digest of what it led to.
+
+Theory of operation. A row is an event, or one of two notes between events. `Configured` comes
+first and holds all that the core is made of, so that a replay needs nothing else. `Decided` holds
+one digest for each event since the note before: of the event's own body and of the actions that
+followed. It is written with a later batch, which it describes nothing of: nobody waits for it.
+Whatever is not determined by earlier events (times, durations, ids, dice) enters by events only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Final, get_args
+
+import msgspec
+import xxhash
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler import core
+from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.machine import Scheduler
+
+KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(Event)}
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODERS: Final[dict[str, msgspec.json.Decoder[Event]]] = {
+    name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """All that a core is made of."""
+
+    epoch: int
+    limits: Limits
+    core: str = ""
+    """Fingerprint of the core's code: another build may decide otherwise."""
+
+    @property
+    def is_this_build(self) -> bool:
+        """Whether the journal was written by the core that would replay it."""
+        return self.core == fingerprint()
+
+    def new_core(self) -> Scheduler:
+        """Return the core before its first event."""
+        return Scheduler(limits=self.limits, epoch=self.epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What followed from the events from row `first` on, in their order."""
+
+    first: int
+    digests: tuple[str, ...]
+    actions: tuple[msgspec.Raw, ...] = ()
+    """The actions themselves, when the journal keeps them (`scheduler.journal_actions`)."""
+
+
+_NOTES: Final[dict[str, msgspec.json.Decoder[Configured] | msgspec.json.Decoder[Decided]]] = {
+    "Configured": msgspec.json.Decoder(Configured),
+    "Decided": msgspec.json.Decoder(Decided),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One event as it was journaled; `digest` is empty where the journal ends before its note."""
+
+    idx: int
+    event: Event
+    body: str
+    digest: str = ""
+    actions: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A journal of one epoch: how its core was made, and its events in order."""
+
+    configured: Configured
+    entries: tuple[Entry, ...]
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events."""
+        return (entry.event for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One row of a journal, whatever table or file it comes from."""
+
+    idx: int
+    kind: str
+    body: str
+
+
+def configured(limits: Limits, *, epoch: int) -> Configured:
+    """Return the note of a core with the fields of `limits` that a core reads."""
+    values = {field.name: getattr(limits, field.name) for field in fields(Limits)}
+    return Configured(epoch=epoch, limits=Limits(**values), core=fingerprint())
+
+
+@cache
+def fingerprint() -> str:
+    """Return 16 hex digits of the source of the core."""
+    root = Path(core.__file__).parent
+    hasher = xxhash.xxh3_64()
+    for path in sorted(root.rglob("*.py")):
+        hasher.update(path.relative_to(root).as_posix().encode())
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def encode(value: Event | Configured | Decided) -> bytes:
+    """Return the JSON of an event or a note."""
+    return _ENCODER.encode(value)
+
+
+def encode_actions(actions: Sequence[Action]) -> bytes:
+    """Return the JSON of an action list: pairs of name and fields."""
+    return _ENCODER.encode([(type(action).__name__, action) for action in actions])
+
+
+def digest(body: bytes, actions: bytes) -> str:
+    """Return 16 hex digits of an event and of what followed from it."""
+    return xxhash.xxh3_64_hexdigest(body + actions)
+
+
+def decode_event(kind: str, body: str) -> Event:
+    """Return the event of one row."""
+    return _DECODERS[kind].decode(body)
+
+
+def read(lines: Sequence[Line]) -> Recording:
+    """Return what the rows of one epoch say.
+
+    Raises:
+        PlexError: `bad_request`, with the row's number, when the journal has no beginning, a row
+            is missing or cannot be read.
+    """
+    entries: list[Entry] = []
+    made: Configured | None = None
+    by_idx: dict[int, int] = {}
+    for expected, line in enumerate(lines, start=1):
+        if line.idx != expected:
+            raise _unreadable(expected, f"it is missing; row {line.idx} follows")
+        value = _decode(line)
+        match value:
+            case Configured():
+                made = value
+            case Decided():
+                _note(entries, value, at=by_idx, line=line)
+            case _:
+                by_idx[line.idx] = len(entries)
+                entries.append(Entry(idx=line.idx, event=value, body=line.body))
+    if made is None:
+        raise _unreadable(1, "no row says how the core was made (written by an older version?)")
+    return Recording(configured=made, entries=tuple(entries))
+
+
+def _decode(line: Line) -> Event | Configured | Decided:
+    try:
+        if line.kind in _NOTES:
+            return _NOTES[line.kind].decode(line.body)
+        return decode_event(line.kind, line.body)
+    except KeyError as error:
+        raise _unreadable(line.idx, f"{line.kind!r} is no kind of event") from error
+    except msgspec.DecodeError as error:
+        raise _unreadable(line.idx, f"{line.kind}: {error}") from error
+
+
+def _note(entries: list[Entry], note: Decided, *, at: dict[int, int], line: Line) -> None:
+    """Write digests (and actions) beside the events they are of."""
+    if note.actions and len(note.actions) != len(note.digests):
+        raise _unreadable(line.idx, f"{len(note.digests)} digests, {len(note.actions)} actions")
+    for offset, known in enumerate(note.digests):
+        idx = note.first + offset
+        if idx not in at:
+            raise _unreadable(line.idx, f"it tells of row {idx}, which is no event before it")
+        entry = entries[at[idx]]
+        actions = bytes(note.actions[offset]).decode() if note.actions else None
+        entries[at[idx]] = Entry(
+            idx=idx, event=entry.event, body=entry.body, digest=known, actions=actions
+        )
+
+
+def _unreadable(idx: int, why: str) -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"row {idx} of the journal cannot be replayed: {why}; give a whole journal",
+        row=idx,
+    )

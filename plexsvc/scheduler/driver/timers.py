@@ -1,0 +1,51 @@
+"""The driver's timers: one heap, one sleeper; `SetTimer` in, due keys out."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+from plexsvc.clock import Clock, wait_at_most
+
+
+class Timers:
+    """Calls `fire(key)` when a key's time has come; setting a key again replaces its time."""
+
+    def __init__(self, clock: Clock, *, fire: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._fire = fire
+        self._due: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+        self._changed = asyncio.Event()
+
+    def set(self, key: str, *, at_us: int) -> None:
+        """Have `key` fire at `at_us` of the wall clock."""
+        self._due[key] = at_us
+        heapq.heappush(self._heap, (at_us, key))
+        if self._heap[0] == (at_us, key):
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Fire keys as they come due, until cancelled."""
+        while True:
+            self._changed.clear()
+            wait_us = self._fire_due()
+            if wait_us is None:
+                await self._changed.wait()
+                continue
+            await wait_at_most(self._changed, wait_us, clock=self._clock)
+
+    def _fire_due(self) -> int | None:
+        """Fire what is due; return the time to the next, or `None` without one."""
+        while self._heap:
+            at_us, key = self._heap[0]
+            is_current = self._due.get(key) == at_us
+            wait_us = at_us - self._clock.wall_us()
+            if is_current and wait_us > 0:
+                return wait_us
+            heapq.heappop(self._heap)
+            if is_current:
+                del self._due[key]
+                self._fire(key)
+        return None

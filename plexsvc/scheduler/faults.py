@@ -1,0 +1,59 @@
+"""From errors of any origin to the faults the core understands, and back to the wire."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import common_pb2, operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import OperationId
+from plexsvc.rpc.status import error_from
+from plexsvc.scheduler.core.vocabulary import Fault, OperationState
+
+WIRE_STATES: Final[dict[OperationState, operations_pb2.OperationState]] = {
+    OperationState.RECEIVED: operations_pb2.OPERATION_STATE_RECEIVED,
+    OperationState.QUEUED: operations_pb2.OPERATION_STATE_QUEUED,
+    OperationState.STAGED: operations_pb2.OPERATION_STATE_STAGED,
+    OperationState.GRANTED: operations_pb2.OPERATION_STATE_GRANTED,
+    OperationState.RUNNING: operations_pb2.OPERATION_STATE_RUNNING,
+    OperationState.APPLIED: operations_pb2.OPERATION_STATE_APPLIED,
+    OperationState.ANSWERED: operations_pb2.OPERATION_STATE_ANSWERED,
+    OperationState.RELEASED: operations_pb2.OPERATION_STATE_RELEASED,
+    OperationState.REFUSED: operations_pb2.OPERATION_STATE_REFUSED,
+    OperationState.FAILED: operations_pb2.OPERATION_STATE_FAILED,
+}
+
+
+def fault_of(error: PlexError) -> Fault:
+    """Return the fault of a `PlexError`."""
+    return Fault(code=error.code, message=error.message, facts=tuple(sorted(error.facts.items())))
+
+
+def fault_from_wire(error: common_pb2.Error) -> Fault:
+    """Return the fault of a wire error; a code nobody knows reads as `internal`."""
+    known = error.code in ErrorCode.__members__.values()
+    code = ErrorCode(error.code) if known else ErrorCode.INTERNAL
+    return Fault(code=code, message=error.message, facts=tuple(sorted(error.facts.items())))
+
+
+def fault_of_call(failure: grpc.RpcError | PlexError) -> Fault:
+    """Return the fault of a failed call."""
+    error = failure if isinstance(failure, PlexError) else error_from(failure)
+    return fault_of(error)
+
+
+def error_of(fault: Fault) -> PlexError:
+    """Return the exception of a fault."""
+    return PlexError(fault.code, fault.message, **dict(fault.facts))
+
+
+def refusal(
+    operation_id: OperationId, fault: Fault, *, state: OperationState
+) -> operations_pb2.OperationResult:
+    """Return the result that carries a fault."""
+    return operations_pb2.OperationResult(
+        operation_id=operation_id, state=WIRE_STATES[state], error=to_wire(error_of(fault))
+    )

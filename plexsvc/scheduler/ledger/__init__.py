@@ -1,0 +1,1 @@
+"""Records that clients are shown: jobs, deployments, results, sessions."""

@@ -1,0 +1,274 @@
+"""What the core's answers and changes do at the edge: results, views, rows of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from plexclient.wire.errors import to_wire
+from plexsvc.clock import Clock
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import (
+    AnswerOperation,
+    CutOver,
+    DeploymentChanged,
+    JobChanged,
+    KeepProfile,
+    RefuseOperation,
+    RelocationChanged,
+    SpawnWpg,
+    StopWpg,
+)
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    JobState,
+    OperationKind,
+    OperationState,
+)
+from plexsvc.scheduler.faults import WIRE_STATES, error_of, refusal
+from plexsvc.scheduler.ledger import profiles
+from plexsvc.scheduler.ledger.jobs import (
+    JOB_STATES,
+    DeploymentRecord,
+    Held,
+    JobRecord,
+    Registry,
+    blocks_of,
+)
+from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
+from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
+
+log = Log(__name__)
+
+ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+
+
+class Recorder:
+    """Turns the core's words into results for clients and rows for the store."""
+
+    def __init__(self, registry: Registry, *, results: ResultBook, clock: Clock) -> None:
+        self._registry = registry
+        self._results = results
+        self._clock = clock
+        self._rows: list[Row] = []
+        self._owners: dict[OperationId, DeploymentId] = {}
+        self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
+        self.dirty = asyncio.Event()
+
+    def take_rows(self) -> list[Row]:
+        """Return the rows changed since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def answer(self, action: AnswerOperation) -> None:
+        """Hand an applied operation's result to whoever waits."""
+        held = self._registry.let_go(action.operation_id)
+        if held is None or held.result is None:
+            return  # Initialize is answered by the deployment's state
+        result = held.result
+        result.state = WIRE_STATES[OperationState.ANSWERED]
+        result.times.queued_us = action.queued_us
+        result.times.switch_us = action.switch_us
+        result.times.run_us = action.run_us
+        job = self._registry.jobs.get(JobId(held.operation.job_id))
+        if job is not None and held.kind is not OperationKind.INITIALIZE:
+            job.view.operations_done += 1
+        self._settle(
+            action.operation_id, held, result, keep=held.kind is not OperationKind.INITIALIZE
+        )
+
+    def refuse(self, action: RefuseOperation) -> None:
+        """Hand a refusal or failure to whoever waits; a final one is kept like any answer."""
+        held = self._registry.let_go(action.operation_id)
+        if held is None:
+            return
+        result = refusal(action.operation_id, action.fault, state=action.state)
+        log.info(
+            "operation refused" if action.state is OperationState.REFUSED else "operation failed",
+            operation_id=action.operation_id,
+            kind=held.kind,
+            code=action.fault.code,
+        )
+        is_kept = action.is_final and held.kind is not OperationKind.INITIALIZE
+        self._settle(action.operation_id, held, result, keep=is_kept)
+
+    def release(self, operation_id: OperationId) -> tuple[list[bytes], tuple[NodeId, ...]]:
+        """Forget an answer; return the staged bytes it held and the nodes that have them."""
+        result = self._results.drop(operation_id)
+        deployment_id = self._owners.pop(operation_id, None)
+        if deployment_id is not None:
+            del self._owned[deployment_id][operation_id]
+        record = self._registry.deployments.get(deployment_id) if deployment_id else None
+        if result is None or record is None:
+            return [], ()
+        return staged_ids(result), (*record.nodes, *record.former_nodes)
+
+    def processes(self, action: SpawnWpg | StopWpg) -> None:
+        """Note where processes will be, or that their exits are wanted from here on."""
+        if isinstance(action, StopWpg):
+            self._registry.by_wpg[action.wpg_id].is_stopping = True
+        else:
+            self._spawning(action)
+
+    def _spawning(self, action: SpawnWpg) -> None:
+        record = self._registry.deployments[action.deployment_id]
+        if action.replaces is not None:
+            record = DeploymentRecord(
+                view=record.view, initialize_id=record.initialize_id, is_stand_in=True
+            )
+        record.wpg_id, record.incarnation = action.wpg_id, action.incarnation
+        record.places = action.places
+        self._registry.by_wpg[action.wpg_id] = record
+        if not record.is_stand_in:
+            _show_places(record)
+
+    def cut_over(self, action: CutOver) -> None:
+        """Note that a deployment's second WPG took the place of its first."""
+        record = self._registry.deployments[action.deployment_id]
+        other = self._registry.by_wpg[action.to_wpg_id]
+        record.change_places(other)
+        self._registry.by_wpg[action.to_wpg_id] = record
+        self._registry.by_wpg[action.from_wpg_id] = other
+        _show_places(record)
+
+    def relocation_changed(self, action: RelocationChanged) -> None:
+        """Tell how far a relocation is, or why it ended."""
+        say = log.info if action.fault is None else log.warning
+        say(
+            "relocation changed",
+            deployment=action.deployment_id,
+            stage=action.stage,
+            places=" ".join(f"{place.node_id}:{place.device}" for place in action.places),
+            reason=action.reason,
+            fault="" if action.fault is None else f"{action.fault.code}: {action.fault.message}",
+        )
+
+    def deployment_changed(self, action: DeploymentChanged) -> None:
+        """Announce a deployment's state."""
+        record = self._registry.deployments[action.deployment_id]
+        record.view.state = action.state
+        if action.fault is not None:
+            record.view.error.CopyFrom(to_wire(error_of(action.fault)))
+        if action.state is not DeploymentState.STARTING:
+            record.settled.set()
+            self._registry.let_go(record.initialize_id)
+        log.info("deployment changed", deployment=action.deployment_id, state=action.state)
+        self._deployment_row(record)
+
+    def job_changed(self, action: JobChanged) -> None:
+        """Announce a job's state."""
+        record = self._registry.jobs[action.job_id]
+        record.view.state = JOB_STATES[action.state]
+        log.info("job changed", job=action.job_id, state=action.state, reason=action.reason)
+        if action.state in ENDED:
+            record.view.reason = action.reason
+            record.view.device_us = action.device_us
+            record.view.ended_us = self._clock.wall_us()
+            self._stop_deployments(record)
+            record.ended.set()
+            self._drop_answers(of=self._registry.forget_jobs())
+        self._job_row(record, state=action.state)
+
+    def _drop_answers(self, *, of: Sequence[DeploymentId]) -> None:
+        """Drop answers nobody acknowledged: their deployments are gone, nobody can ask again."""
+        for deployment_id in of:
+            for operation_id in self._owned.pop(deployment_id, ()):
+                del self._owners[operation_id]
+                self._results.drop(operation_id)
+
+    def _stop_deployments(self, record: JobRecord) -> None:
+        """Let nobody wait for a deployment of an ended job."""
+        for deployment_id in record.view.deployment_ids:
+            deployment = self._registry.deployments[DeploymentId(deployment_id)]
+            if deployment.view.state != DeploymentState.FAILED:
+                deployment.view.state = DeploymentState.STOPPED
+            deployment.settled.set()
+            self._registry.let_go(deployment.initialize_id)
+
+    def job_created(self, record: JobRecord) -> None:
+        """Record a new job."""
+        self._job_row(record, state=JobState.QUEUED)
+
+    def keep_profile(self, action: KeepProfile) -> None:
+        """Have a measured cycle stored."""
+        self._add(profiles.to_row(action.kept))
+
+    def forgotten(self, wpg_id: WpgId) -> None:
+        """Drop a WPG that is no more."""
+        self._registry.by_wpg.pop(wpg_id, None)
+
+    def _settle(self, operation_id: OperationId, held: Held, result: Result, *, keep: bool) -> None:
+        self._results.settle(operation_id, result, keep=keep)
+        if not keep:
+            return
+        operation = held.operation
+        deployment_id = DeploymentId(operation.deployment_id)
+        self._owners[operation_id] = deployment_id
+        self._owned.setdefault(deployment_id, {})[operation_id] = None
+        self._add(
+            OperationRow(
+                operation_id=operation_id,
+                tenant=operation.tenant,
+                job_id=operation.job_id,
+                deployment_id=operation.deployment_id,
+                lease_no=held.lease_no,
+                incarnation=self._incarnation(operation.deployment_id),
+                seq=operation.seq,
+                kind=held.kind,
+                state="answered" if not result.HasField("error") else "failed",
+                digest=held.digest,
+                error_code=result.error.code,
+                submitted_us=held.submitted_us,
+                answered_us=self._clock.wall_us(),
+            )
+        )
+
+    def _incarnation(self, deployment_id: str) -> int:
+        record = self._registry.deployments.get(DeploymentId(deployment_id))
+        return 1 if record is None else record.incarnation
+
+    def _job_row(self, record: JobRecord, *, state: JobState) -> None:
+        view = record.view
+        self._add(
+            JobRow(
+                job_id=view.job_id,
+                tenant=view.tenant,
+                name=view.name,
+                state=state,
+                reason=view.reason,
+                exit_code=view.exit_code if view.HasField("exit_code") else None,
+                created_us=view.created_us,
+                ended_us=view.ended_us,
+            )
+        )
+
+    def _deployment_row(self, record: DeploymentRecord) -> None:
+        view = record.view
+        self._add(
+            DeploymentRow(
+                deployment_id=view.deployment_id,
+                tenant=view.tenant,
+                job_id=view.job_id,
+                lease_no=0,
+                incarnation=view.incarnation,
+                applied_seq=record.applied_seq,
+                role=view.spec.role,
+                backend=view.spec.backend,
+                model=view.spec.model,
+                wpg_id=view.wpg_id,
+                state=view.state,
+                error=view.error.message,
+            )
+        )
+
+    def _add(self, row: Row) -> None:
+        self._rows.append(row)
+        self.dirty.set()
+
+
+def _show_places(record: DeploymentRecord) -> None:
+    view = record.view
+    view.wpg_id, view.incarnation = record.wpg_id or "", record.incarnation
+    del view.blocks[:]
+    view.blocks.extend(blocks_of(record.places))

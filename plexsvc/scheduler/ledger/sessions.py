@@ -1,0 +1,84 @@
+"""Sessions: a job whose client falls silent for its time to live is cancelled, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from plexsvc.clock import Clock, wait_at_most
+from plexsvc.ids import JobId
+from plexsvc.log import Log
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import Event, JobEndRequested
+from plexsvc.scheduler.core.vocabulary import JobState
+from plexsvc.scheduler.ledger.jobs import JobRecord, Registry
+
+log = Log(__name__)
+
+
+class Sessions:
+    """Watches when each job's client was last heard."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        clock: Clock,
+        registry: Registry,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._registry = registry
+        self._post = post
+        self._opened = asyncio.Event()
+
+    def ttl_us(self, asked_us: int) -> int:
+        """Return the time to live a job gets: what it asked for, within the bound."""
+        return min(asked_us or self._config.session_ttl_us, self._config.max_session_ttl_us)
+
+    def opened(self, record: JobRecord) -> None:
+        """Watch a new job: it may be the next to expire."""
+        self.heard(record)
+        self._opened.set()
+
+    def heard(self, record: JobRecord) -> None:
+        """Note that a job's client lives."""
+        record.seen_us = self._clock.monotonic_us()
+
+    async def run(self) -> None:
+        """Expire silent sessions until cancelled; sleeps until the next could expire."""
+        while True:
+            self._opened.clear()
+            next_us = self._expire()
+            if next_us is None:
+                await self._opened.wait()
+            else:
+                await wait_at_most(self._opened, next_us, clock=self._clock)
+
+    def _expire(self) -> int | None:
+        """End what has been silent too long; return the time until the next could be."""
+        now_us = self._clock.monotonic_us()
+        remaining = []
+        for record in self._registry.live_jobs():
+            if record.is_expired:
+                continue
+            left_us = record.seen_us + record.view.session_ttl_us - now_us
+            if left_us <= 0:
+                self._end(record, silent_us=now_us - record.seen_us)
+            else:
+                remaining.append(left_us)
+        return min(remaining, default=None)
+
+    def _end(self, record: JobRecord, *, silent_us: int) -> None:
+        record.is_expired = True
+        ttl_s = record.view.session_ttl_us / 1e6
+        log.warning("session expired", job=record.view.job_id, silent_us=silent_us)
+        self._post(
+            JobEndRequested(
+                at_us=0,
+                job_id=JobId(record.view.job_id),
+                outcome=JobState.CANCELLED,
+                reason=f"session expired: no KeepAlive for {ttl_s:g} s (session_ttl_us)",
+            )
+        )

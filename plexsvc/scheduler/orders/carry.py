@@ -1,0 +1,206 @@
+"""What a deployment takes along to other nodes: its state as complete copies, staged payloads.
+
+A relocation's state is published like a version, complete, on every node of the old WPG; the new
+ranks map it on the same host and stream it from another. Payloads of operations that wait lie
+where the deployment was when they came; the driver knows where, and passes them on once it has
+arrived elsewhere, at the latest when their operation starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+import grpc
+
+from plexclient.wire.v1 import (
+    operations_pb2,
+    service_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+)
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import MoveId, NodeId, OperationId, new_operation_id, show
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import CarryState
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, Held
+from plexsvc.scheduler.orders import managed
+from plexsvc.scheduler.orders.reach import Reach
+
+log = Log(__name__)
+
+
+async def carry(reach: Reach, action: CarryState) -> int:
+    """Copy a WPG's state and hold the `Initialize` that reads it; return the bytes.
+
+    Raises:
+        PlexError: what a state manager refused, e.g. `no_room` for the copy in host memory.
+        AioRpcError: a state manager did not answer.
+    """
+    record = reach.registry.by_wpg[action.from_wpg_id]
+    if record.is_rollout:  # its manager brings the new instances to the version in use
+        _hold(reach, action, record=record, manifests=())
+        return 0
+    request = statemanager_pb2.PublishRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
+        wpg_id=action.from_wpg_id,
+        deployment_id=f"{action.deployment_id}~carried",
+        version=int(action.move_id.rpartition(".")[2]),
+        complete=True,
+    )
+    replies = await managed.publish(reach, record, request)
+    manifests = tuple(reply.manifest for reply in replies)
+    _hold(reach, action, record=record, manifests=manifests)
+    return sum(manifest.nbytes for manifest in manifests)
+
+
+async def drop(reach: Reach, move_id: MoveId) -> Copies | None:
+    """Free the copies of a relocation that is over; return what they were."""
+    copies = reach.registry.copies.pop(move_id, None)
+    if copies is not None:
+        reach.registry.let_go(copies.initialize_id)
+        for manifest in copies.manifests:
+            await managed.release(reach, manifest)
+    return copies
+
+
+def reconnect(reach: Reach, copies: Copies, record: DeploymentRecord) -> worker_pb2.ExecuteRequest:
+    """Return the order that has the rollout manager use a deployment's instances again.
+
+    It may have gone over to others just before those died.
+    """
+    operation_id = new_operation_id()
+    return worker_pb2.ExecuteRequest(
+        fence=reach.fence(lease_no=copies.lease_no, incarnation=record.incarnation),
+        wpg_id=record.wpg_id,
+        operation=_initialize(record, operation_id),
+        deployment=record.view,
+        instance_addresses=[rank.address for rank in record.ranks],
+    )
+
+
+async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> None:
+    """Return when an operation's staged payload lies on every node that it runs on.
+
+    Raises:
+        PlexError: `staging_timeout` when no node that has it can be reached any more.
+    """
+    if not held.staged_on or record.is_rollout or not _misses(held, record):
+        return
+    async with record.payloads:
+        for node_id in _misses(held, record):
+            await _pass_on(reach, held, to=node_id)
+            held.staged_on = (*held.staged_on, node_id)
+
+
+async def bring_payloads(reach: Reach, record: DeploymentRecord) -> None:
+    """Pass on what waits for a deployment that has just arrived, before its devices wait for it.
+
+    What cannot be passed on is told when its operation starts.
+    """
+    deployment_id = record.view.deployment_id
+    waiting = [
+        h for h in reach.registry.held.values() if h.operation.deployment_id == deployment_id
+    ]
+    for held in sorted(waiting, key=lambda held: held.operation.seq):
+        with suppress(PlexError):
+            await bring_payload(reach, held, record)
+
+
+def _misses(held: Held, record: DeploymentRecord) -> list[NodeId]:
+    return [node_id for node_id in record.nodes if node_id not in held.staged_on]
+
+
+def _hold(
+    reach: Reach,
+    action: CarryState,
+    *,
+    record: DeploymentRecord,
+    manifests: tuple[statemanager_pb2.VersionManifest, ...],
+) -> None:
+    """Keep the copies and the `Initialize` that starts from them."""
+    reach.registry.copies[action.move_id] = Copies(
+        manifests=manifests,
+        initialize_id=action.initialize_id,
+        from_wpg_id=action.from_wpg_id,
+        lease_no=action.lease_no,
+    )
+    held = Held(
+        operation=_initialize(record, action.initialize_id),
+        kind=OperationKind.INITIALIZE,
+        nbytes=0,
+        submitted_us=reach.clock.wall_us(),
+        copies=manifests,
+    )
+    reach.registry.hold(action.initialize_id, held)
+
+
+def _initialize(record: DeploymentRecord, operation_id: OperationId) -> operations_pb2.Operation:
+    view = record.view
+    return operations_pb2.Operation(
+        operation_id=operation_id,
+        tenant=view.tenant,
+        job_id=view.job_id,
+        deployment_id=view.deployment_id,
+        initialize=operations_pb2.Initialize(),
+    )
+
+
+async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
+    """Stream a staged payload from a node that has it to one that needs it."""
+    errors: list[str] = []
+    for source in held.staged_on:
+        try:
+            await reach.ask_state(source, partial(_relay, reach, held, to=to))
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("payload not passed on", source=source, target=to, error=error)
+            errors.append(f"{source}: {error}")
+        else:
+            return
+    name = show(held.operation.operation_id)
+    raise PlexError(
+        ErrorCode.STAGING_TIMEOUT,
+        f"{name}: its deployment was moved to {to} and its payload could not follow "
+        f"({'; '.join(errors)}); submit it again with the next number",
+    )
+
+
+async def _relay(
+    reach: Reach, held: Held, source: statemanager_pb2_grpc.StateManagerStub, *, to: NodeId
+) -> None:
+    """Pass a payload on a chunk at a time.
+
+    Raises:
+        PlexError: what the target refused; `node_lost`.
+        AioRpcError: the source does not have it, or one of them does not answer.
+    """
+    operation, staged = held.operation, held.operation.payload.staged
+    request = statemanager_pb2.ReadStagedRequest(staging_id=operation.operation_id)
+    stream = source.ReadStaged(request, timeout=reach.move_s)
+    call = reach.nodes.link(to).state.Stage(timeout=reach.move_s)
+    header = service_pb2.StageHeader(
+        operation_id=operation.operation_id,
+        job_id=operation.job_id,
+        deployment_id=operation.deployment_id,
+        tensors=staged.tensors,
+        nbytes=staged.nbytes,
+    )
+    try:
+        await call.write(service_pb2.StageRequest(header=header))
+        async for chunk in stream:
+            await call.write(service_pb2.StageRequest(chunk=chunk))
+        await call.done_writing()
+    except asyncio.InvalidStateError:
+        pass  # it has answered already
+    except BaseException:
+        call.cancel()
+        raise
+    finally:
+        stream.cancel()
+    reply = await call
+    if reply.HasField("error"):
+        raise error_of(fault_from_wire(reply.error))

@@ -1,0 +1,224 @@
+"""Operations on managed state: publish, save, export, digest, carried out by the state managers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import grpc
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
+from plexsvc.errors import PlexError
+from plexsvc.ids import DeploymentId, NodeId
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import StartOperation
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held
+from plexsvc.scheduler.orders.reach import Reach
+
+log = Log(__name__)
+
+Result = operations_pb2.OperationResult
+
+
+async def execute(
+    reach: Reach, action: StartOperation, *, held: Held, record: DeploymentRecord
+) -> worker_pb2.ExecuteReply:
+    """Run a managed operation and answer as a rank would.
+
+    Raises:
+        PlexError: what a state manager refused.
+    """
+    fence = reach.fence(lease_no=action.lease_no, incarnation=record.incarnation)
+    result = Result(
+        operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
+    )
+    if held.kind is OperationKind.PUBLISH:
+        await _publish(reach, fence, held=held, record=record, result=result)
+    elif held.kind is OperationKind.STATE_DIGEST:
+        await _digest(reach, fence, held=held, record=record, result=result)
+    else:
+        await _materialize(reach, fence, held=held, record=record, result=result)
+    return worker_pb2.ExecuteReply(result=result)
+
+
+async def release_versions(
+    reach: Reach, record: DeploymentRecord, *, needed: Iterable[int] | None
+) -> None:
+    """Release a deployment's surplus versions, or all of them when `needed` is None."""
+    deployment_id = DeploymentId(record.view.deployment_id)
+    if needed is None:
+        gone = reach.versions.forget(deployment_id)
+    else:
+        gone = reach.versions.surplus(deployment_id, needed=needed)
+    for version in sorted(gone):
+        for manifest in gone[version]:
+            await release(reach, manifest)
+
+
+async def release(reach: Reach, manifest: statemanager_pb2.VersionManifest) -> None:
+    """Release one node's part of a version where it lies; a node that is gone has none."""
+    node_id = NodeId(manifest.node_id)
+    if not reach.nodes.is_up(node_id):
+        return
+    request = statemanager_pb2.ReleaseVersionRequest(
+        deployment_id=manifest.deployment_id,
+        version=manifest.version,
+        fence=reach.fence(lease_no=0),
+    )
+    try:
+        await reach.ask_state(
+            node_id, lambda state: state.ReleaseVersion(request, timeout=reach.rpc_s)
+        )
+    except (grpc.aio.AioRpcError, PlexError) as error:
+        log.warning("version not released", node=node_id, error=error)
+
+
+async def publish(
+    reach: Reach, record: DeploymentRecord, request: statemanager_pb2.PublishRequest
+) -> list[statemanager_pb2.PublishReply]:
+    """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
+
+    Raises:
+        PlexError: what a state manager refused.
+        AioRpcError: a state manager did not answer.
+    """
+    replies: list[statemanager_pb2.PublishReply] = []
+    try:
+        for node_id in record.nodes:
+            link = reach.nodes.link(node_id)
+            reply = await reach.ask_state(
+                node_id, lambda state: state.Publish(request, timeout=reach.move_s)
+            )
+            _check(reply)
+            manifest = reply.manifest
+            manifest.node_id = manifest.node_id or node_id
+            manifest.state_manager = manifest.state_manager or link.address.state_manager
+            replies.append(reply)
+    except (grpc.aio.AioRpcError, PlexError):
+        for reply in replies:
+            await release(reach, reply.manifest)
+        raise
+    return replies
+
+
+async def _publish(
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    result: Result,
+) -> None:
+    """Freeze a version on every node of the WPG; its number is the operation's."""
+    version = held.operation.seq
+    request = statemanager_pb2.PublishRequest(
+        fence=fence,
+        wpg_id=record.wpg_id,
+        deployment_id=record.view.deployment_id,
+        version=version,
+    )
+    replies = await publish(reach, record, request)
+    manifests = [reply.manifest for reply in replies]
+    result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
+    deployment_id = DeploymentId(record.view.deployment_id)
+    reach.versions.add(deployment_id, version, manifests)
+    result.weight_version = version
+    result.metrics["nbytes"] = sum(manifest.nbytes for manifest in manifests)
+    await release_versions(reach, record, needed=_pulled(reach, deployment_id))
+
+
+def _pulled(reach: Reach, source: DeploymentId) -> set[int]:
+    """Return the versions that waiting and running pulls still need."""
+    held = reach.registry.held.values()
+    pulls = [h.operation.pull for h in held if h.kind is OperationKind.PULL]
+    return {pull.version for pull in pulls if pull.source_deployment_id == source}
+
+
+async def _digest(
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    result: Result,
+) -> None:
+    request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
+    async with _copies(reach, fence, held=held, record=record, complete=True) as copies:
+        request.copies.extend(copies)
+        reply = await reach.ask_state(
+            record.nodes[0], lambda state: state.Digest(request, timeout=reach.move_s)
+        )
+    _check(reply)
+    result.texts.update(reply.digests)
+
+
+async def _materialize(
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    result: Result,
+) -> None:
+    is_save = held.kind is OperationKind.SAVE
+    path = held.operation.save.path if is_save else held.operation.export.path
+    request = statemanager_pb2.MaterializeRequest(
+        fence=fence,
+        wpg_id=record.wpg_id,
+        path=path,
+        optimizer=is_save and held.operation.save.optimizer,
+        model=record.view.spec.model,
+    )
+    async with _copies(
+        reach, fence, held=held, record=record, complete=request.optimizer
+    ) as copies:
+        request.copies.extend(copies)
+        reply = await reach.ask_state(
+            record.nodes[0], lambda state: state.Materialize(request, timeout=reach.move_s)
+        )
+    _check(reply)
+    result.texts["path"] = path
+    result.texts["files"] = "\n".join(reply.files)
+    result.metrics["nbytes"] = reply.nbytes
+
+
+@asynccontextmanager
+async def _copies(
+    reach: Reach,
+    fence: common_pb2.Fence,
+    *,
+    held: Held,
+    record: DeploymentRecord,
+    complete: bool,
+) -> AsyncIterator[list[statemanager_pb2.VersionManifest]]:
+    """Have every node of a WPG that spans several copy its part, for one of them to read."""
+    if len(record.nodes) == 1:
+        yield []
+        return
+    request = statemanager_pb2.PublishRequest(
+        fence=fence,
+        wpg_id=record.wpg_id,
+        deployment_id=f"{record.view.deployment_id}~copied",
+        version=held.operation.seq,
+        complete=complete,
+        mid_window=True,
+    )
+    manifests = [reply.manifest for reply in await publish(reach, record, request)]
+    try:
+        yield manifests
+    finally:
+        for manifest in manifests:
+            await release(reach, manifest)
+
+
+def _check(
+    reply: (
+        statemanager_pb2.PublishReply
+        | statemanager_pb2.DigestReply
+        | statemanager_pb2.MaterializeReply
+    ),
+) -> None:
+    if reply.HasField("error"):
+        raise error_of(fault_from_wire(reply.error))

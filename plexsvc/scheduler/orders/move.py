@@ -1,0 +1,69 @@
+"""Moves of a WPG's state between device and host: on all its nodes at once, or on none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.errors import PlexError
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import MoveState
+from plexsvc.scheduler.core.vocabulary import Residency
+from plexsvc.scheduler.faults import fault_from_wire
+from plexsvc.scheduler.orders.reach import Reach
+
+log = Log(__name__)
+
+MoveReply = statemanager_pb2.MoveReply
+
+
+async def move(reach: Reach, action: MoveState) -> Sequence[MoveReply]:
+    """Move a WPG's state on all its nodes; return what each says.
+
+    Raises:
+        PlexError: what a state manager refused, e.g. `no_room`; nothing has moved then.
+        AioRpcError: one did not answer; the others were told to move back.
+    """
+    nodes = reach.registry.by_wpg[action.wpg_id].nodes
+    moves = [_move_on(reach, node_id, action, to=action.to) for node_id in nodes]
+    found = await asyncio.gather(*moves, return_exceptions=True)
+    replies = [reply for reply in found if isinstance(reply, MoveReply)]
+    failures = [failure for failure in found if isinstance(failure, BaseException)]
+    if not failures:
+        return replies
+    if len(nodes) > 1:  # a move on one node is atomic
+        await _roll_back(reach, action, nodes)
+    raise failures[0]
+
+
+async def _roll_back(reach: Reach, action: MoveState, nodes: Sequence[NodeId]) -> None:
+    """Bring the nodes of a failed move back to where they were."""
+    back = Residency.HOST if action.to is Residency.DEVICE else Residency.DEVICE
+    for node_id in nodes:
+        try:
+            await _move_on(reach, node_id, action, to=back)
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("roll-back failed", node=node_id, wpg=action.wpg_id, error=error)
+
+
+async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Residency) -> MoveReply:
+    to_device = to is Residency.DEVICE
+    record = reach.registry.by_wpg.get(action.wpg_id)
+    incarnation = 1 if record is None else record.incarnation
+    request = statemanager_pb2.MoveRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=incarnation),
+        wpg_id=action.wpg_id,
+        move_id=action.move_id.encode(),
+        to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
+    )
+    reply: MoveReply = await reach.ask_state(
+        node_id, lambda state: state.Move(request, timeout=reach.move_s)
+    )
+    if reply.HasField("error"):
+        fault = fault_from_wire(reply.error)
+        raise PlexError(fault.code, fault.message, **dict(fault.facts))
+    return reply

@@ -1,0 +1,278 @@
+"""One node as the driver sees it: its agent and state manager, the lease it holds, its events.
+
+A link is *up* from the moment its lease was granted until a renewal has failed for the lease's
+whole time, counted from before the last good one was sent. Then the node is lost: the agent has
+killed every rank by then. A link that comes back joins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import (
+    node_pb2,
+    node_pb2_grpc,
+    service_pb2,
+    statemanager_pb2_grpc,
+)
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId, WpgId
+from plexsvc.log import Log
+from plexsvc.rpc.channels import open_channel
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import Event, NodeJoined, NodeLost, ProcExited
+from plexsvc.scheduler.core.vocabulary import DeviceFacts
+from plexsvc.scheduler.orders.process_specs import Host
+
+log = Log(__name__)
+
+STREAM_S: Final = 3600
+"""The event stream is reopened after so long: every call has a deadline."""
+
+SIGKILL: Final = 9
+
+Post = Callable[[Event], None]
+
+
+class NodeLink:
+    """Keeps a node agent's lease and tells its events; holds the stubs others call."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        config: SchedulerConfig,
+        clock: Clock,
+        epoch: int,
+        post: Post,
+        ranks_of: Callable[[NodeId], list[tuple[WpgId, int, int]]],
+    ) -> None:
+        self.target = target
+        self._config = config
+        self._clock = clock
+        self._epoch = epoch
+        self._post = post
+        self._ranks_of = ranks_of
+        self._after_index = 0
+        self._channel = open_channel(target)
+        self._state_channels: list[grpc.aio.Channel] = []
+        self.agent = node_pb2_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call] # generated
+        self.description = node_pb2.NodeDescription()
+        self.is_up = False
+        self.reason = ""
+        self.joined = asyncio.Event()
+
+    @property
+    def node_id(self) -> NodeId:
+        """The node's name; empty before it was described."""
+        return NodeId(self.description.node_id)
+
+    @property
+    def host(self) -> Host:
+        """What ranks must know of the node."""
+        d = self.description
+        return Host(
+            node_id=d.node_id,
+            data_socket=d.data_socket,
+            runtime_dir=d.runtime_dir,
+            hostname=d.hostname,
+        )
+
+    @property
+    def address(self) -> service_pb2.NodeAddress:
+        """Where the node's services answer."""
+        return service_pb2.NodeAddress(
+            node_id=self.node_id,
+            agent=self.target,
+            state_manager=self.description.state_manager,
+        )
+
+    @property
+    def state(self) -> statemanager_pb2_grpc.StateManagerStub:
+        """The stub of the node's state manager."""
+        assert self._state is not None, self.target
+        return self._state
+
+    _state: statemanager_pb2_grpc.StateManagerStub | None = None
+
+    async def run(self) -> None:
+        """Join the node, keep its lease, tell its events; again whenever it was lost."""
+        while True:
+            try:
+                renewed_us = await self._join()
+                await self._serve(renewed_us)
+            except* (grpc.aio.AioRpcError, PlexError) as group:
+                self._lose(str(group.exceptions[0]))
+            await self._clock.sleep(self._config.connect_retry_us)
+
+    async def has_agent(self) -> bool:
+        """Whether the node's agent answers; then its state manager is there, or comes back."""
+        try:
+            await self.agent.Describe(node_pb2.NodeDescribeRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await self._channel.close()
+        for channel in self._state_channels:
+            await channel.close()
+
+    async def _join(self) -> int:
+        sent_us = self._clock.monotonic_us()
+        await self._renew()
+        self.description = await self.agent.Describe(
+            node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
+        )
+        self._open_state_manager()
+        self.is_up = True
+        self._post(
+            NodeJoined(
+                at_us=0,
+                node_id=self.node_id,
+                host_bytes=self.description.host_bytes,
+                devices=tuple(
+                    DeviceFacts(index=d.index, kind=d.kind, bytes_total=d.bytes_total)
+                    for d in self.description.devices
+                ),
+            )
+        )
+        self.joined.set()
+        log.info("node joined", node=self.node_id, devices=len(self.description.devices))
+        return sent_us
+
+    async def _serve(self, renewed_us: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_lease(renewed_us))
+            group.create_task(self._tell_events())
+
+    async def _keep_lease(self, renewed_us: int) -> None:
+        """Renew at a third of the lease; raise when it has run out."""
+        lease_us = self._config.node_lease_us
+        while True:
+            await self._clock.sleep(lease_us // 3)
+            sent_us = self._clock.monotonic_us()
+            try:
+                await self._renew()
+                renewed_us = sent_us
+            except grpc.aio.AioRpcError as error:
+                silent_us = self._clock.monotonic_us() - renewed_us
+                log.warning("renewal failed", node=self.node_id, error=error.details())
+                if silent_us >= lease_us:
+                    raise
+
+    async def _renew(self) -> None:
+        timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
+        reply = await self.agent.Renew(
+            node_pb2.RenewRequest(scheduler_epoch=self._epoch, ttl_us=self._config.node_lease_us),
+            timeout=timeout_s,
+        )
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+
+    async def _tell_events(self) -> None:
+        """Follow the agent's event log; after a break, ask first whose processes still live."""
+        while True:
+            try:
+                await self._reconcile()
+                stream = self.agent.Events(
+                    node_pb2.EventsRequest(after_index=self._after_index), timeout=STREAM_S
+                )
+                async for event in stream:
+                    self._after_index = event.index
+                    self._tell(event)
+            except grpc.aio.AioRpcError as error:
+                log.warning("event stream broke", node=self.node_id, error=error.details())
+            await self._clock.sleep(self._config.connect_retry_us)
+
+    async def _reconcile(self) -> None:
+        found = await self.agent.Describe(node_pb2.NodeDescribeRequest(), timeout=self._timeout_s)
+        if found.next_event_index <= self._after_index:
+            self._after_index = 0  # a new agent: its log starts over
+        if found.state_manager != self.description.state_manager:
+            self.description = found
+            self._open_state_manager()
+        living = {(proc.wpg_id, proc.rank) for proc in found.procs}
+        for wpg_id, rank, incarnation in self._ranks_of(self.node_id):
+            if (wpg_id, rank) not in living:
+                self._post(
+                    ProcExited(
+                        at_us=0,
+                        wpg_id=wpg_id,
+                        incarnation=incarnation,
+                        rank=rank,
+                        exit_code=0,
+                        signal=SIGKILL,
+                        log_tail="its node agent no longer knows it",
+                    )
+                )
+
+    def _tell(self, event: node_pb2.NodeEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "exited":
+            wpg_id, _, rank = event.exited.proc_id.rpartition("/")
+            self._post(
+                ProcExited(
+                    at_us=0,
+                    wpg_id=WpgId(wpg_id),
+                    incarnation=event.exited.incarnation,
+                    rank=int(rank),
+                    exit_code=event.exited.exit_code,
+                    signal=event.exited.signal,
+                    log_tail=event.exited.log_tail,
+                )
+            )
+        elif kind == "state_manager_restarted":
+            self.description.state_manager = event.state_manager_restarted.address
+            self._open_state_manager()
+            log.warning("state manager restarted", node=self.node_id)
+
+    def _open_state_manager(self) -> None:
+        """Use the state manager of the description; calls under way end on the old channel."""
+        channel = open_channel(self.description.state_manager)
+        self._state_channels.append(channel)
+        self._state = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call] # generated
+
+    def _lose(self, reason: str) -> None:
+        self.reason = reason
+        if self.is_up:
+            self.is_up = False
+            log.error("node lost", node=self.node_id, reason=reason)
+            self._post(NodeLost(at_us=0, node_id=self.node_id, reason=reason))
+        else:
+            log.warning("node agent does not answer", target=self.target, reason=reason)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._config.rpc_timeout_us / 1e6
+
+
+class Nodes:
+    """All node links, by node."""
+
+    def __init__(self, links: list[NodeLink]) -> None:
+        self.links = links
+
+    def link(self, node_id: NodeId) -> NodeLink:
+        """Return the link of a node that is up.
+
+        Raises:
+            PlexError: `node_lost`.
+        """
+        for link in self.links:
+            if link.node_id == node_id and link.is_up:
+                return link
+        raise PlexError(
+            ErrorCode.NODE_LOST, f"node {node_id} is not reachable; deploy again elsewhere"
+        )
+
+    def is_up(self, node_id: NodeId) -> bool:
+        """Return whether a node's lease is held."""
+        return any(link.node_id == node_id and link.is_up for link in self.links)

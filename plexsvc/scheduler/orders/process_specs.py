@@ -1,0 +1,177 @@
+"""What the scheduler tells a process at its start, and what it reads of a model before."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import node_pb2, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.actions import SpawnWpg
+from plexsvc.scheduler.ledger.jobs import is_rollout
+
+TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
+ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
+
+DEFAULT_EPS: Final = 1e-8
+"""AdamW's where a client names none: with 0, weights without gradients would turn to NaN."""
+
+MODEL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files of a model directory that clients may fetch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the model directory says before anything is loaded."""
+
+    vocab_size: int
+    max_sequence_length: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a rank must know of its node."""
+
+    node_id: str
+    data_socket: str
+    runtime_dir: str
+    hostname: str
+
+
+def read_model(model: str) -> ModelFacts:
+    """Return what `config.json` of a model directory says; zeros without a model.
+
+    Raises:
+        PlexError: `unknown_model` when the directory or its `config.json` cannot be read.
+    """
+    if not model:
+        return ModelFacts(vocab_size=0, max_sequence_length=0, files=())
+    directory = Path(model)
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        return ModelFacts(
+            vocab_size=int(config.get("vocab_size", 0)),
+            max_sequence_length=int(config.get("max_position_embeddings", 0)),
+            files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"model {model!r} has no readable config.json ({error}); give a Hugging Face directory "
+            "on the cluster's file system",
+            model=model,
+        ) from error
+
+
+def proc_spec(
+    action: SpawnWpg,
+    *,
+    rank: int,
+    deployment: service_pb2.Deployment,
+    host: Host,
+    rendezvous: str,
+    epoch: int,
+    config: SchedulerConfig,
+) -> node_pb2.ProcSpec:
+    """Return the process of one rank."""
+    common: dict[str, object] = {
+        "wpg_id": action.wpg_id,
+        "rank": rank,
+        "incarnation": action.incarnation,
+        "scheduler_epoch": epoch,
+        "job_id": deployment.job_id,
+        "deployment_id": deployment.deployment_id,
+        "model": deployment.spec.model,
+        "dtype": deployment.spec.dtype,
+        "seed": deployment.spec.seed,
+        "data_socket": host.data_socket,
+        "node_id": host.node_id,
+        "device_index": action.places[rank].device,
+    }
+    rollout = is_rollout(deployment.spec)
+    if rollout:
+        more = _instance_config(deployment, config)
+    else:
+        more = _worker_config(deployment, config)
+        more |= {"world_size": len(action.places), "rendezvous": rendezvous}
+    return node_pb2.ProcSpec(
+        proc_id=f"{action.wpg_id}/{rank}",
+        image="rollout" if rollout else "train",
+        entrypoint=ROLLOUT_ENTRYPOINT if rollout else TRAIN_ENTRYPOINT,
+        config_json=json.dumps(common | more),
+        job_id=deployment.job_id,
+        tenant=deployment.tenant,
+        wpg_id=action.wpg_id,
+        rank=rank,
+    )
+
+
+def rendezvous_of(action: SpawnWpg, hosts: list[Host]) -> str:
+    """Return where the ranks of a WPG meet: a file on one node, a port of rank 0's across nodes."""
+    name = f"{action.wpg_id}-{action.incarnation}"
+    if len({host.node_id for host in hosts}) == 1:
+        return f"file://{hosts[0].runtime_dir}/{name}.rdzv"
+    return f"tcp://{hosts[0].hostname}:{_port(name)}"
+
+
+def _port(name: str) -> int:
+    """Return a port below the ephemeral range that differs between WPGs."""
+    return 20_000 + zlib.crc32(name.encode()) % 10_000
+
+
+def _worker_config(
+    deployment: service_pb2.Deployment, config: SchedulerConfig
+) -> dict[str, object]:
+    spec = deployment.spec
+    p = spec.parallel
+    return {
+        "role": spec.role,
+        "backend": spec.backend,
+        "parallel": {
+            "tp": max(1, p.tp),
+            "pp": max(1, p.pp),
+            "dp": max(1, p.dp),
+            "cp": max(1, p.cp),
+            "ep": max(1, p.ep),
+            "sequence_parallel": p.sequence_parallel,
+        },
+        "optimizer": _optimizer(spec.optimizer) if spec.HasField("optimizer") else None,
+        "micro_batch_tokens": spec.micro_batch_tokens or config.micro_batch_tokens,
+    }
+
+
+def _optimizer(optimizer: service_pb2.Optimizer) -> dict[str, object]:
+    return {
+        "kind": optimizer.kind or "adamw",
+        "lr": optimizer.lr,
+        "beta1": optimizer.beta1,
+        "beta2": optimizer.beta2,
+        "eps": optimizer.eps or DEFAULT_EPS,
+        "weight_decay": optimizer.weight_decay,
+        "clip_grad_norm": optimizer.clip_grad_norm,
+    }
+
+
+def _instance_config(
+    deployment: service_pb2.Deployment, config: SchedulerConfig
+) -> dict[str, object]:
+    spec = deployment.spec
+    return {
+        "max_model_len": deployment.max_sequence_length,
+        "kv_cache_bytes": spec.kv_cache_bytes or config.kv_cache_bytes,
+        "max_num_seqs": config.max_num_seqs,
+        "instance_kind": int(spec.instance_kind),
+    }

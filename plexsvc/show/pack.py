@@ -1,0 +1,164 @@
+"""What `plexctl pack` prints: the ring of each node group, what-if answers, and moves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.show.pack_plan import (
+    PPM,
+    Spans,
+    Window,
+    compact,
+    label,
+    notes,
+    planned,
+    ratio,
+    seconds,
+    shared,
+    shares,
+    slowdown,
+    title,
+)
+from plexsvc.show.status import table_of
+
+COLORS: Final = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "white")
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_MAX_LABEL: Final = 28
+_MIN_COLUMNS: Final = 20
+_MAX_COLUMNS: Final = 240
+_TICKS: Final = 4
+_MIB: Final = 1 << 20
+
+
+def pack_view(pack: service_pb2.PackReply, *, width: int) -> RenderableType:
+    """Return the picture of every group, and who waits outside. Lines fit in `width`."""
+    window = Window.of(pack)
+    head = Text(
+        f"policy {pack.policy} · slots of {seconds(pack.slot_us)}, horizon "
+        f"{seconds(pack.horizon_us)}, shown: the next {seconds(window.length_us)}",
+        style="dim",
+    )
+    parts: list[RenderableType] = [head]
+    for group in pack.groups:
+        parts += [Text(), _ring(group, window, width=width), _figures(group), *_pauses(group)]
+    if not pack.groups:
+        parts.append(Text("no training deployment is placed"))
+    if pack.idle:
+        parts += [Text(), Text(f"idle: {compact(pack.idle)}")]
+    parts += [_waiting_line(pack, waiting) for waiting in pack.waiting]
+    return Group(*parts)
+
+
+def what_if_view(reply: service_pb2.WhatIfReply) -> RenderableType:
+    """Return where a job would go and what it would cost, or why it would wait."""
+    if not reply.fits:
+        return Text("\n".join(["it would wait:", *(f"  {reason}" for reason in reply.reasons)]))
+    joined = " and ".join(map(str, reply.group_ids))
+    where = "a group of its own" if reply.opens_group else f"group {joined}"
+    head = (
+        f"it would start at once on {compact(reply.devices)} ({where}), shifted by "
+        f"{seconds(reply.shift_us)}, {reply.overlap_ppm / PPM:.0%} of its device time overlapping "
+        f"others'; predicted slowdown {ratio(reply.predicted_ppm)}"
+    )
+    if not reply.neighbours:
+        return Text(head)
+    table = table_of("costs", "slowdown now", "then", "bound")
+    for one in reply.neighbours:
+        table.add_row(
+            label(one.job_name, one.job_id, one.name),
+            ratio(one.before_ppm),
+            ratio(one.after_ppm),
+            ratio(one.bound_ppm),
+        )
+    return Group(Text(head), table)
+
+
+def moves_view(reply: service_pb2.MovesReply) -> RenderableType:
+    """Return the moves that were ordered, and why others were not."""
+    lines = [
+        f"{label(move.job_name, move.job_id, move.name)}: {compact(move.from_devices)}"
+        f" → {compact(move.to_devices)}, {move.state_bytes / _MIB:.1f} MiB"
+        + (f" ({move.reason})" if move.reason else "")
+        for move in reply.moves
+    ]
+    return Text("\n".join([*(lines or ["nothing moves"]), *(f"  {r}" for r in reply.reasons)]))
+
+
+def _ring(group: service_pb2.PackGroup, window: Window, *, width: int) -> RenderableType:
+    labels = [_label(r)[:_MAX_LABEL] for r in group.residents]
+    indent = max([len("overlap"), *map(len, labels)])
+    columns = min(_MAX_COLUMNS, max(_MIN_COLUMNS, width - indent - 4))
+    lanes = [planned(resident, window) for resident in group.residents]
+    lines = [Text(title(group), style="bold"), Text(" " * (indent + 2) + _axis(window, columns))]
+    for number, (name, lane) in enumerate(zip(labels, lanes, strict=True)):
+        lines.append(_lane(name, lane, window, indent=indent, columns=columns, color=number))
+    both = shared(group, window)
+    if both:
+        lines.append(_lane("overlap", both, window, indent=indent, columns=columns, color=None))
+    return Group(*lines)
+
+
+def _lane(
+    name: str, lane: Spans, window: Window, *, indent: int, columns: int, color: int | None
+) -> Text:
+    levels = len(_LEVELS) - 1
+    bars = "".join(
+        _LEVELS[-int(-share * levels // 1)] for share in shares(lane, window, columns=columns)
+    )
+    style = "red" if color is None else COLORS[color % len(COLORS)]
+    line = Text(name.ljust(indent) + " ▕", style="dim" if color is None else "")
+    return line.append(bars, style=style).append("▏")
+
+
+def _axis(window: Window, columns: int) -> str:
+    """Return tick labels: seconds from now."""
+    line = ""
+    for tick in range(_TICKS):
+        at = tick * columns // _TICKS
+        text = "now" if tick == 0 else f"+{seconds(window.length_us * tick // _TICKS)}"
+        line = line.ljust(at) + text
+    return line[:columns]
+
+
+def _figures(group: service_pb2.PackGroup) -> Table:
+    table = table_of(
+        *("deployment", "on", "period", "shift", "duty", "slowdown p / m ≤ bound", "wait"),
+        *("MiB", "notes"),
+    )
+    for number, resident in enumerate(group.residents):
+        table.add_row(
+            Text(_label(resident), style=COLORS[number % len(COLORS)]),
+            compact(resident.devices),
+            seconds(resident.period_us),
+            seconds(resident.shift_us),
+            f"{resident.duty_ppm / PPM:.0%}",
+            slowdown(
+                predicted_ppm=resident.predicted_ppm,
+                measured_ppm=resident.measured_ppm,
+                bound_ppm=resident.bound_ppm,
+            ),
+            f"{resident.wait_ratio_ppm / PPM:.0%}",
+            f"{resident.state_bytes / _MIB:.1f}",
+            ", ".join(notes(resident)),
+        )
+    return table
+
+
+def _pauses(group: service_pb2.PackGroup) -> list[Text]:
+    paused = [resident for resident in group.residents if resident.paused]
+    return [Text(f"{_label(r)} is paused: {r.paused}", style="yellow") for r in paused]
+
+
+def _label(resident: service_pb2.PackResident) -> str:
+    return label(resident.job_name, resident.job_id, resident.name)
+
+
+def _waiting_line(pack: service_pb2.PackReply, waiting: service_pb2.PackWaiting) -> Text:
+    since = seconds(max(0, pack.now_us - waiting.since_us))
+    name = label(waiting.job_name, waiting.job_id, waiting.name)
+    return Text(f"waiting since {since}: {name}: {waiting.reason}", style="yellow")

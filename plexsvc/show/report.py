@@ -1,0 +1,76 @@
+"""What `plexctl report` prints: who waited for whom, and what each job got."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.show.pack_plan import PPM, seconds, slowdown
+from plexsvc.show.status import table_of
+
+OTHERS = "others"
+
+
+def report_view(report: service_pb2.ReportReply) -> RenderableType:
+    """Return the tables of a report: tenants, the matrix of waits, jobs."""
+    lasted = seconds(max(0, report.now_us - report.since_us))
+    return Group(
+        Text(f"the last {lasted}; waits are for devices that others held", style="dim"),
+        _tenants(report),
+        Text(),
+        _matrix(report),
+        Text(),
+        _jobs(report),
+    )
+
+
+def _tenants(report: service_pb2.ReportReply) -> Table:
+    table = table_of("tenant", "jobs", "device s", "waited s", "switches", "switch s")
+    for use in report.tenants:
+        table.add_row(
+            use.tenant or OTHERS,
+            str(use.jobs),
+            f"{use.device_us / 1e6:.1f}",
+            f"{use.wait_us / 1e6:.1f}",
+            str(use.switches),
+            f"{use.switch_us / 1e6:.2f}",
+        )
+    return table
+
+
+def _matrix(report: service_pb2.ReportReply) -> Table:
+    """Return seconds waited: a row for who waited, a column for whose work was in the way."""
+    names = [use.tenant for use in report.tenants]
+    cells = {(one.waiting, one.blocking): one.wait_us for one in report.matrix}
+    table = table_of("waited s for", *(name or OTHERS for name in names))
+    for row in names:
+        waits = [cells.get((row, column)) for column in names]
+        table.add_row(row or OTHERS, *("-" if w is None else f"{w / 1e6:.2f}" for w in waits))
+    return table
+
+
+def _jobs(report: service_pb2.ReportReply) -> Table:
+    table = table_of(
+        *("job", "name", "device s", "waited s", "wait", "switches", "slowdown p / m ≤ bound"),
+        "most for",
+    )
+    for job in report.jobs:
+        worst = max(job.waits, key=lambda w: w.wait_us, default=None)
+        most = "" if worst is None else worst.job_name or worst.job_id or "another tenant's job"
+        table.add_row(
+            job.job_id,
+            job.name,
+            f"{job.device_us / 1e6:.1f}",
+            f"{job.wait_us / 1e6:.1f}",
+            f"{job.wait_ratio_ppm / PPM:.0%}",
+            str(job.switches),
+            slowdown(
+                predicted_ppm=job.predicted_ppm,
+                measured_ppm=job.measured_ppm,
+                bound_ppm=job.bound_ppm,
+            ),
+            f"{most} {worst.wait_us / 1e6:.1f} s" if worst is not None else "-",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Client of the state manager: data plane, session, regions, mapped memory."""

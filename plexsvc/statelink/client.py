@@ -1,0 +1,376 @@
+"""A rank's or instance's side of the data plane: device memory, staged payloads, versions.
+
+Blocking and thread-safe. The state manager creates all device memory and grants it as descriptors;
+a rank maps a region at one address for life. The client opens two connections: `call`, on which it
+asks under a lock, and `data`, answered by a daemon thread, on which the state manager asks for the
+steps of a move:
+
+    offload   export (what is dirty, the scalars) -> the state manager copies -> release (park)
+    load      the state manager copies -> ready (map again, `restored`)
+
+Handlers run on that thread while the rank is between operations; they must not call the client.
+When the client goes away, its regions are freed and its unfinished staged results dropped.
+
+When the state manager goes away, mapped memory stays valid, and the client *resumes* with its
+successor, from whichever thread notices first: it says what versions it maps, is told which regions
+it should have mapped, and repeats the call that broke. A successor that does not know a client with
+regions, or does not come in time, ends it: every call raises `unavailable` then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Message
+from plexsvc.statelink.mapping import Extent
+from plexsvc.statelink.regions import RegionMemory, open_memory
+from plexsvc.statelink.session import StateSession
+
+if TYPE_CHECKING:
+    import torch
+
+log = Log(__name__)
+
+PATIENCE_S: Final = 60.0
+"""Longest wait of a rank for the successor of a state manager that died."""
+
+READER_PATIENCE_S: Final = 15.0
+"""The same of a client without state, which may find what it reads elsewhere."""
+
+MAX_TRIES: Final = 8
+"""Times a call is sent, to as many state managers."""
+
+Scalars = dict[str, int | float | str]
+
+
+class VersionName(NamedTuple):
+    """Which published version."""
+
+    deployment_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSpec:
+    """A region to allocate: `droppable` ones (gradients) are dropped when clean, never copied."""
+
+    name: str
+    nbytes: int
+    droppable: bool = False
+
+
+class Region:
+    """Device memory at one address for life; accessible while the rank is on its device."""
+
+    def __init__(self, spec: RegionSpec, memory: RegionMemory) -> None:
+        self.name = spec.name
+        self.nbytes = spec.nbytes
+        self.memory = memory
+        self._granted: list[Extent] = []
+
+    def attach(self, fd: int, extents: list[Extent]) -> None:
+        """Map what was granted, unless it is mapped already."""
+        if self._granted != extents:
+            self._granted = []
+            self.memory.attach(fd, extents)
+            self._granted = extents
+
+    def park(self) -> None:
+        """Let go of the memory; the addresses stay reserved and inaccessible."""
+        self.memory.park()
+        self._granted = []
+
+    def tensor(self) -> torch.Tensor:
+        """Return the region as a flat uint8 tensor, 64-byte aligned, valid across moves."""
+        return self.memory.tensor(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What a rank says before it is parked: regions that are not zero, scalars, progress."""
+
+    dirty: frozenset[str]
+    scalars: Scalars
+    applied_seq: int
+
+
+class MoveHandlers(Protocol):
+    """What a rank does at the edges of a move; called on the client's data thread."""
+
+    def export(self) -> ExportReport:
+        """Return what must survive; the rank is between operations. Publish and save ask too."""
+        ...
+
+    def restored(self, scalars: Scalars) -> None:
+        """Take the scalars back; regions are mapped again. The move returns after this."""
+        ...
+
+
+class _NoHandlers:
+    """A client without state of its own: nothing dirty, nothing to restore."""
+
+    def export(self) -> ExportReport:
+        return ExportReport(dirty=frozenset(), scalars={}, applied_seq=0)
+
+    def restored(self, scalars: Scalars) -> None:
+        del scalars
+
+
+class StateClient:
+    """A connection to the node's state manager; `close` frees everything it allocated."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        wpg_id: str,
+        rank: int,
+        incarnation: int,
+        device_index: int,
+        job_id: str,
+        handlers: MoveHandlers | None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+        self._handlers = handlers if handlers is not None else _NoHandlers()
+        self._closed_versions: deque[VersionName] = deque()
+        self._held_versions: Counter[VersionName] = Counter()
+        self._is_closed = False
+        self._device_index = device_index
+        identity = {
+            "wpg_id": wpg_id,
+            "rank": rank,
+            "incarnation": incarnation,
+            "device_index": device_index,
+            "job_id": job_id,
+        }
+        self._session = StateSession(
+            socket_path,
+            identity,
+            patience_s=PATIENCE_S if handlers is not None else READER_PATIENCE_S,
+            on_granted=self._take_grants,
+        )
+        self._session.start()
+        self._thread = threading.Thread(target=self._serve_moves, name="state-moves", daemon=True)
+        self._thread.start()
+
+    def allocate(self, regions: Sequence[RegionSpec]) -> dict[str, Region]:
+        """Return zeroed device memory for all of `regions`, or none of them.
+
+        Raises:
+            PlexError: `no_room` with `need` and `free` when the device or the host tier lacks it.
+        """
+        wanted = [{"name": r.name, "nbytes": r.nbytes, "droppable": r.droppable} for r in regions]
+        reply = self._call({"op": "allocate", "regions": wanted})
+        for spec in regions:
+            memory = open_memory(self._session.kind, spec.nbytes, device_index=self._device_index)
+            self._regions[spec.name] = Region(spec, memory)
+        self._map(reply)
+        return {spec.name: self._regions[spec.name] for spec in regions}
+
+    def set_index(self, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
+        """Say where in this rank's regions each canonical piece lies; replaces what was said.
+
+        Raises:
+            PlexError: `bad_request` for a piece outside its region.
+        """
+        body = statemanager_pb2.VersionManifest(pieces=pieces).SerializeToString()
+        self._call({"op": "set_index"}, body=body)
+
+    def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
+        """Return specs and bytes of a finished staged bundle of this job, read-only and not copied.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        reply = self._call({"op": "open_staged", "staging_id": staging_id.hex()})
+        bundle = common_pb2.TensorBundle.FromString(reply.body)
+        return list(bundle.tensors), memoryview(_map_file(reply, is_writable=False))
+
+    def create_staged(
+        self, specs: Sequence[common_pb2.TensorSpec], nbytes: int
+    ) -> tuple[bytes, memoryview]:
+        """Return a new staging id and writable memory for a result; readable once sealed.
+
+        Raises:
+            PlexError: `staging_full`, `payload_too_large`.
+        """
+        staging_id = secrets.token_bytes(16)
+        body = common_pb2.TensorBundle(tensors=specs).SerializeToString()
+        header = {"op": "create_staged", "staging_id": staging_id.hex(), "nbytes": nbytes}
+        reply = self._call(header, body=body)
+        return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]
+
+    def seal_staged(self, staging_id: bytes) -> None:
+        """Finish a result made with `create_staged`; others may read it from now on.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        self._call({"op": "seal_staged", "staging_id": staging_id.hex()})
+
+    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        """Return a published version's region, read-only and not copied, alive as long as the view.
+
+        Check `manifest.block_checksums` before serving from it.
+
+        Raises:
+            PlexError: `not_found` when this node does not hold it (any more).
+        """
+        name = VersionName(manifest.deployment_id, manifest.version)
+        reply = self._call({"op": "open_version", **name._asdict()})
+        mapped = _map_file(reply, is_writable=False)
+        finalizer = weakref.finalize(mapped, self._closed_versions.append, name)
+        finalizer.atexit = False
+        return memoryview(mapped)[: manifest.nbytes]
+
+    def close(self) -> None:
+        """Leave: the regions are freed, and touching them from now on ends the process."""
+        self._session.leave()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for region in self._regions.values():
+                region.park()
+            self._session.hang_up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    def _call(self, header: dict[str, Any], body: bytes = b"") -> Message:
+        with self._lock:
+            for _ in range(MAX_TRIES):
+                if self._is_closed:
+                    text = f"{header['op']}: this client was closed"
+                    raise PlexError(ErrorCode.UNAVAILABLE, text)
+                try:
+                    self._tell_closed_versions()
+                    reply = self._session.exchange(header, body)
+                except (OSError, EOFError) as error:
+                    self._session.go_on(error, returning=self._returning())
+                    header = {**header, "repeat": True}
+                else:
+                    if header["op"] == "open_version":
+                        name = VersionName(header["deployment_id"], header["version"])
+                        self._held_versions[name] += 1
+                    return reply
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{header['op']}: {MAX_TRIES} state managers in a row died before they answered",
+            )
+
+    def _tell_closed_versions(self) -> None:
+        while self._closed_versions:
+            name = self._forget_closed_version()
+            self._session.exchange({"op": "close_version", **name._asdict()})
+
+    def _forget_closed_version(self) -> VersionName:
+        name = self._closed_versions.popleft()
+        self._held_versions[name] -= 1
+        return name
+
+    def _returning(self) -> dict[str, Any]:
+        """Return what the next state manager must know."""
+        while self._closed_versions:
+            self._forget_closed_version()
+        held = [{**name._asdict(), "count": n} for name, n in self._held_versions.items() if n > 0]
+        return {"held": held, "has_regions": bool(self._regions)}
+
+    def _take_grants(self, message: Message) -> None:
+        """Map what a state manager grants on joining it, and nothing else."""
+        for name in self._regions.keys() - message.header["regions"].keys():
+            self._regions[name].park()
+        self._map(message)
+
+    def _map(self, message: Message) -> None:
+        """Map the granted regions and close the descriptors that came with them."""
+        try:
+            for name, grant in message.header["regions"].items():
+                extents = [Extent(offset=at, nbytes=nbytes) for at, nbytes in grant["extents"]]
+                if name in self._regions:  # else the answer that granted it was lost
+                    self._regions[name].attach(message.fds[grant["fd"]], extents)
+        finally:
+            dataplane.close_all(message.fds)
+
+    def _serve_moves(self) -> None:
+        while not self._session.is_over:
+            sock = self._session.data
+            cause = self._serve_on(sock)
+            with suppress(PlexError):  # told by every later call
+                self._go_on_from(sock, cause)
+
+    def _go_on_from(self, sock: socket.socket, cause: OSError | EOFError) -> None:
+        """Go on with the next state manager, unless a call that broke has done so."""
+        with self._lock:
+            if not self._session.is_over and self._session.data is sock:
+                self._session.go_on(cause, returning=self._returning())
+
+    def _serve_on(self, sock: socket.socket) -> OSError | EOFError:
+        """Answer one state manager; return why that ended."""
+        steps = {"export": self._export, "release": self._release, "ready": self._ready}
+        try:
+            while True:
+                request = dataplane.receive(sock)
+                dataplane.send(sock, _answer(steps[request.header["op"]], request))
+        except (OSError, EOFError) as error:
+            return error
+
+    def _export(self, request: Message) -> Message:
+        del request
+        report = self._handlers.export()
+        for region in self._regions.values():
+            region.memory.settle()
+        header = {
+            "dirty": sorted(report.dirty),
+            "scalars": report.scalars,
+            "applied_seq": report.applied_seq,
+        }
+        return Message(header=header)
+
+    def _release(self, request: Message) -> Message:
+        del request
+        for region in self._regions.values():
+            region.park()
+        return Message(header={})
+
+    def _ready(self, request: Message) -> Message:
+        self._map(request)
+        self._handlers.restored(request.header["scalars"])
+        return Message(header={})
+
+
+def _answer(step: Callable[[Message], Message], request: Message) -> Message:
+    try:
+        return step(request)
+    except PlexError as error:
+        return dataplane.failure(error)
+    except Exception as error:  # noqa: BLE001 - it fails the move, not the thread
+        log.error("move step failed", step=request.header["op"])  # noqa: TRY400 - adds the traceback
+        text = f"{request.header['op']} failed on the rank: {type(error).__name__}: {error}"
+        return dataplane.failure(PlexError(ErrorCode.INTERNAL, text))
+
+
+def _map_file(reply: Message, *, is_writable: bool) -> mmap.mmap:
+    """Map the file that came with `reply` and close its descriptor."""
+    (fd,) = reply.fds
+    nbytes = max(1, int(reply.header["nbytes"]))
+    try:
+        if is_writable:
+            return mmap.mmap(fd, nbytes)
+        return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)

@@ -1,0 +1,84 @@
+"""Device memory as a rank sees it: granted by descriptors, mapped at one address for life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statelink import mapping
+from plexsvc.statelink.cuda import CudaMemory
+from plexsvc.statelink.mapping import Extent, FixedMapping
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RegionMemory(Protocol):
+    """One region's memory in the rank's address space."""
+
+    @property
+    def address(self) -> int:
+        """Where it lies, for life."""
+        ...
+
+    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+        """Map what the state manager granted; the caller closes `fd`."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all the rank wrote is there for others to read."""
+        ...
+
+    def park(self) -> None:
+        """Let go of the memory; the addresses stay reserved and inaccessible."""
+        ...
+
+    def tensor(self, nbytes: int) -> torch.Tensor:
+        """Return the first `nbytes` as a flat uint8 tensor."""
+        ...
+
+
+class CpuMemory:
+    """Extents of the device's arena, a memory file, at a fixed address."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._mapping = FixedMapping(nbytes)
+
+    @property
+    def address(self) -> int:
+        """Where it lies, for life."""
+        return self._mapping.address
+
+    def attach(self, fd: int, extents: Sequence[Extent]) -> None:
+        """Map the extents of the arena's descriptor."""
+        self._mapping.attach(fd, extents)
+
+    def settle(self) -> None:
+        """Return at once: what a CPU wrote is there."""
+
+    def park(self) -> None:
+        """Make the range inaccessible."""
+        self._mapping.park()
+
+    def tensor(self, nbytes: int) -> torch.Tensor:
+        """Return a tensor over the range; it does not own it."""
+        import torch  # noqa: PLC0415 - routers import this package and have no torch
+
+        buffer = mapping.buffer_at(self._mapping.address, nbytes)
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def open_memory(kind: str, nbytes: int, *, device_index: int) -> RegionMemory:
+    """Return unmapped memory for a region of `nbytes` on a device of `kind`.
+
+    Raises:
+        PlexError: `bad_request` for a kind this build does not know.
+    """
+    if kind == "cpu":
+        return CpuMemory(nbytes)
+    if kind == "cuda":
+        return CudaMemory(nbytes, device_index=device_index)
+    raise PlexError(
+        ErrorCode.BAD_REQUEST, f"device {device_index} has memory of unknown kind {kind!r}"
+    )

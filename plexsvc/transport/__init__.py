@@ -1,1 +1,0 @@
-"""How bytes move between processes: gRPC channels, passed descriptors, fixed mappings."""

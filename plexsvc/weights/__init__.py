@@ -1,0 +1,1 @@
+"""Weights as boxes of named tensors: overlap, cover, checksums, dtypes, manifests."""

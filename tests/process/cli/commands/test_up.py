@@ -1,0 +1,107 @@
+"""`plexctl up` brings a whole cluster up, one to a directory, and takes all of it down again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plexsvc.cluster.places import read_card
+from tests.fakes.live_cluster import descendants, is_alive
+from tests.fakes.waiting import wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+
+CONFIG = """
+listen = "127.0.0.1:0"
+[[nodes]]
+node_id = "only"
+devices = [{ kind = "train", bytes_total = 1000000 }]
+"""
+CONTROLLER = """
+import plexclient as plex
+with plex.connect() as cluster, cluster.job("noop") as job:
+    actor = job.deploy("actor", model="", backend="noop", role="actor")
+    actor.zero_grad()
+    job.report(step=1, reward=0.5)
+    print("done", job.job_id)
+"""
+
+
+def plexctl(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "plexsvc.cli.main", *arguments],
+        env=os.environ | {"PLEX_STATE_DIR": str(state_dir)},  # noqa: TID251 - to be inherited
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+
+
+@pytest.fixture
+def cluster_pid(tmp_path: Path) -> Iterator[int]:
+    """The process of a detached cluster in `tmp_path`."""
+    (tmp_path / "cluster.toml").write_text(CONFIG)
+    done = plexctl(tmp_path, "up", "--config", str(tmp_path / "cluster.toml"), "--detach", "--json")
+    assert done.returncode == 0, done.stderr
+    pid = json.loads(done.stdout)["pid"]
+    family = [pid, *descendants(pid)]
+    yield pid
+    if is_alive(pid):
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not any(is_alive(p) for p in family), what="the cluster's processes gone")
+
+
+def state_manager(state_dir: Path) -> str:
+    status = json.loads(plexctl(state_dir, "status", "--json").stdout)
+    return str(status["nodes"][0]["address"]["state_manager"])
+
+
+def agent_pid(cluster: int) -> int:
+    for pid in descendants(cluster):
+        if b"plexsvc.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError("no node agent runs")
+
+
+def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
+    tmp_path: Path, cluster_pid: int
+) -> None:
+    (tmp_path / "loop.py").write_text(CONTROLLER)
+    second = plexctl(tmp_path, "up", "--config", str(tmp_path / "cluster.toml"))
+    assert second.returncode == 1
+    assert "runs in" in second.stderr
+    done = plexctl(tmp_path, "submit", "--attach", str(tmp_path / "loop.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    job_id = done.stdout.splitlines()[0]
+    assert f"done {job_id}" in done.stdout
+    status = json.loads(plexctl(tmp_path, "status", "--json").stdout)
+    assert [device["kind"] for device in status["devices"]] == ["train"]
+    jobs = json.loads(plexctl(tmp_path, "job", "list", "--all", "--json").stdout)["jobs"]
+    assert [(job["job_id"], job["state"]) for job in jobs] == [(job_id, "JOB_STATE_COMPLETED")]
+    family = [cluster_pid, *descendants(cluster_pid)]
+    os.kill(cluster_pid, signal.SIGTERM)
+    wait_until(lambda: not any(is_alive(pid) for pid in family), what="all processes gone")
+    assert read_card(tmp_path) is None
+    assert plexctl(tmp_path, "status").returncode == 1
+
+
+def test_a_killed_agent_is_replaced_and_its_node_takes_jobs_again(
+    tmp_path: Path, cluster_pid: int
+) -> None:
+    (tmp_path / "loop.py").write_text(CONTROLLER)
+    first, before = agent_pid(cluster_pid), state_manager(tmp_path)
+    below = descendants(first)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in below), what="what it ran is gone")
+    wait_until(lambda: state_manager(tmp_path) != before, what="the new agent has joined")
+    assert agent_pid(cluster_pid) != first
+    done = plexctl(tmp_path, "submit", "--attach", str(tmp_path / "loop.py"))
+    assert done.returncode == 0, done.stdout + done.stderr

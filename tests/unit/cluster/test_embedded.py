@@ -1,0 +1,75 @@
+"""A cluster's configuration: what is deployed reads, and paths stay short enough for sockets."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from plexsvc import config as configuration
+from plexsvc.cluster.embedded import ClusterConfig, _locked, _runtime_dir
+from plexsvc.cluster.places import make_state_dir
+from plexsvc.errors import ErrorCode, PlexError
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_deployed_configuration_reads() -> None:
+    config = configuration.load(ROOT / "deploy" / "cluster.toml", ClusterConfig)
+    assert [device.kind for device in config.nodes[0].devices] == ["train", "rollout", "rollout"]
+
+
+def test_a_limit_of_any_part_can_be_set_and_a_misspelt_one_is_refused() -> None:
+    table = {"scheduler": {"max_pending_per_wpg": 3}, "router": {"max_prompts": 5}}
+    config = configuration.parse(table, ClusterConfig, where="test")
+    assert (config.scheduler.max_pending_per_wpg, config.router.max_prompts) == (3, 5)
+    with pytest.raises(PlexError, match="max_promts"):
+        configuration.parse({"router": {"max_promts": 5}}, ClusterConfig, where="test")
+
+
+DEVICE = {"kind": "train", "bytes_total": 1 << 20}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "word"),
+    [
+        ([{"node_id": "a"}], r"test\.nodes\[0\]: devices must be given"),
+        ([{"node_id": "a", "devices": []}], "no devices"),
+        ([{"node_id": "a/b", "devices": [DEVICE]}], "a-z A-Z 0-9"),
+        ([{"node_id": "..", "devices": [DEVICE]}], "a-z A-Z 0-9"),
+        ([{"node_id": "a", "devices": [DEVICE]}] * 2, "two nodes are called 'a'"),
+        ([{"node_id": "a", "devices": [DEVICE | {"kind": "gpu"}]}], "train or rollout"),
+        ([{"node_id": "a", "devices": [DEVICE | {"bytes_total": -5}]}], "bytes_total is -5"),
+        ([{"node_id": "a", "devices": [DEVICE], "host_bytes": 0}], "host_bytes of node a is 0"),
+    ],
+)
+def test_a_node_that_could_not_be_is_refused_before_anything_starts(
+    nodes: list[dict[str, object]], word: str
+) -> None:
+    with pytest.raises(PlexError, match=word) as caught:
+        configuration.parse({"nodes": nodes}, ClusterConfig, where="test")
+    assert caught.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_state_directory_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PlexError, match=r"cannot keep state in .*/file/below"):
+        make_state_dir(tmp_path / "file" / "below")
+
+
+async def test_a_long_state_directory_gets_a_short_runtime_directory(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        assert _runtime_dir(Path("/s"), stack) == Path("/s/run")
+        short = _runtime_dir(tmp_path / ("x" * 100), stack)
+        assert len(str(short / "data.sock")) < 107
+        assert short.stat().st_mode & 0o777 == 0o700
+    assert not short.exists()
+
+
+def test_a_state_directory_holds_one_cluster(tmp_path: Path) -> None:
+    with _locked(tmp_path), pytest.raises(PlexError) as caught, _locked(tmp_path):
+        pass
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    with _locked(tmp_path):
+        pass

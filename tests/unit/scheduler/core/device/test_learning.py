@@ -1,0 +1,228 @@
+"""What operations teach: the cycle a job would have alone, prefetches by it, bursts kept by it."""
+
+from __future__ import annotations
+
+from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.scheduler.core.actions import (
+    KeepProfile,
+    MoveState,
+    SetTimer,
+    StartOperation,
+)
+from plexsvc.scheduler.core.events import TimerFired
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.profile import Mode, Profile
+from plexsvc.scheduler.core.vocabulary import OperationKind, Residency
+from tests.fakes.fake_world import FakeWorld, op_id
+
+A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
+GAP_US, RUN_US = 50_000, 10_000
+
+
+def start(world: FakeWorld, name: str) -> StartOperation:
+    """Report moves until an operation is under way; return its order."""
+    while True:
+        for order in world.orders:
+            if isinstance(order, StartOperation) and order.operation_id == op_id(name):
+                return order
+        world.report_next(MoveState)
+
+
+def train(world: FakeWorld, job: str, *, cycles: int, first_seq: int = 1) -> int:
+    """Run cycles of forward_backward, step, a long gap; return the next number."""
+    seq = first_seq
+    for _ in range(cycles):
+        for kind in (OperationKind.FORWARD_BACKWARD, OperationKind.STEP):
+            world.submit(f"{job}{seq}", job=job, seq=seq, kind=kind)
+            order = start(world, f"{job}{seq}")
+            world.tick(RUN_US)
+            world.report(order)
+            seq += 1
+        world.tick(GAP_US)
+    return seq
+
+
+def profile_of(world: FakeWorld, job: str) -> Profile:
+    profile = world.core.cluster.deployments[DeploymentId(f"{job}/actor")].pattern.profile
+    assert profile is not None
+    return profile
+
+
+def test_a_cycle_is_learned_and_kept_for_the_next_run() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    train(world, "a", cycles=3)
+    profile = profile_of(world, "a")
+    assert [s.phase for s in profile.segments] == ["forward_backward", "step"]
+    assert any(isinstance(action, KeepProfile) for action in world.log)
+    world.end("a")
+    world.drain()
+    world.bring_up("a")
+    assert profile_of(world, "a") == profile
+
+
+def test_waiting_is_no_part_of_the_cycle_a_job_has_alone() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    seq = train(world, "a", cycles=3)
+    alone = profile_of(world, "a")
+    for cycle in range(6):
+        world.submit(f"b{cycle}", job="b", seq=cycle + 1)
+        foreign = start(world, f"b{cycle}")
+        world.submit(f"a{seq}", job="a", seq=seq, kind=OperationKind.FORWARD_BACKWARD)
+        world.tick(30_000)
+        world.report(foreign)
+        own = start(world, f"a{seq}")
+        world.tick(RUN_US)
+        world.report(own)
+        world.submit(f"a{seq + 1}", job="a", seq=seq + 1, kind=OperationKind.STEP)
+        own = start(world, f"a{seq + 1}")
+        world.tick(RUN_US)
+        world.report(own)
+        seq += 2
+        world.tick(GAP_US)
+    shared = profile_of(world, "a")
+    assert abs(shared.period_us - alone.period_us) * 5 < alone.period_us
+
+
+def test_the_state_of_the_job_expected_next_is_brought_in_while_the_device_is_idle() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    train(world, "a", cycles=3)
+    world.submit("b1", job="b", seq=1)
+    before = len(world.log)
+    world.drain()
+    ordered = [a for a in world.log[before:] if isinstance(a, MoveState)]
+    assert [(m.wpg_id, m.to) for m in ordered[-2:]] == [
+        (B, Residency.HOST),
+        (A, Residency.DEVICE),
+    ]
+    assert world.core.cluster.prefetches.ordered == 1
+    actions = world.submit("a7", job="a", seq=7, kind=OperationKind.FORWARD_BACKWARD)
+    assert [a for a in actions if isinstance(a, StartOperation)]
+    assert world.core.cluster.prefetches.hits == 1
+
+
+def test_a_device_is_kept_for_a_burst_that_goes_on_in_a_moment() -> None:
+    world = FakeWorld(limits=Limits(prior_switch_us_per_gib=(20_000 << 30) // 60))
+    world.join(train=1)
+    world.bring_up("b")
+    world.bring_up("a")
+    seq = train(world, "a", cycles=3)
+    world.submit("first", job="a", seq=seq, kind=OperationKind.FORWARD_BACKWARD)
+    world.submit("foreign", job="b", seq=1)
+    world.tick(RUN_US)
+    actions = world.report_next(StartOperation)
+    timers = [a for a in actions if isinstance(a, SetTimer) and a.key.startswith("linger/")]
+    assert timers
+    assert not any(isinstance(a, MoveState) for a in actions)
+    then = world.submit("second", job="a", seq=seq + 1, kind=OperationKind.STEP)
+    assert [a.operation_id for a in then if isinstance(a, StartOperation)] == [op_id("second")]
+    world.tick(RUN_US)
+    after = world.report_next(StartOperation)
+    assert any(isinstance(a, MoveState) for a in after)
+
+
+def test_a_burst_that_does_not_go_on_gives_its_device_away() -> None:
+    world = FakeWorld(limits=Limits(prior_switch_us_per_gib=(20_000 << 30) // 60))
+    world.join(train=1)
+    world.bring_up("b")
+    world.bring_up("a")
+    seq = train(world, "a", cycles=3)
+    world.submit("first", job="a", seq=seq, kind=OperationKind.FORWARD_BACKWARD)
+    world.submit("foreign", job="b", seq=1)
+    world.tick(RUN_US)
+    actions = world.report_next(StartOperation)
+    timer = next(a for a in actions if isinstance(a, SetTimer) and a.key.startswith("linger/"))
+    world.now_us = timer.at_us
+    then = world.tell(TimerFired(at_us=world.tick(), key=timer.key))
+    assert any(isinstance(a, MoveState) for a in then)
+
+
+def test_waits_are_charged_to_who_held_the_device() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    world.submit("b1", job="b", seq=1)
+    world.submit("a1", job="a", seq=1)
+    world.tick(RUN_US)
+    world.drain()
+    waits = world.core.cluster.waits
+    assert waits[JobId("a"), JobId("b")] >= RUN_US
+    assert waits[JobId("a"), JobId("a")] > 0
+    assert (JobId("b"), JobId("a")) not in waits
+
+
+def test_a_job_whose_rollouts_grow_is_planned_anew_and_is_not_late() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    seq, gap_us = train(world, "a", cycles=3), GAP_US
+    for _ in range(40):
+        seq = train(world, "a", cycles=1, first_seq=seq)
+        gap_us = gap_us * 105 // 100
+        world.tick(gap_us - GAP_US)
+    cluster = world.core.cluster
+    deployment = cluster.deployments[DeploymentId("a/actor")]
+    planner, key = placing.planner_of(cluster, deployment)
+    group = planner.group_of(key)
+    assert not group.late
+    planned = group.residents[key].demand.profile
+    assert planned.period_us > 4 * GAP_US
+    assert abs(planned.period_us - profile_of(world, "a").period_us) * 7 < planned.period_us
+
+
+def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    seq = train(world, "a", cycles=5)
+    for _ in range(4):
+        world.tick(1000 * GAP_US)
+        seq = train(world, "a", cycles=1, first_seq=seq)
+    cluster = world.core.cluster
+    planner, key = placing.planner_of(cluster, cluster.deployments[DeploymentId("a/actor")])
+    assert not planner.group_of(key).late
+    assert (planner.measured(key) or 0) < 1_100_000
+
+
+def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:
+    """Run cycles one step behind rollouts of a fixed length, each waiting for another's device."""
+    for cycle in range(1, 13):
+        world.submit(f"r{cycle}", job="a", to="rollout", seq=cycle, kind=OperationKind.GENERATE)
+        rollout = start(world, f"r{cycle}")
+        began_us = world.now_us
+        if wait_us and cycle > 4:
+            world.submit(f"b{cycle}", job="b", seq=cycle - 4)
+            foreign = start(world, f"b{cycle}")
+        world.submit(f"a{cycle}", job="a", seq=cycle, kind=OperationKind.STEP)
+        if wait_us and cycle > 4:
+            world.tick(wait_us)
+            world.report(foreign)
+        own = start(world, f"a{cycle}")
+        world.tick(RUN_US)
+        world.report(own)
+        world.now_us = max(world.now_us, began_us + 4 * GAP_US)
+        world.report(rollout)
+    return profile_of(world, "a")
+
+
+def test_a_wait_that_slack_hides_does_not_shorten_the_cycle_a_job_has_alone() -> None:
+    periods = []
+    for wait_us in (0, GAP_US):
+        world = FakeWorld()
+        world.join(train=1, rollout=1)
+        world.bring_up("b")
+        world.bring_up("a")
+        world.bring_up("a", "rollout", rollout=True)
+        profile = beside_rollout(world, wait_us=wait_us)
+        assert profile.mode is Mode.ASYNC1
+        periods.append(profile.period_us)
+    assert abs(periods[0] - periods[1]) * 10 < periods[0]

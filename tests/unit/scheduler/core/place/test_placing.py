@@ -1,0 +1,135 @@
+"""Where deployments go on a live cluster: idle devices, sharing, waiting with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
+from plexsvc.scheduler.core import story
+from plexsvc.scheduler.core.actions import SpawnWpg
+from plexsvc.scheduler.core.events import NodeCordoned, NodeLost, NodeUncordoned, ProfilesLoaded
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.profile import Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from tests.fakes.fake_world import FakeWorld, op_id
+
+BUSY = Profile(
+    period_us=100_000_000,
+    segments=(Segment(phase="step", offset_us=0, duration_us=60_000_000),),
+)
+QUIET = replace(BUSY, segments=(Segment(phase="step", offset_us=0, duration_us=1_000_000),))
+
+
+def kept(job: str, profile: Profile) -> KeptProfile:
+    key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name=f"{job}/actor")
+    return KeptProfile(key=key, profile=profile, at_us=1, device_bytes=60)
+
+
+def spawned(world: FakeWorld) -> dict[str, list[str]]:
+    return {
+        action.deployment_id: [f"{p.node_id}:{p.device}" for p in action.places]
+        for action in world.log
+        if isinstance(action, SpawnWpg)
+    }
+
+
+def test_a_job_takes_idle_devices_before_it_shares() -> None:
+    world = FakeWorld()
+    world.join("n0", train=2)
+    world.join("n1", train=1)
+    for job in "abcd":
+        world.bring_up(job)
+    assert [places[0] for places in spawned(world).values()] == ["n0:0", "n0:1", "n1:0", "n0:0"]
+
+
+def test_a_larger_job_gets_an_aligned_block_and_may_merge_groups() -> None:
+    world = FakeWorld()
+    world.join("n0", train=4)
+    world.bring_up("small")
+    world.bring_up("pair", devices=2)
+    world.bring_up("quad", devices=4)
+    assert spawned(world) == {
+        "small/actor": ["n0:0"],
+        "pair/actor": ["n0:2", "n0:3"],
+        "quad/actor": ["n0:0", "n0:1", "n0:2", "n0:3"],
+    }
+
+
+def test_two_jobs_known_to_be_too_busy_do_not_share_and_the_reason_is_told() -> None:
+    world = FakeWorld()
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept("a", BUSY), kept("b", BUSY))))
+    world.join("n0", train=1)
+    for job in "ab":
+        world.job(job)
+        world.deploy(job)
+        world.drain()
+    assert list(spawned(world)) == ["a/actor"]
+    world.submit("op", job="b", seq=1)
+    told = story.explain(world.core.cluster, op_id("op"), now_us=world.now_us)
+    assert told is not None
+    assert "duty" in told.text
+    world.end("a")
+    world.drain()
+    assert list(spawned(world)) == ["a/actor", "b/actor"]
+
+
+def test_quiet_jobs_share_by_their_known_cycles() -> None:
+    world = FakeWorld()
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept("a", QUIET), kept("b", QUIET))))
+    world.join("n0", train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    assert [places[0] for places in spawned(world).values()] == ["n0:0", "n0:0"]
+
+
+def test_a_jobs_further_deployments_never_wait_for_other_jobs() -> None:
+    world = FakeWorld(limits=Limits(max_deployments_per_group=2))
+    world.join("n0", train=1)
+    world.bring_up("a")
+    world.bring_up("b")
+    world.bring_up("a", "critic")
+    world.bring_up("c")
+    assert list(spawned(world)) == ["a/actor", "b/actor", "a/critic"]
+    world.end("a")
+    world.drain()
+    assert list(spawned(world))[-1] == "c/actor"
+
+
+def test_nothing_goes_to_a_cordoned_node_until_it_is_uncordoned() -> None:
+    world = FakeWorld()
+    world.join("n0", train=1)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    world.bring_up("a")
+    assert spawned(world) == {}
+    cluster = world.core.cluster
+    assert "0 of 1" in placing.why(cluster, cluster.deployments[DeploymentId("a/actor")])
+    world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    assert spawned(world) == {"a/actor": ["n0:0"]}
+
+
+def test_a_node_that_comes_back_is_used_again() -> None:
+    world = FakeWorld()
+    world.join("n0", train=1)
+    world.bring_up("a")
+    world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    world.drain()
+    world.job("b")
+    world.deploy("b")
+    assert list(spawned(world)) == ["a/actor"]
+    world.join("n0", train=1)
+    world.bring_up("c")
+    assert "c/actor" in spawned(world)
+
+
+def test_what_a_job_had_is_given_back_with_its_last_process() -> None:
+    world = FakeWorld()
+    world.join("n0", train=2, rollout=1)
+    world.bring_up("a")
+    world.bring_up("a", "rollout", rollout=True)
+    world.end("a")
+    world.drain()
+    for planner in world.core.cluster.planning.planners.values():
+        assert not planner.board.groups
+        assert len(planner.board.idle) == len(planner.board.rooms)
+    assert JobId("a") not in world.core.cluster.jobs

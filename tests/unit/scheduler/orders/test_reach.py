@@ -1,0 +1,114 @@
+"""A call to a state manager that died is made again until its successor answers, not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from plexsvc.ids import NodeId
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
+from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.scheduler.orders.versions import Versions
+
+
+@dataclass(slots=True)
+class FakeClock:
+    """Time that passes only in sleeps."""
+
+    now_us: int = 0
+
+    def wall_us(self) -> int:
+        return self.now_us
+
+    def monotonic_us(self) -> int:
+        return self.now_us
+
+    async def sleep(self, us: int) -> None:
+        self.now_us += us
+
+
+@dataclass(slots=True)
+class FakeCall:
+    """Fails with the given statuses, one a call, then answers."""
+
+    statuses: list[grpc.StatusCode]
+    made: int = field(default=0)
+
+    async def __call__(self, state: object) -> str:
+        assert state is STATE
+        self.made += 1
+        if self.statuses:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(self.statuses.pop(0), nothing, nothing, "gone")
+        return "moved"
+
+
+@dataclass(slots=True)
+class FakeLink:
+    """A node that is up."""
+
+    node_id: str = "n0"
+    is_up: bool = True
+    state: object = None
+    agent_answers: bool = True
+
+    async def has_agent(self) -> bool:
+        return self.agent_answers
+
+
+STATE = object()
+NODE = NodeId("n0")
+DOWN = grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink(state=STATE)
+
+
+@pytest.fixture
+def reach(link: FakeLink) -> Reach:
+    config = SchedulerConfig(state_manager_retry_us=2_000_000, connect_retry_us=500_000)
+    return Reach(
+        config=config,
+        clock=FakeClock(),
+        epoch=1,
+        registry=cast("Registry", None),
+        nodes=Nodes([cast("NodeLink", link)]),
+        versions=Versions(keep=1),
+    )
+
+
+async def test_a_call_is_repeated_until_a_successor_answers(reach: Reach) -> None:
+    call = FakeCall([DOWN, DOWN, DOWN])
+    assert await reach.ask_state(NODE, call) == "moved"
+    assert call.made == 4
+
+
+async def test_a_call_is_not_repeated_for_ever(reach: Reach) -> None:
+    call = FakeCall([DOWN] * 100)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await reach.ask_state(NODE, call)
+    assert call.made == 5
+    assert reach.clock.monotonic_us() == 2_000_000
+
+
+async def test_what_the_state_manager_itself_answers_is_not_asked_again(reach: Reach) -> None:
+    call = FakeCall([grpc.StatusCode.INVALID_ARGUMENT])
+    with pytest.raises(grpc.aio.AioRpcError):
+        await reach.ask_state(NODE, call)
+    assert call.made == 1
+
+
+async def test_a_node_without_its_agent_is_not_waited_for(reach: Reach, link: FakeLink) -> None:
+    link.agent_answers = False
+    call = FakeCall([DOWN])
+    with pytest.raises(grpc.aio.AioRpcError):
+        await reach.ask_state(NODE, call)
+    assert call.made == 1

@@ -1,0 +1,75 @@
+"""The report's tables: tenants, the matrix of waits, jobs; nodes with who lives there."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+
+from plexclient.wire.v1 import common_pb2
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.show.nodes import nodes_view
+from plexsvc.show.report import report_view
+
+
+def words(view: RenderableType) -> list[list[str]]:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(view)
+    return [line.split() for line in capture.get().splitlines()]
+
+
+def test_rows_waited_for_columns_and_the_others_are_one() -> None:
+    report = pb.ReportReply(
+        now_us=9_000_000,
+        tenants=[
+            pb.TenantUse(tenant="lab", jobs=2, device_us=4_000_000, wait_us=1_500_000, switches=3),
+            pb.TenantUse(tenant="", jobs=1),
+        ],
+        matrix=[pb.Interference(waiting="lab", blocking="", wait_us=1_500_000)],
+        jobs=[
+            pb.JobUse(
+                job_id="job-1",
+                name="math",
+                tenant="lab",
+                wait_us=1_500_000,
+                wait_ratio_ppm=170_000,
+                predicted_ppm=1_040_000,
+                waits=[pb.JobWait(wait_us=1_200_000)],
+            )
+        ],
+    )
+    lines = words(report_view(report))
+    assert ["lab", "2", "4.0", "1.5", "3", "0.00"] in lines
+    assert ["others", "1", "0.0", "0.0", "0", "0.00"] in lines
+    assert ["waited", "s", "for", "lab", "others"] in lines
+    assert ["lab", "-", "1.50"] in lines
+    assert ["others", "-", "-"] in lines
+    job = next(line for line in lines if line[:1] == ["job-1"])
+    assert job[1:11] == [*("math", "0.0", "1.5", "17%", "0", "1.04", "/", "-", "≤", "-")]
+    assert job[11:] == ["another", "tenant's", "job", "1.2", "s"]
+
+
+def test_a_node_shows_its_devices_and_what_becomes_of_who_lives_there() -> None:
+    node = pb.NodeView(
+        node_id="node-b",
+        state="draining",
+        reason="2 still here",
+        address=pb.NodeAddress(agent="h:1"),
+        devices=[pb.DeviceStatus(kind="train"), pb.DeviceStatus(kind="train")],
+        residents=[
+            pb.NodeResident(
+                deployment_id="job-1/actor",
+                role="actor",
+                devices=["node-b:0"],
+                residency=common_pb2.RESIDENCY_HOST,
+                next="moves to node-c:0 (spawning)",
+            ),
+            pb.NodeResident(role="rollout", devices=["node-b:1"], next="stays"),
+        ],
+    )
+    lines = words(nodes_view([node]))
+    assert [*("node-b", "draining", "2", "train", "0.00", "/", "0.00", "h:1")] == lines[1][:8]
+    assert lines[1][8:] == ["2", "still", "here"]
+    moving, hidden = lines[4], lines[5]
+    assert moving[:2] == ["node-b:0", "job-1/actor"]
+    assert moving[-5:] == ["host", "moves", "to", "node-c:0", "(spawning)"]
+    assert hidden[1:3] == ["another", "tenant's"]
