@@ -26,7 +26,7 @@ from plexsvc.ids import new_operation_id
 from plexsvc.rollout.config import InstanceConfig, RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.tiny_models import make_qwen3
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS = 32

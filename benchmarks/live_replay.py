@@ -31,9 +31,9 @@ from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.sim.predict import Prediction, predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
-from tests.fakes.live_cluster import ROLLOUT, TRAIN, start_cluster
-from tests.fakes.live_jobs import PacedJob, run_together
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, start_cluster
+from tests.rigs.live_jobs import PacedJob, run_together
+from tests.rigs.tiny_models import make_qwen3
 from tests.system import test_live_plan
 
 TARGET = 0.05

@@ -24,9 +24,9 @@ from plexsvc.scheduler.core.actions import CarryState
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.orders import carry
 from plexsvc.scheduler.orders.reach import Reach
-from tests.fakes.inner_cluster import InnerCluster, node, start_inner
-from tests.fakes.tiny_models import make_qwen3
-from tests.fakes.workloads import fixed_batch
+from tests.rigs.inner_cluster import InnerCluster, node, start_inner
+from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.workloads import fixed_batch
 
 GIB = 1 << 30
 STAGES = (RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING)

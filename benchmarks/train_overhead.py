@@ -21,7 +21,7 @@ import numpy as np
 
 import plexclient as plex
 from benchmarks import service
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.tiny_models import make_qwen3
 
 CONFIG = """
 [[nodes]]

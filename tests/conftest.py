@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.live_cluster import LiveCluster, start_cluster
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.live_cluster import LiveCluster, start_cluster
+from tests.rigs.tiny_models import make_qwen3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

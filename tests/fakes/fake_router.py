@@ -23,7 +23,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire import tensors
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
-from tests.fakes.fake_stream import Stream
+from tests.fakes.fake_stream import FakeStream
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Result = operations_pb2.OperationResult
@@ -158,7 +158,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.calls.append("Operate")
         await self._authenticate(context)
         await context.send_initial_metadata(())
-        stream = Stream(context, cut=asyncio.get_running_loop().create_future())
+        stream = FakeStream(context, cut=asyncio.get_running_loop().create_future())
         try:
             stream.start(self._take(stream))
             await asyncio.wait({*stream.tasks, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +167,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         if stream.cut.done():
             await context.abort(stream.cut.result(), "cut by the test")
 
-    async def _take(self, stream: Stream) -> None:
+    async def _take(self, stream: FakeStream) -> None:
         while (operation := await stream.context.read()) is not grpc.aio.EOF:
             self.attempts.append(operation)
             fault = self._fault("Operate", faults_of=f"Operate/{operation.WhichOneof('body')}")
@@ -177,7 +177,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             stream.start(self._answer(operation, fault, stream))
 
     async def _answer(
-        self, operation: operations_pb2.Operation, fault: Fault | None, stream: Stream
+        self, operation: operations_pb2.Operation, fault: Fault | None, stream: FakeStream
     ) -> None:
         refusal = fault.refuse if fault is not None else None
         if refusal is not None and (refusal.retryable or refusal.code is ErrorCode.INTERNAL):

@@ -10,7 +10,7 @@ import grpc
 from plexclient.wire.v1 import operations_pb2
 
 
-class Stream:
+class FakeStream:
     """Tasks that end with the stream, and turns to write on it."""
 
     def __init__(self, context, *, cut: asyncio.Future[grpc.StatusCode]) -> None:  # noqa: ANN001

@@ -17,9 +17,9 @@ import plexclient as plex
 from plexclient.ids import new_operation_id
 from plexclient.wire import tensors
 from plexclient.wire.v1 import operations_pb2
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.raw_client import RawClient
-from tests.fakes.workloads import VOCAB, fixed_batch
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.raw_client import RawClient
+from tests.rigs.workloads import VOCAB, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

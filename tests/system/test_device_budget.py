@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
-from tests.fakes.live_cluster import LiveCluster, rank_processes, shared_resident_bytes
-from tests.fakes.workloads import Program, fill_other_devices, run_interleaved
+from tests.rigs.live_cluster import LiveCluster, rank_processes, shared_resident_bytes
+from tests.rigs.workloads import Program, fill_other_devices, run_interleaved
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -12,8 +12,8 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.workloads import fixed_batch
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -14,15 +14,15 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2
-from tests.fakes.live_cluster import (
+from tests.rigs.live_cluster import (
     LiveCluster,
     descendants,
     is_alive,
     rank_processes,
     start_cluster,
 )
-from tests.fakes.waiting import wait_until
-from tests.fakes.workloads import fixed_batch
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -17,9 +17,9 @@ from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
-from tests.fakes.live_cluster import MIB, TETHERED, TRAIN, LiveCluster, start_cluster
-from tests.fakes.live_jobs import PacedJob, run_together
-from tests.fakes.waiting import wait_until
+from tests.rigs.live_cluster import MIB, TETHERED, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_jobs import PacedJob, run_together
+from tests.rigs.waiting import wait_until
 from tests.system.test_operating import plexctl, states
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.fakes.live_cluster import MIB, SHARES_ALL, TETHERED, LiveCluster, start_cluster
-from tests.fakes.waiting import wait_until
+from tests.rigs.live_cluster import MIB, SHARES_ALL, TETHERED, LiveCluster, start_cluster
+from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 

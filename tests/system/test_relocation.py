@@ -12,9 +12,9 @@ from plexsvc.scheduler.core.actions import CarryState
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.orders import carry
 from plexsvc.scheduler.orders.reach import Reach
-from tests.fakes.inner_cluster import Gate, InnerCluster, node, start_inner
-from tests.fakes.waiting import wait_until
-from tests.fakes.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
+from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -10,9 +10,9 @@ import pytest
 import plexclient as plex
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import RelocationStage
-from tests.fakes.inner_cluster import Gate, InnerCluster, node, start_inner
-from tests.fakes.waiting import wait_until
-from tests.fakes.workloads import Program, run_interleaved
+from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import Program, run_interleaved
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -15,8 +15,8 @@ from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
-from tests.fakes.live_cluster import TRAIN, LiveCluster, start_cluster
-from tests.fakes.live_jobs import PacedJob, run_together
+from tests.rigs.live_cluster import TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_jobs import PacedJob, run_together
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,9 +12,9 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire import tensors
-from tests.fakes.chaos_proxy import Faults, running_proxy
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.workloads import PPO_ARGS, fixed_batch
+from tests.rigs.chaos_proxy import Faults, running_proxy
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.fakes.live_cluster import LiveCluster
+from tests.rigs.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,10 +13,10 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import operations_pb2
-from tests.fakes import hf_reference
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.raw_client import RawClient
-from tests.fakes.workloads import VOCAB, Program, fill_other_devices, fixed_batch, run_interleaved
+from tests.rigs import hf_reference
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.raw_client import RawClient
+from tests.rigs.workloads import VOCAB, Program, fill_other_devices, fixed_batch, run_interleaved
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 

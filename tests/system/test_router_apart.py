@@ -12,8 +12,8 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire import tensors
-from tests.fakes.live_cluster import TETHERED, LiveCluster
-from tests.fakes.workloads import PPO_ARGS, fixed_batch
+from tests.rigs.live_cluster import TETHERED, LiveCluster
+from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import plexclient as plex
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.workloads import Program, fill_other_devices, run_interleaved, switches
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.workloads import Program, fill_other_devices, run_interleaved, switches
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
-from tests.fakes.live_cluster import (
+from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
     LiveCluster,
@@ -25,8 +25,8 @@ from tests.fakes.live_cluster import (
     rank_processes,
     start_cluster,
 )
-from tests.fakes.waiting import wait_until
-from tests.fakes.workloads import PPO_ARGS, fixed_batch
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 

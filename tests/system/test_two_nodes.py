@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.fakes.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
-from tests.fakes.workloads import fixed_batch
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

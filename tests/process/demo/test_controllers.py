@@ -10,7 +10,7 @@ import pytest
 
 import plexsvc
 from plexsvc.demo.records import read_record
-from tests.fakes.live_cluster import LiveCluster
+from tests.rigs.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 EXAMPLES = Path(plexsvc.__file__).resolve().parents[1] / "examples"

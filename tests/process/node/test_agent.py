@@ -13,8 +13,8 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.node.logs import tail
-from tests.fakes.live_cluster import descendants, is_alive
 from tests.process.node.conftest import RunningAgent
+from tests.rigs.live_cluster import descendants, is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 

@@ -14,10 +14,10 @@ from safetensors.numpy import load_file
 from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
 from plexsvc.rpc.channels import open_channel
-from tests.fakes.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
-from tests.fakes.rollout_requests import FENCE, Answer, call, collect, request
-from tests.fakes.tiny_models import ALPHABET, SPECIALS, make_qwen3
-from tests.fakes.vllm_process import publish_arrays, vllm_instance
+from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
+from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
+from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
+from tests.rigs.vllm_process import publish_arrays, vllm_instance
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

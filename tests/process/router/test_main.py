@@ -15,7 +15,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.rpc.channels import open_channel
 from tests.fakes import fake_scheduler
 from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import JOB, RawClient, actor, batch, metadata
+from tests.rigs.router_rig import JOB, RawClient, actor, batch, metadata
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

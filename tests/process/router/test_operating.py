@@ -12,7 +12,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import ErrorCode
 from plexsvc.router.config import RouterConfig
 from plexsvc.rpc.status import error_from
-from tests.fakes.router_rig import TENANT, TOKEN, Rig, batch, metadata, start_rig, until
+from tests.rigs.router_rig import TENANT, TOKEN, Rig, batch, metadata, start_rig, until
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.rpc.status import error_from
 from tests.fakes import fake_staging
 from tests.fakes.fake_staging import FakeStaging
-from tests.fakes.router_rig import (
+from tests.rigs.router_rig import (
     ACTOR,
     JOB,
     TENANT,

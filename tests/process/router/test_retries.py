@@ -19,8 +19,8 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError
 from plexsvc.rpc.channels import CHANNEL_OPTIONS
 from plexsvc.rpc.status import error_from
-from tests.fakes.chaos_proxy import ChaosProxy, Faults
-from tests.fakes.router_rig import ACTOR, JOB, RawClient, Rig, batch, metadata, start_rig
+from tests.rigs.chaos_proxy import ChaosProxy, Faults
+from tests.rigs.router_rig import ACTOR, JOB, RawClient, Rig, batch, metadata, start_rig
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

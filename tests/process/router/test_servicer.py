@@ -15,8 +15,8 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
 from plexsvc.rpc.status import error_from
-from tests.fakes.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
+from tests.rigs.tiny_models import make_qwen3
 
 pytestmark = pytest.mark.process
 

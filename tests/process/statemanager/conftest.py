@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.state_daemon import Daemon
+from tests.rigs.state_daemon import Daemon
 
 
 @pytest.fixture

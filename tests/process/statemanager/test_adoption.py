@@ -12,9 +12,9 @@ import pytest
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
-from tests.fakes.kept_daemon import KeptDaemon
-from tests.fakes.state_daemon import DEADLINE_S, Client
-from tests.fakes.waiting import wait_until
+from tests.rigs.kept_daemon import KeptDaemon
+from tests.rigs.state_daemon import DEADLINE_S, Client
+from tests.rigs.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
-from tests.fakes.state_daemon import Daemon
+from tests.rigs.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
 

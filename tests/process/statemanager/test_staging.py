@@ -13,7 +13,7 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.rpc.status import error_from
-from tests.fakes.state_daemon import Daemon
+from tests.rigs.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from tests.fakes.state_daemon import Client, Daemon
+from tests.rigs.state_daemon import Client, Daemon
 
 pytestmark = pytest.mark.process
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.hf_reference import Reference
-from tests.fakes.rank_host import Group, RankHost, StartGroup, start_rank_host
-from tests.fakes.tiny_models import make_qwen3
-from tests.fakes.worker_batches import errors, operation
+from tests.rigs.hf_reference import Reference
+from tests.rigs.rank_host import Group, RankHost, StartGroup, start_rank_host
+from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.worker_batches import errors, operation
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from plexclient.wire import tensors
 from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
 from tests.fakes.fake_state_client import assemble
-from tests.fakes.rank_host import Group, StartGroup
-from tests.fakes.tiny_models import make_qwen3
-from tests.fakes.worker_batches import (
+from tests.rigs.rank_host import Group, StartGroup
+from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.worker_batches import (
     Arrays,
     answered_tokens,
     errors,

@@ -25,8 +25,8 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.frames.line import OrderLine
-from tests.fakes.rank_host import RankHost, Served
-from tests.fakes.worker_batches import answered_tokens, operation, plan, random_batch
+from tests.rigs.rank_host import RankHost, Served
+from tests.rigs.worker_batches import answered_tokens, operation, plan, random_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 

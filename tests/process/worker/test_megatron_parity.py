@@ -10,9 +10,9 @@ import torch
 from safetensors.numpy import load_file
 
 from tests.fakes.fake_state_client import assemble
-from tests.fakes.hf_reference import Reference
-from tests.fakes.rank_host import Group, StartGroup
-from tests.fakes.worker_batches import answered_tokens, errors, operation, plan, random_batch
+from tests.rigs.hf_reference import Reference
+from tests.rigs.rank_host import Group, StartGroup
+from tests.rigs.worker_batches import answered_tokens, errors, operation, plan, random_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 

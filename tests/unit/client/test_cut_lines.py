@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from tests.fakes.chaos_proxy import Faults, running_proxy
 from tests.fakes.fake_router import TOKEN, FakeRouter, fake_logprobs, fake_tokens
+from tests.rigs.chaos_proxy import Faults, running_proxy
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from plexsvc.demo.report import (
     summarise,
 )
 from plexsvc.demo.spans import Window
-from tests.fakes.demo_runs import SHARED, make_run, make_span
+from tests.rigs.demo_runs import SHARED, make_run, make_span
 
 RISING = [0.2 + 0.02 * step + 0.01 * (step % 2) for step in range(30)]
 SECOND = 1_000_000

@@ -14,7 +14,7 @@ from plexsvc.demo.report import Cap, Check, summarise
 from plexsvc.demo.show import Show, plain_line, sparkline, verdict
 from plexsvc.demo.spans import Window
 from plexsvc.errors import PlexError
-from tests.fakes.demo_runs import SHARED, make_run, make_span
+from tests.rigs.demo_runs import SHARED, make_run, make_span
 
 
 def a_status() -> service_pb2.ClusterStatus:

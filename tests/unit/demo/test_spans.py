@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.demo.spans import Window, covered_s, from_wire, moves, training, within
-from tests.fakes.demo_runs import make_span
+from tests.rigs.demo_runs import make_span
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 

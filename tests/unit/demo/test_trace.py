@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.demo.trace import chrome_trace
-from tests.fakes.demo_runs import make_span
+from tests.rigs.demo_runs import make_span
 
 
 def test_a_trace_has_a_thread_for_each_device_and_an_event_for_each_span() -> None:

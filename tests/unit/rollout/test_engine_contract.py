@@ -8,8 +8,8 @@ import pytest
 
 from plexclient.wire.v1 import rollout_pb2_grpc
 from plexsvc.rpc.channels import open_channel
-from tests.fakes.engine_contract import EngineContract
 from tests.fakes.fake_instances import start_instance
+from tests.rigs.engine_contract import EngineContract
 
 
 class TestFakeEngine(EngineContract):

@@ -16,7 +16,7 @@ from plexsvc.ids import new_operation_id
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
-from tests.fakes.rollout_requests import Answer, collect
+from tests.rigs.rollout_requests import Answer, collect
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
 FAST = RolloutConfig(frame_us=1000, probe_us=2000, instance_wait_us=300_000, frames_wait_us=300_000)

@@ -10,7 +10,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
-from tests.fakes.rollout_requests import collect
+from tests.rigs.rollout_requests import collect
 
 TOKENS = list(range(100, 140))
 

@@ -14,7 +14,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import ROLES_OF_KIND, OperationRules, check_identity
-from tests.fakes.router_rig import MAX_LENGTH, VOCAB, actor, batch
+from tests.rigs.router_rig import MAX_LENGTH, VOCAB, actor, batch
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 

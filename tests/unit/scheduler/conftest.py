@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.scheduler_rig import Rig, start_rig
+from tests.rigs.scheduler_rig import Rig, start_rig
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.output import job_line
 from plexsvc.sim.simulator import Simulator
-from tests.unit.sim.outside_checker import check_lines
+from tests.rigs.outside_checker import check_lines
 
 ALL = {**POLICIES, "live": in_service(PLEX)}
 

@@ -19,7 +19,7 @@ from plexsvc.scheduler.driver.encoding import Recording
 from plexsvc.sim.replay import Verdict, verify
 from plexsvc.store.reader import read_journal
 from tests.fakes.fake_cluster import no_room
-from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 run = CliRunner().invoke
 

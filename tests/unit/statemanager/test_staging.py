@@ -12,7 +12,7 @@ from plexsvc.errors import PlexError
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.shelves import StagingRoom
 from plexsvc.statemanager.staging import Staging, Upload
-from tests.fakes.worker_batches import random_batch
+from tests.rigs.worker_batches import random_batch
 
 BUNDLE = tensors.encode(random_batch(0))
 HEADER = service_pb2.StageHeader(

@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.rows import DeploymentRow, OperationRow, ProfileRow
 from plexsvc.store.store import open_store
 from plexsvc.store.tables import METADATA
-from tests.fakes.store_rows import entry, job
+from tests.rigs.store_rows import entry, job
 
 
 def operation(state: str = "answered") -> OperationRow:

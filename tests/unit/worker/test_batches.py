@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker import batches
 from plexsvc.worker.backends.base import ModelFacts, Shard
-from tests.fakes.worker_batches import plan, random_batch
+from tests.rigs.worker_batches import plan, random_batch
 
 FACTS = ModelFacts(vocab_size=51, max_sequence_length=16)
 

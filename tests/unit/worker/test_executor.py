@@ -21,7 +21,7 @@ from plexsvc.worker.executor import Executor, Outcome
 from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.operations import operation_seed
 from plexsvc.worker.servicer import WorkerServicer
-from tests.fakes.worker_batches import operation, plan, random_batch
+from tests.rigs.worker_batches import operation, plan, random_batch
 
 ONE = plan([[0, 1, 2, 3]])
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from plexsvc.cluster.places import read_card
-from tests.fakes.live_cluster import descendants, is_alive
-from tests.fakes.waiting import wait_until
+from tests.rigs.live_cluster import descendants, is_alive
+from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 

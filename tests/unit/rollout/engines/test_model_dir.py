@@ -9,7 +9,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.model_dir import read_model_dir
-from tests.fakes.tiny_models import make_qwen3
+from tests.rigs.tiny_models import make_qwen3
 
 
 def test_the_facts_of_a_checkpoint_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.base import Published
-from tests.fakes.vllm_process import publish_arrays
+from tests.rigs.vllm_process import publish_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # importing torch warns of this and that
 

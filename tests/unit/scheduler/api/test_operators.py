@@ -12,7 +12,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import FakeAgent
-from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 RIVAL = "rival"
 CORDON, DRAIN, UNCORDON = pb.NODE_CHANGE_CORDON, pb.NODE_CHANGE_DRAIN, pb.NODE_CHANGE_UNCORDON

@@ -17,7 +17,7 @@ from plexsvc.scheduler.driver import journal
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import open_store
 from tests.fakes.fake_cluster import failed, no_room, staged_payload
-from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 FAILED = operations_pb2.OPERATION_STATE_FAILED

@@ -16,7 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.driver.storing import Storing
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store, open_store
-from tests.fakes.store_rows import entry, job
+from tests.rigs.store_rows import entry, job
 
 
 class SteppingClock(SystemClock):

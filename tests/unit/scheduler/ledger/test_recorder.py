@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plexsvc.scheduler.config import SchedulerConfig
-from tests.fakes.scheduler_rig import start_rig
+from tests.rigs.scheduler_rig import start_rig
 
 
 async def test_answers_nobody_acknowledged_go_with_their_job(tmp_path: Path) -> None:

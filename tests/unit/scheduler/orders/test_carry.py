@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.events import RelocationRequested
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
 from plexsvc.scheduler.driver import journal
 from tests.fakes.fake_cluster import no_room, staged_payload
-from tests.fakes.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import no_room
-from tests.fakes.scheduler_rig import Rig, start_rig
+from tests.rigs.scheduler_rig import Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 DEVICE = common_pb2.RESIDENCY_DEVICE

@@ -11,8 +11,8 @@ from threading import Event
 import numpy as np
 
 import plexclient as plex
-from tests.fakes.live_cluster import LiveCluster
-from tests.fakes.workloads import PPO_ARGS, fixed_batch
+from tests.rigs.live_cluster import LiveCluster
+from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
 from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.orders import carry
 from plexsvc.scheduler.orders.reach import Reach
-from tests.fakes.live_cluster import descendants
+from tests.rigs.live_cluster import descendants
 
 MIB = 1 << 20
 

@@ -1,6 +1,6 @@
 """A real vLLM instance in a process of its own, forked like a rank; versions come from files.
 
-Run as `python -m tests.fakes.vllm_process CONFIG_JSON`: prints the address on its first line.
+Run as `python -m tests.rigs.vllm_process CONFIG_JSON`: prints the address on its first line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
         "max_num_seqs": 32,
     } | config
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.vllm_process", json.dumps(facts)],
+        [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts)],
         stdout=subprocess.PIPE,
         env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": str(Path(__file__).parents[2])},  # noqa: TID251 - a child's environment
         text=True,

@@ -21,7 +21,7 @@ from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.vault import Vault
 from plexsvc.statelink.dataplane import Message
-from tests.fakes.state_daemon import DEADLINE_S, Daemon
+from tests.rigs.state_daemon import DEADLINE_S, Daemon
 
 MIB: Final = 1 << 20
 

@@ -112,7 +112,7 @@ def start_rank_host(preload: str = "plexsvc.worker.preload") -> Iterator[RankHos
     """Start a host whose ranks have `preload` imported."""
     here, there = Pipe()
     process = subprocess.Popen(
-        ["env", *ENV, sys.executable, "-m", "tests.fakes.rank_host", str(there.fileno()), preload],
+        ["env", *ENV, sys.executable, "-m", "tests.rigs.rank_host", str(there.fileno()), preload],
         pass_fds=[there.fileno()],
     )
     there.close()
