@@ -1,4 +1,4 @@
-"""Generates the gRPC stubs of proto/ into plexclient; --check fails when they are stale."""
+"""Typed gRPC stubs: generated from proto/ into plexclient; --check fails when they are stale."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ def generate(target: Path) -> None:
     """Write all stubs into `target`, with imports rewritten to plexclient.wire.v1."""
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("plexsvc/v1/*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = ["protoc", f"-I{ROOT}", f"--python_out={scratch}", f"--pyi_out={scratch}"]
-        if protoc.main([*arguments, f"--grpc_python_out={scratch}", *sources]) != 0:
+        plugin = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
+        messages = [f"--python_out={scratch}", f"--pyi_out={scratch}"]
+        typed = f"--mypy_grpc_out=generate_concrete_servicer_stubs:{scratch}"
+        services = [f"--grpc_python_out={scratch}", typed]
+        plugins = f"--plugin=protoc-gen-mypy_grpc={plugin}"
+        if protoc.main(["protoc", f"-I{ROOT}", plugins, *messages, *services, *sources]) != 0:
             sys.exit("protoc failed; see its message above")
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(Path(scratch).glob("plexsvc/v1/*")):

@@ -24,7 +24,7 @@ class RouterCalls:
     """Blocking calls to a router; every failure is a `PlexError`."""
 
     def __init__(self, channel: grpc.Channel, *, card: Card) -> None:
-        self._stub = service_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._stub = service_pb2_grpc.RouterStub(channel)
         self._card = card
 
     def call(
@@ -50,9 +50,9 @@ class RouterCalls:
         return reply
 
     def _error(self, failure: grpc.RpcError) -> PlexError:
-        for key, value in failure.trailing_metadata() or ():
-            if key == ERROR_KEY:
-                return from_wire(common_pb2.Error.FromString(value))
+        for one in failure.trailing_metadata() or ():
+            if one.key == ERROR_KEY:
+                return from_wire(common_pb2.Error.FromString(one.value))
         return PlexError(
             ErrorCode.UNAVAILABLE,
             f"no answer from the cluster at {self._card.address}: {failure.code().name}, "

@@ -259,8 +259,8 @@ class _Inner:
         """Serve both until the stack unwinds; nothing without a port."""
         if self.server is None:
             return
-        service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)  # type: ignore[no-untyped-call] # generated
-        worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)  # type: ignore[no-untyped-call] # generated
+        service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
         host = self.address.rpartition(":")[0].strip("[]")
         try:

@@ -52,7 +52,7 @@ class Supervisor:
         order: JobOrder,
         *,
         place: Path,
-        stub: service_pb2_grpc.RouterStub,
+        stub: service_pb2_grpc.RouterAsyncStub,
         token: str,
         clock: Clock,
     ) -> None:
@@ -192,7 +192,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 async def _supervise(place: Path) -> None:
     async with open_channel(os.environ[ADDRESS_VARIABLE]) as channel:
-        stub = service_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call] # generated
+        stub = service_pb2_grpc.RouterStub(channel)
         supervisor = Supervisor(
             read_order(place),
             place=place,

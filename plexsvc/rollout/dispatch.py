@@ -172,8 +172,8 @@ class Generation:
             while True:
                 async with asyncio.timeout(self._config.stall_us / 1e6):
                     frame = await stream.read()
-                if frame is grpc.aio.EOF:
-                    return
+                if not isinstance(frame, rollout_pb2.InstanceFrame):
+                    return  # the end of the stream
                 self._take(frame, call.instance, open_keys)
         finally:
             stream.cancel()

@@ -55,9 +55,9 @@ class Instance:
     lost_because: str = ""
 
     @property
-    def stub(self) -> rollout_pb2_grpc.RolloutInstanceStub:
+    def stub(self) -> rollout_pb2_grpc.RolloutInstanceAsyncStub:
         """Return the typed calls."""
-        return rollout_pb2_grpc.RolloutInstanceStub(self.channel)  # type: ignore[no-untyped-call]
+        return rollout_pb2_grpc.RolloutInstanceStub(self.channel)
 
 
 class Fleet:
@@ -231,7 +231,7 @@ class Fleet:
             instance.lost_because = f"load version {request.version}: {refusal.message}"
             return refusal
         self._serve(instance)
-        return reply  # type: ignore[no-any-return]  # the stubs are untyped
+        return reply
 
     async def _revive(self, instance: Instance) -> None:
         try:
@@ -258,7 +258,7 @@ class Fleet:
         return int(stats.version)
 
     async def _describe(self, instance: Instance) -> worker_pb2.DescribeReply:
-        stub = worker_pb2_grpc.WorkerStub(instance.channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerStub(instance.channel)
         try:
             request = worker_pb2.DescribeRequest()
             reply: worker_pb2.DescribeReply = await stub.Describe(request, timeout=PROBE_CALL_S)

@@ -216,8 +216,8 @@ async def serve_engine(
     """Serve `engine` on a free loopback port until SIGTERM or cancellation."""
     server = new_server()
     servicer = InstanceServicer(engine, config, clock=clock, open_version=open_version)
-    rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)  # type: ignore[no-untyped-call]
+    rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
     port = server.add_insecure_port("127.0.0.1:0")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

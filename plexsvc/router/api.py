@@ -133,7 +133,7 @@ class RemoteScheduler:
     """A scheduler in another process: every call has a deadline, every failure is a `PlexError`."""
 
     def __init__(self, channel: grpc.aio.Channel, *, config: RouterConfig) -> None:
-        self._stub = service_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._stub = service_pb2_grpc.SchedulerStub(channel)
         self._channel = channel
         self._host = config.scheduler.rpartition(":")[0].strip("[]")
         self._line: OrderLine[ops.OperationResult] | None = None

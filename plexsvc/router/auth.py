@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import grpc.aio
 
@@ -19,7 +19,7 @@ class Tenants:
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tenants = {token: TenantId(tenant) for token, tenant in tokens.items() if token}
 
-    def caller(self, context: grpc.aio.ServicerContext) -> TenantId:
+    def caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> TenantId:
         """Return the tenant whose token the call carries.
 
         Raises:

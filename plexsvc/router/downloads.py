@@ -161,7 +161,9 @@ class Downloads:
         return result.shards[request.shard]
 
     async def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
-        call = self._channels.to(target).unary_stream(method)(request, timeout=self._timeout_s)
+        channel = self._channels.to(target)
+        start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        call = start(request, timeout=self._timeout_s)
         try:
             async for message in call:
                 yield message

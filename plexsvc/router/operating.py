@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -32,7 +32,7 @@ from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 
 log = Log(__name__)
 
-Context: TypeAlias = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 FRAMING_BYTES: Final = 1024
 """What of a message's limit is left to whoever frames it."""
 

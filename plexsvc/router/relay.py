@@ -94,7 +94,9 @@ class Target:
     """The upload's stream to one state manager."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
-        self._call = channel.stream_unary(STAGE)(timeout=timeout_s)
+        self._call: grpc.aio.StreamUnaryCall[bytes, bytes] = channel.stream_unary(STAGE)(
+            timeout=timeout_s
+        )
         self.has_answered = False
 
     async def send(self, message: bytes) -> None:

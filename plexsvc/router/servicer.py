@@ -47,7 +47,7 @@ log = Log(__name__)
 SERVICE: Final = "plexsvc.v1.Router"
 
 Request = TypeVar("Request", bound=Message)
-Context: TypeAlias = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Unary = Callable[..., Coroutine[Any, Any, Message]]
 Streaming = Callable[..., AsyncGenerator[bytes]]
 Conversing = Callable[..., Coroutine[Any, Any, None]]

@@ -146,7 +146,7 @@ def _stream(manifest: statemanager_pb2.VersionManifest, channel: grpc.Channel) -
         deployment_id=manifest.deployment_id, version=manifest.version
     )
     data = bytearray(manifest.nbytes)
-    stub = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call]
+    stub = statemanager_pb2_grpc.StateManagerStub(channel)
     for chunk in stub.ReadVersion(request, timeout=READ_TIMEOUT_S):
         end = chunk.offset + len(chunk.data)
         if end > len(data):

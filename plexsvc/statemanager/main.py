@@ -63,7 +63,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         node, mover=mover, clock=SystemClock(), data_socket=str(data.path)
     )
     server = new_server()
-    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
     host = config.listen.rpartition(":")[0]
     port = server.add_insecure_port(config.listen)
     await server.start()

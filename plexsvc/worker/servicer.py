@@ -153,7 +153,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 async def start(servicer: WorkerServicer) -> tuple[grpc.aio.Server, str]:
     """Serve on a free loopback port; return the server and its address."""
     server = new_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, f"127.0.0.1:{port}"

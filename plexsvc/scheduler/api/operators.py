@@ -133,7 +133,7 @@ async def _describe(target: str, *, timeout_s: float) -> node_pb2.NodeDescriptio
     """Ask an agent for its name before its lease is taken."""
     channel = open_channel(target)
     try:
-        stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call] # generated
+        stub = node_pb2_grpc.NodeStub(channel)
         found: node_pb2.NodeDescription = await stub.Describe(
             node_pb2.NodeDescribeRequest(), timeout=timeout_s
         )

@@ -252,4 +252,4 @@ class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
 
 def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:
     """Serve the Scheduler service on `server`."""
-    service_pb2_grpc.add_SchedulerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call] # generated
+    service_pb2_grpc.add_SchedulerServicer_to_server(servicer, server)

@@ -41,14 +41,14 @@ class Rank:
     proc_id: str
     address: str
     channel: grpc.aio.Channel
-    stub: worker_pb2_grpc.WorkerStub = field(init=False)
+    stub: worker_pb2_grpc.WorkerAsyncStub = field(init=False)
     orders: OrderLine[worker_pb2.ExecuteReply] | None = None
     """Where it takes operations without gRPC, if it does."""
     is_closed: bool = False
 
     def __post_init__(self) -> None:
         """Make the stub."""
-        self.stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call] # generated
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
 
     def take_orders(self, port: int) -> None:
         """Send operations to `port` of its host from now on; 0: by gRPC."""

@@ -170,7 +170,7 @@ async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:
 
 
 async def _relay(
-    reach: Reach, held: Held, source: statemanager_pb2_grpc.StateManagerStub, *, to: NodeId
+    reach: Reach, held: Held, source: statemanager_pb2_grpc.StateManagerAsyncStub, *, to: NodeId
 ) -> None:
     """Pass a payload on a chunk at a time.
 

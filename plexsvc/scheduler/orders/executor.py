@@ -379,4 +379,7 @@ def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
 def _first(group: BaseExceptionGroup) -> grpc.aio.AioRpcError | PlexError:
     """Return the first failure of a group, however deep."""
     found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+    if isinstance(found, BaseExceptionGroup):
+        return _first(found)
+    assert isinstance(found, grpc.aio.AioRpcError | PlexError), found
+    return found

@@ -62,7 +62,7 @@ class NodeLink:
         self._after_index = 0
         self._channel = open_channel(target)
         self._state_channels: list[grpc.aio.Channel] = []
-        self.agent = node_pb2_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call] # generated
+        self.agent = node_pb2_grpc.NodeStub(self._channel)
         self.description = node_pb2.NodeDescription()
         self.is_up = False
         self.reason = ""
@@ -94,12 +94,12 @@ class NodeLink:
         )
 
     @property
-    def state(self) -> statemanager_pb2_grpc.StateManagerStub:
+    def state(self) -> statemanager_pb2_grpc.StateManagerAsyncStub:
         """The stub of the node's state manager."""
         assert self._state is not None, self.target
         return self._state
 
-    _state: statemanager_pb2_grpc.StateManagerStub | None = None
+    _state: statemanager_pb2_grpc.StateManagerAsyncStub | None = None
 
     async def run(self) -> None:
         """Join the node, keep its lease, tell its events; again whenever it was lost."""
@@ -238,7 +238,7 @@ class NodeLink:
         """Use the state manager of the description; calls under way end on the old channel."""
         channel = open_channel(self.description.state_manager)
         self._state_channels.append(channel)
-        self._state = statemanager_pb2_grpc.StateManagerStub(channel)  # type: ignore[no-untyped-call] # generated
+        self._state = statemanager_pb2_grpc.StateManagerStub(channel)
 
     def _lose(self, reason: str) -> None:
         self.reason = reason

@@ -44,7 +44,9 @@ class Reach:
         return self.config.move_timeout_us / 1e6
 
     async def ask_state(
-        self, node_id: NodeId, ask: Callable[[statemanager_pb2_grpc.StateManagerStub], Awaitable[T]]
+        self,
+        node_id: NodeId,
+        ask: Callable[[statemanager_pb2_grpc.StateManagerAsyncStub], Awaitable[T]],
     ) -> T:
         """Ask a node's state manager, and its successor if it dies; what is asked may be repeated.
 

@@ -1,0 +1,60 @@
+"""Tests mirror the tree: a unit test lies where the module it is named after lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+UNIT = ROOT / "tests" / "unit"
+PRODUCTS = {"client": ROOT / "client" / "plexclient", "": ROOT / "plexsvc"}
+
+EXCEPTIONS = {
+    "client/test_contract.py": "the messages that the client sends, against the real validation",
+    "client/test_cut_lines.py": "a whole client behind a line that breaks",
+    "client/test_public_names.py": "the names that a user imports",
+    "demo/test_examples.py": "the programs in examples/",
+    "rollout/test_engine_contract.py": "the fake engine under the contract of all engines",
+    "router/test_target.py": "one class of relay.py without a service",
+    "scheduler/core/planning/test_live_planning.py": "the planner as the live core asks it",
+    "scheduler/core/test_properties.py": "the whole core under Hypothesis",
+    "scheduler/core/test_starvation.py": "the whole core under endless load",
+    "scheduler/driver/test_recorded_journals.py": "the whole core on journals of real runs",
+    "sim/test_command.py": "plexctl simulate as a user types it",
+    "sim/test_endings.py": "the ends of a simulated run",
+    "sim/test_outside.py": "simulated runs under a checker that shares no code with them",
+    "worker/test_mapping.py": "megatron's parameters against the names of Hugging Face",
+}
+"""Unit tests that name no module of their folder, and their subject. The list only shrinks."""
+
+
+def module_of(test: Path) -> Path:
+    """Return the module or package that a unit test is named after."""
+    inside = test.relative_to(UNIT)
+    root = PRODUCTS[""]
+    if inside.parts[0] == "client":
+        root, inside = PRODUCTS["client"], inside.relative_to("client")
+    if inside.parts[0] == "wire":
+        root = PRODUCTS["client"]
+    return root / inside.parent / inside.name.removeprefix("test_")
+
+
+def unit_tests() -> list[Path]:
+    return sorted(UNIT.rglob("test_*.py"))
+
+
+def is_mirrored(test: Path) -> bool:
+    module = module_of(test)
+    return module.exists() or module.with_suffix("").is_dir()
+
+
+@pytest.mark.parametrize("test", unit_tests(), ids=lambda test: str(test.relative_to(UNIT)))
+def test_a_unit_test_lies_where_its_module_lies(test: Path) -> None:
+    name = str(test.relative_to(UNIT))
+    assert is_mirrored(test) or name in EXCEPTIONS, f"no {module_of(test).relative_to(ROOT)}"
+
+
+def test_no_exception_is_stale() -> None:
+    known = {str(test.relative_to(UNIT)): test for test in unit_tests()}
+    assert [name for name in EXCEPTIONS if name not in known or is_mirrored(known[name])] == []
