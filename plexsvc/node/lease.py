@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
 
 log = Log(__name__)
@@ -43,20 +44,13 @@ class NodeLease:
         self.state = LeaseState.NONE
         self.max_epoch = 0
 
-    def check_epoch(self, epoch: int) -> None:
-        """Take note of `epoch`.
+    def check_epoch(self, epoch: int, *, what: str) -> None:
+        """Take note of the `epoch` that the command `what` carries.
 
         Raises:
             PlexError: `stale_fence` when a newer scheduler has spoken to this node.
         """
-        if epoch < self.max_epoch:
-            raise PlexError(
-                ErrorCode.STALE_FENCE,
-                f"scheduler epoch {epoch} refused: this node has heard from epoch "
-                f"{self.max_epoch}; the scheduler that sent this was replaced and must stop",
-                scheduler_epoch=epoch,
-                max_scheduler_epoch=self.max_epoch,
-            )
+        refuse_older(what, "scheduler_epoch", given=epoch, seen=self.max_epoch)
         self.max_epoch = epoch
 
     def check_alive(self) -> None:
@@ -78,7 +72,7 @@ class NodeLease:
         Raises:
             PlexError: `stale_fence` for an older epoch; nothing changes then.
         """
-        self.check_epoch(epoch)
+        self.check_epoch(epoch, what="renewal of the lease")
         if self._watch is not None:
             self._watch.cancel()
         self.state = LeaseState.HELD

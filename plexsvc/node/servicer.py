@@ -50,7 +50,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     ) -> node_pb2.SpawnReply:
         """Answer once the process is ready, or why it is not."""
         try:
-            self._lease.check_epoch(request.fence.scheduler_epoch)
+            what = f"spawn of {request.spec.proc_id}"
+            self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
             self._lease.check_alive()
             rank = await self._table.spawn(request.spec, incarnation=request.fence.incarnation)
         except PlexError as error:
@@ -62,7 +63,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     ) -> node_pb2.StopReply:
         """Answer once the process is gone."""
         try:
-            self._lease.check_epoch(request.fence.scheduler_epoch)
+            what = f"stop of {request.proc_id}"
+            self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
         except PlexError as error:
             await abort_with(context, error)
         await self._table.stop(

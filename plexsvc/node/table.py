@@ -18,6 +18,7 @@ from typing import Any, Final, assert_never
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
 from plexsvc.node import logs
 from plexsvc.node.config import AgentConfig
@@ -69,8 +70,9 @@ class RankTable:
                 code, signal and log tail when it ended, or was not ready in time.
         """
         rank = self._by_id.get(spec.proc_id)
-        if rank is not None and rank.incarnation > incarnation:
-            raise _stale_incarnation(rank, incarnation)
+        if rank is not None:
+            what = f"spawn of {spec.proc_id}"
+            refuse_older(what, "incarnation", given=incarnation, seen=rank.incarnation)
         if rank is None or rank.incarnation < incarnation:
             rank = self._begin(spec, incarnation=incarnation, older=rank)
         await rank.settled.wait()
@@ -271,16 +273,6 @@ def _parse_config(spec: node_pb2.ProcSpec) -> Mapping[str, Any]:
 
 def _stopped_early(rank: Rank) -> PlexError:
     return PlexError(ErrorCode.CANCELLED, f"{rank.spec.proc_id} was stopped before it was forked")
-
-
-def _stale_incarnation(rank: Rank, asked: int) -> PlexError:
-    return PlexError(
-        ErrorCode.STALE_FENCE,
-        f"{rank.spec.proc_id} incarnation {asked} refused: incarnation {rank.incarnation} was "
-        "started after it",
-        incarnation=asked,
-        newest=rank.incarnation,
-    )
 
 
 async def _all_ended(ranks: list[Rank]) -> None:

@@ -23,9 +23,9 @@ from plexsvc import config as config_files
 from plexsvc import log as logs
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Gate
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
 from plexsvc.rollout.engines.base import Engine, Published
-from plexsvc.rollout.fences import FenceGate
 from plexsvc.rpc.channels import new_server
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.version_source import VersionSource
@@ -54,9 +54,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         self._engine, self._config, self._clock = engine, config, clock
         self._open_version = open_version
         self._update = asyncio.Lock()
-        self._gate = FenceGate(
-            scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation
-        )
+        self._gate = Gate(scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation)
 
     async def Generate(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceGenerateRequest, context: Context

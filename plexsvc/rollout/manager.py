@@ -21,11 +21,11 @@ import grpc.aio
 from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Gate
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failure, success
-from plexsvc.rollout.fences import FenceGate
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.status import abort_with
@@ -55,7 +55,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._config, self._clock = config, clock
         self._records = RecordStore(config, clock)
         self._deployments: dict[str, RolloutDeployment] = {}
-        self._gates: dict[str, FenceGate] = {}
+        self._gates: dict[str, Gate] = {}
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._streams: Counter[str] = Counter()
@@ -172,8 +172,8 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     # -- executions
 
-    def _gate(self, wpg_id: str) -> FenceGate:
-        return self._gates.setdefault(wpg_id, FenceGate())
+    def _gate(self, wpg_id: str) -> Gate:
+        return self._gates.setdefault(wpg_id, Gate())
 
     def _begin(self, request: worker_pb2.ExecuteRequest) -> _Execution:
         """Start the task of an operation that was not seen before."""

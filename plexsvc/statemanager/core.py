@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Fence, refuse_older
 from plexsvc.ids import JobId, WpgId
 
 
@@ -60,15 +61,6 @@ TRANSITIONS: Final[Mapping[tuple[Residency, Trigger], Residency]] = {
 """Every legal change; anything else is a bug of the driver."""
 
 _ON_DEVICE: Final = frozenset({Residency.DEVICE, Residency.OFFLOADING, Residency.LOADING})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FenceNumbers:
-    """The fencing numbers of a command; incarnation 0 means whichever lives."""
-
-    scheduler_epoch: int = 0
-    lease_no: int = 0
-    incarnation: int = 0
 
 
 @dataclass(slots=True)
@@ -179,16 +171,17 @@ class Ledger:
         self._max_wpgs = max_wpgs
         self._last_incarnation: dict[WpgId, int] = {}
 
-    def check_fence(self, fence: FenceNumbers, *, wpg_id: WpgId | None = None) -> None:
+    def check_fence(self, fence: Fence, *, wpg_id: WpgId | None = None) -> None:
         """Admit a command and remember its epoch.
 
         Raises:
             PlexError: `stale_fence` when its epoch or incarnation is older than one seen.
         """
-        _refuse_older("scheduler_epoch", fence.scheduler_epoch, seen=self.max_epoch)
-        last = self._last_incarnation.get(wpg_id, 0) if wpg_id is not None else 0
-        if fence.incarnation:
-            _refuse_older("incarnation", fence.incarnation, seen=last)
+        what = f"command for {wpg_id or 'this node'}"
+        refuse_older(what, "scheduler_epoch", given=fence.scheduler_epoch, seen=self.max_epoch)
+        if wpg_id is not None and fence.incarnation:
+            seen = self._last_incarnation.get(wpg_id, 0)
+            refuse_older(what, "incarnation", given=fence.incarnation, seen=seen)
         self.max_epoch = max(self.max_epoch, fence.scheduler_epoch)
 
     @property
@@ -247,7 +240,8 @@ class Ledger:
             PlexError: `stale_fence` for an older incarnation; `bad_request` for an unknown device
                 or a rank that is connected already; `no_room` past `max_wpgs`.
         """
-        _refuse_older("incarnation", incarnation, seen=self._last_incarnation.get(wpg_id, 0))
+        seen = self._last_incarnation.get(wpg_id, 0)
+        refuse_older(f"{wpg_id}/{rank}", "incarnation", given=incarnation, seen=seen)
         if device_index not in self.devices:
             known = ", ".join(map(str, self.devices)) or "none"
             raise _bad(f"{wpg_id}/{rank} asks for device {device_index}; this node has {known}")
@@ -318,7 +312,7 @@ class Ledger:
         """
         assert to in (Residency.DEVICE, Residency.HOST), to
         wpg = self.find(wpg_id)
-        _refuse_older("lease_no", lease_no, seen=wpg.lease_no)
+        refuse_older(f"move of {wpg_id}", "lease_no", given=lease_no, seen=wpg.lease_no)
         wpg.lease_no = lease_no
         if wpg.residency is to:
             return False
@@ -379,17 +373,6 @@ class Ledger:
             for rank in taken:
                 self.devices[rank.device_index].give(rank.nbytes)
             raise
-
-
-def _refuse_older(name: str, number: int, *, seen: int) -> None:
-    if number < seen:
-        raise PlexError(
-            ErrorCode.STALE_FENCE,
-            f"command carries {name} {number}, this node has seen {seen}; its sender was replaced",
-            name=name,
-            number=number,
-            seen=seen,
-        )
 
 
 def _bad(message: str) -> PlexError:

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
+from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
-from plexsvc.statemanager.core import FenceNumbers, Residency
+from plexsvc.statemanager.core import Residency
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.tiers import Span
@@ -78,9 +79,7 @@ class Mover:
         self._clock = clock
         self._done: dict[tuple[WpgId, bytes], MoveOutcome] = {}
 
-    def move(
-        self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers, move_id: bytes
-    ) -> MoveOutcome:
+    def move(self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes) -> MoveOutcome:
         """Return when the state is where it was asked. A repeated move id is answered as before.
 
         Raises:
@@ -111,7 +110,7 @@ class Mover:
             return MoveOutcome(residency=to)
         return before
 
-    def _begin(self, wpg_id: WpgId, to: Residency, *, fence: FenceNumbers) -> bool:
+    def _begin(self, wpg_id: WpgId, to: Residency, *, fence: Fence) -> bool:
         self._node.admit(fence, wpg_id)
         with self._node.lock:
             before = self._node.ledger.find(wpg_id).lease_no

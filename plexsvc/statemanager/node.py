@@ -11,13 +11,14 @@ from typing import Final
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Fence
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import mapping
 from plexsvc.statemanager import pieces
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import FenceNumbers, Ledger, RegionState, Residency, WpgState
+from plexsvc.statemanager.core import Ledger, RegionState, Residency, WpgState
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
@@ -81,7 +82,7 @@ class Node:
         self._settled = threading.Event()
         self._settled.set()
 
-    def admit(self, fence: FenceNumbers, wpg_id: WpgId | None = None) -> None:
+    def admit(self, fence: Fence, wpg_id: WpgId | None = None) -> None:
         """Admit a command and remember its epoch.
 
         Raises:
@@ -252,7 +253,7 @@ class Node:
             body = statemanager_pb2.VersionManifest(pieces=index).SerializeToString()
             self.book.put(index_key(link.wpg_id, link.rank), {}, body=body)
 
-    def forget(self, wpg_id: WpgId, fence: FenceNumbers) -> int:
+    def forget(self, wpg_id: WpgId, fence: Fence) -> int:
         """Free all a WPG has on every tier and cut its clients off; return the bytes. Repeatable.
 
         Raises:

@@ -26,7 +26,7 @@ from plexsvc.log import Log
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.version_source import read_whole
 from plexsvc.statemanager import checkpoints, snapshot
-from plexsvc.statemanager.core import FenceNumbers, Residency, WpgState
+from plexsvc.statemanager.core import Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.publishing import Progress, checked, chunked
@@ -99,7 +99,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.ReleaseVersionReply:
         """Drop a version when its last mapping goes."""
         try:
-            self._node.admit(_fence(request.fence))
+            self._node.admit(request.fence)
         except PlexError as error:
             await abort_with(context, error)
         self._node.publisher.release(_version_key(request))
@@ -144,7 +144,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.ForgetRequest, context: Context
     ) -> statemanager_pb2.ForgetReply:
         """Free all a WPG has; its ranks are cut off."""
-        wpg_id, fence = WpgId(request.wpg_id), _fence(request.fence)
+        wpg_id, fence = WpgId(request.wpg_id), request.fence
         try:
             freed = await self._run(lambda: self._node.forget(wpg_id, fence))
         except PlexError as error:
@@ -237,7 +237,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         return self._mover.move(
             WpgId(request.wpg_id),
             _TARGETS[request.to],
-            fence=_fence(request.fence),
+            fence=request.fence,
             move_id=request.move_id,
         )
 
@@ -245,7 +245,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         wpg_id, key = WpgId(request.wpg_id), _version_key(request)
         self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(_fence(request.fence), wpg_id)
+            self._node.admit(request.fence, wpg_id)
             start_us = self._clock.monotonic_us()
             manifest = self._node.publisher.find(key)
             if manifest is None:
@@ -280,7 +280,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         wpg_id = WpgId(request.wpg_id)
         self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(_fence(request.fence), wpg_id)
+            self._node.admit(request.fence, wpg_id)
             return checkpoints.materialize(
                 self._state(wpg_id, request.copies),
                 Path(request.path),
@@ -293,7 +293,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         wpg_id = WpgId(request.wpg_id)
         self._node.wait_until_settled()
         with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(_fence(request.fence), wpg_id)
+            self._node.admit(request.fence, wpg_id)
             taken = self._state(wpg_id, request.copies)
             return statemanager_pb2.DigestReply(
                 digests=snapshot.digests(taken), applied_seq=taken.applied_seq
@@ -327,14 +327,6 @@ async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_p
         break
     text = "an upload starts with its header; send StageHeader first"
     raise PlexError(ErrorCode.BAD_REQUEST, text)
-
-
-def _fence(fence: common_pb2.Fence) -> FenceNumbers:
-    return FenceNumbers(
-        scheduler_epoch=fence.scheduler_epoch,
-        lease_no=fence.lease_no,
-        incarnation=fence.incarnation,
-    )
 
 
 def _version_key(

@@ -1,48 +1,16 @@
-"""Fences and the record of answers: the last guard that an operation takes effect once.
+"""The record of answers: the last guard that an operation takes effect once.
 
-A command is refused when any of its three fencing numbers is older than one seen (or its
-incarnation is not this process's). A known operation id is answered from the record; an unknown one
-whose sequence number has already been passed is refused. Replies that may be retried are not
-recorded and consume no number.
+A known operation id is answered from the record. An unknown one whose sequence number has already
+been passed is refused. Replies that may be retried are not recorded and consume no number.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 
-from plexclient.wire.v1 import common_pb2, worker_pb2
+from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
-
-
-class Fences:
-    """The highest scheduler epoch and lease number seen, and this process's incarnation."""
-
-    def __init__(self, *, incarnation: int, scheduler_epoch: int) -> None:
-        self._incarnation = incarnation
-        self._scheduler_epoch = scheduler_epoch
-        self._lease_no = 0
-        self._lock = threading.Lock()
-
-    def check(self, fence: common_pb2.Fence) -> None:
-        """Take note of `fence`, or refuse it. Thread-safe.
-
-        Raises:
-            PlexError: `stale_fence`, naming the number that is old.
-        """
-        with self._lock:
-            self._check(fence)
-
-    def _check(self, fence: common_pb2.Fence) -> None:
-        if fence.incarnation != self._incarnation:
-            _refuse("incarnation", asked=fence.incarnation, seen=self._incarnation)
-        if fence.scheduler_epoch < self._scheduler_epoch:
-            _refuse("scheduler_epoch", asked=fence.scheduler_epoch, seen=self._scheduler_epoch)
-        if fence.lease_no < self._lease_no:
-            _refuse("lease_no", asked=fence.lease_no, seen=self._lease_no)
-        self._scheduler_epoch = fence.scheduler_epoch
-        self._lease_no = fence.lease_no
 
 
 class Ledger:
@@ -84,13 +52,3 @@ class Ledger:
         self._replies[operation_id] = reply
         while len(self._replies) > self._max_replies:
             self._replies.popitem(last=False)
-
-
-def _refuse(name: str, *, asked: int, seen: int) -> None:
-    raise PlexError(
-        ErrorCode.STALE_FENCE,
-        f"command with {name} {asked} refused: this rank has seen {seen}. Its sender was replaced",
-        number=name,
-        asked=asked,
-        seen=seen,
-    )

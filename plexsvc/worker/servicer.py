@@ -6,6 +6,7 @@ They come as calls of gRPC, or as frames (`orders`), whose reply leaves from the
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor as ThreadPool
 from typing import Any
@@ -13,15 +14,15 @@ from typing import Any
 import grpc.aio
 
 from plexclient.wire import errors as wire_errors
-from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Gate
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.rpc.channels import new_server
 from plexsvc.rpc.status import abort_with
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
-from plexsvc.worker.ledger import Fences
 from plexsvc.worker.orders import OrderPort
 from plexsvc.worker.thread import RankThread
 
@@ -38,9 +39,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._config = config
         self._executor = executor
         self._pool = pool
-        self._fences = Fences(
-            incarnation=config.incarnation, scheduler_epoch=config.scheduler_epoch
+        self._gate = Gate(
+            scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation, is_process=True
         )
+        self._gate_lock = threading.Lock()
         self._running: dict[bytes, asyncio.Future[Outcome]] = {}
         self._orders_port = 0
         self.must_exit = asyncio.Event()
@@ -91,7 +93,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 ErrorCode.NOT_FOUND,
                 f"this is a rank of {self._config.wpg_id}, not of {request.wpg_id}",
             )
-        self._fences.check(request.fence)
+        self._admit(request.fence, what=show(request.operation.operation_id))
+
+    def _admit(self, fence: common_pb2.Fence, *, what: str) -> None:
+        with self._gate_lock:  # orders come on the torch thread, calls on the event loop
+            self._gate.admit_exclusive(fence, what=what)
 
     def _future(self, request: worker_pb2.ExecuteRequest) -> asyncio.Future[Outcome]:
         operation_id = request.operation.operation_id
@@ -143,7 +149,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.CancelReply:
         """Answer at once: what a rank has begun it ends, since its peers run the same operation."""
         try:
-            self._fences.check(request.fence)
+            self._admit(request.fence, what=f"cancel of {show(request.operation_id)}")
         except PlexError as error:
             await abort_with(context, error)
         log.info("cancel arrived; the operation ends first", operation_id=request.operation_id)

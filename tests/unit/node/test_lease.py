@@ -107,6 +107,6 @@ async def test_an_older_scheduler_cannot_extend_it() -> None:
         with pytest.raises(PlexError) as caught:
             drill.renew(epoch=4, ttl_us=10**6)
         assert caught.value.code is ErrorCode.STALE_FENCE
-        assert caught.value.facts["max_scheduler_epoch"] == "5"
+        assert caught.value.facts["seen"] == "5"
         await drill.clock.advance(100)
         assert drill.kills == 1

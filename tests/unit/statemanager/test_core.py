@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from plexclient.wire.v1 import common_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
-from plexsvc.statemanager.core import FenceNumbers, Ledger, RegionState, Residency
+from plexsvc.statemanager.core import Ledger, RegionState, Residency
 
 A, B = WpgId("a"), WpgId("b")
 JOB = JobId("job")
@@ -119,10 +120,10 @@ def test_commands_older_than_seen_are_refused(older: dict[str, int]) -> None:
     books = ledger()
     register(books, A, incarnation=3)
     newest = {"scheduler_epoch": 5, "lease_no": 1, "incarnation": 3}
-    books.check_fence(FenceNumbers(**newest), wpg_id=A)
-    error = refusal(books.check_fence, FenceNumbers(**{**newest, **older}), wpg_id=A)
+    books.check_fence(common_pb2.Fence(**newest), wpg_id=A)
+    error = refusal(books.check_fence, common_pb2.Fence(**{**newest, **older}), wpg_id=A)
     assert error.code is ErrorCode.STALE_FENCE
-    assert error.facts["name"] == next(iter(older))
+    assert error.facts["number"] == next(iter(older))
 
 
 def test_an_older_lease_cannot_move_a_wpg() -> None:

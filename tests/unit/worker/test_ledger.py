@@ -1,34 +1,12 @@
-"""Fences and the record of answers."""
+"""The record of answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from plexclient.wire.v1 import common_pb2, worker_pb2
+from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.worker.ledger import Fences, Ledger
-
-
-def fence(epoch: int, lease: int, incarnation: int = 4) -> common_pb2.Fence:
-    return common_pb2.Fence(scheduler_epoch=epoch, lease_no=lease, incarnation=incarnation)
-
-
-def test_numbers_only_grow() -> None:
-    fences = Fences(incarnation=4, scheduler_epoch=2)
-    fences.check(fence(2, 1))
-    fences.check(fence(3, 7))
-    for old in (fence(2, 7), fence(3, 6), fence(3, 7, 3), fence(3, 7, 5)):
-        with pytest.raises(PlexError) as caught:
-            fences.check(old)
-        assert caught.value.code == ErrorCode.STALE_FENCE
-    fences.check(fence(3, 7))
-
-
-def test_a_refused_fence_is_not_taken_note_of() -> None:
-    fences = Fences(incarnation=4, scheduler_epoch=2)
-    with pytest.raises(PlexError):
-        fences.check(fence(9, 9, incarnation=3))
-    fences.check(fence(2, 1))
+from plexsvc.worker.ledger import Ledger
 
 
 def test_replies_are_kept_up_to_the_limit_newest_first() -> None:

@@ -1,4 +1,4 @@
-"""Older numbers are refused, each by its own; generates may overtake each other."""
+"""Fencing refuses older numbers, each by its own; generates may overtake each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2
-from plexsvc.rollout.fences import FenceGate
+from plexsvc.fencing import Gate
 
 
 def fence(epoch: int, lease: int, incarnation: int) -> common_pb2.Fence:
@@ -22,7 +22,7 @@ def fence(epoch: int, lease: int, incarnation: int) -> common_pb2.Fence:
     ],
 )
 def test_one_older_number_is_enough_and_is_named(stale: tuple[int, int, int], number: str) -> None:
-    gate = FenceGate()
+    gate = Gate()
     gate.admit_exclusive(fence(2, 2, 2), what="x")
     with pytest.raises(PlexError, match=number) as caught:
         gate.admit_shared(fence(*stale), what="x")
@@ -31,7 +31,7 @@ def test_one_older_number_is_enough_and_is_named(stale: tuple[int, int, int], nu
 
 
 def test_generates_overtake_each_other_but_not_an_exclusive_order() -> None:
-    gate = FenceGate()
+    gate = Gate()
     gate.admit_shared(fence(1, 7, 1), what="x")
     gate.admit_shared(fence(1, 5, 1), what="x")
     gate.admit_exclusive(fence(1, 8, 1), what="x")
@@ -40,8 +40,17 @@ def test_generates_overtake_each_other_but_not_an_exclusive_order() -> None:
 
 
 def test_a_repeat_needs_no_lease_but_a_leader() -> None:
-    gate = FenceGate(scheduler_epoch=3)
+    gate = Gate(scheduler_epoch=3)
     gate.admit_exclusive(fence(3, 8, 0), what="x")
     gate.admit_leader(fence(3, 1, 0), what="x")
     with pytest.raises(PlexError):
         gate.admit_leader(fence(2, 9, 0), what="x")
+
+
+def test_a_gate_of_one_process_refuses_every_other_incarnation() -> None:
+    gate = Gate(incarnation=4, scheduler_epoch=2, is_process=True)
+    gate.admit_exclusive(fence(3, 7, 4), what="x")
+    for other in (3, 5):
+        with pytest.raises(PlexError, match="incarnation"):
+            gate.admit_exclusive(fence(9, 9, other), what="x")
+    gate.admit_exclusive(fence(3, 7, 4), what="a refused command changed nothing")
