@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import grpc.aio
 
@@ -33,7 +33,6 @@ from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
-from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.rpc.channels import new_server
@@ -227,7 +226,7 @@ class EmbeddedCluster:
         operators = self._config.router.operators or (self._tokens[token],)
         config = replace(self._config.router, tokens=self._tokens, operators=operators)
         router = RouterServicer(
-            cast("SchedulerApi", scheduler),  # its methods' types are erased by their decorator
+            scheduler,
             config=config,
             clock=self._clock,
             frames=rollout,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -21,22 +21,20 @@ from plexsvc.scheduler.api.views import explaining, nodes, pictures, report, sta
 from plexsvc.scheduler.driver.driver import SchedulerDriver
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any] | None"
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-Method = Callable[[Any, Request, Context], Awaitable[Reply]]
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
-def _typed(method: Method[Request, Reply]) -> Method[Request, Reply]:
+def _typed(method: Method) -> Method:
     """Send a `PlexError` as gRPC status with the wire error; raise it to an embedded caller."""
 
     @wraps(method)
-    async def call(self: Any, request: Request, context: Context = None) -> Reply:  # noqa: ANN401
+    async def call(self: Any, request: Any, context: Context = None) -> Any:  # noqa: ANN401
         try:
             return await method(self, request, context)
         except PlexError as error:
             await abort_with(context, error)
 
-    return call
+    return cast("Method", call)
 
 
 class SchedulerServicer(service_pb2_grpc.SchedulerServicer):
