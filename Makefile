@@ -6,7 +6,7 @@ LOCKS := requirements/base.txt requirements/cpu.txt requirements/dev.txt
 ENGINES ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 DEMO ?= arithmetic
 
-.PHONY: demo test check proto setup clean
+.PHONY: demo test check docs proto setup clean
 
 setup: $(VENV)/.installed-$(ENGINES)
 
@@ -35,6 +35,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python docs/generate.py --check
+
+docs: setup
+	$(BIN)/python docs/generate.py
 
 proto: setup
 	$(BIN)/python proto/generate.py

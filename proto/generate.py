@@ -21,7 +21,7 @@ def generate(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         plugin = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
         messages = [f"--python_out={scratch}", f"--pyi_out={scratch}"]
-        typed = f"--mypy_grpc_out=generate_concrete_servicer_stubs:{scratch}"
+        typed = f"--mypy_grpc_out=quiet,generate_concrete_servicer_stubs:{scratch}"
         services = [f"--grpc_python_out={scratch}", typed]
         plugins = f"--plugin=protoc-gen-mypy_grpc={plugin}"
         if protoc.main(["protoc", f"-I{ROOT}", plugins, *messages, *services, *sources]) != 0:
