@@ -53,7 +53,6 @@ class InnerCluster:
         """Ask for a deployment to move; `ended` is set when it has, or will not."""
         self.ended.clear()
         event = RelocationRequested(
-            at_us=0,
             deployment_id=DeploymentId(deployment.deployment_id),
             places=tuple(Place(node_id=NodeId(node), device=device) for node, device in places),
             reason="a test asked",
@@ -102,7 +101,7 @@ class InnerCluster:
         """Cancel a deployment's job; on the driver's loop."""
         job_id = JobId(deployment.info.job_id)
         self.driver.post(
-            JobEndRequested(at_us=0, job_id=job_id, outcome=JobState.CANCELLED, reason="a test")
+            JobEndRequested(job_id=job_id, outcome=JobState.CANCELLED, reason="a test")
         )
 
     def changed(self, action: RelocationChanged) -> None:

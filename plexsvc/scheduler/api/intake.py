@@ -24,6 +24,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
+    Post,
 )
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
@@ -55,6 +56,7 @@ class Intake:
 
     def __init__(self, driver: SchedulerDriver) -> None:
         self._driver = driver
+        self._post: Post = driver.post
         self._registry = driver.registry
         self._config = driver.config
 
@@ -84,9 +86,8 @@ class Intake:
         self._registry.jobs[JobId(request.job_id)] = record
         self._driver.sessions.opened(record)
         self._driver.recorder.job_created(record)
-        self._driver.post(
+        self._post(
             JobSubmitted(
-                at_us=0,
                 job_id=JobId(request.job_id),
                 tenant=TenantId(request.tenant),
                 name=request.name,
@@ -129,9 +130,8 @@ class Intake:
         if not record.ended.is_set():
             if request.HasField("exit_code") and not record.view.HasField("exit_code"):
                 record.view.exit_code = request.exit_code
-            self._driver.post(
+            self._post(
                 JobEndRequested(
-                    at_us=0,
                     job_id=JobId(request.job_id),
                     outcome=OUTCOMES[request.outcome],
                     reason=request.reason,
@@ -182,9 +182,8 @@ class Intake:
             submitted_us=self._driver.clock.wall_us(),
         )
         self._registry.hold(operation_id, held)
-        self._driver.post(
+        self._post(
             OperationSubmitted(
-                at_us=0,
                 operation_id=operation_id,
                 job_id=JobId(operation.job_id),
                 deployment_id=DeploymentId(operation.deployment_id),
@@ -207,7 +206,7 @@ class Intake:
         held = self._registry.held.get(operation_id)
         if held is None:
             if self._has_ended(operation_id):
-                self._driver.post(PayloadStaged(at_us=0, operation_id=operation_id))
+                self._post(PayloadStaged(operation_id=operation_id))
                 return
             raise PlexError(
                 ErrorCode.NOT_FOUND,
@@ -216,12 +215,12 @@ class Intake:
             )
         if request.HasField("error"):
             fault = fault_from_wire(request.error)
-            self._driver.post(PayloadRefused(at_us=0, operation_id=operation_id, fault=fault))
+            self._post(PayloadRefused(operation_id=operation_id, fault=fault))
             return
         if request.HasField("plan"):
             held.operation.plan.CopyFrom(request.plan)
         held.staged_on = tuple(map(NodeId, request.node_ids))
-        self._driver.post(PayloadStaged(at_us=0, operation_id=operation_id))
+        self._post(PayloadStaged(operation_id=operation_id))
 
     def _has_ended(self, operation_id: OperationId) -> bool:
         released = self._driver.core.cluster.released
@@ -231,7 +230,7 @@ class Intake:
         if seq > record.acked_seq:
             record.acked_seq = seq
             deployment_id = DeploymentId(record.view.deployment_id)
-            self._driver.post(Acknowledged(at_us=0, deployment_id=deployment_id, seq=seq))
+            self._post(Acknowledged(deployment_id=deployment_id, seq=seq))
 
     def _check_room(self, request: service_pb2.CreateJobRequest) -> None:
         live = sum(1 for _ in self._registry.live_jobs())
@@ -329,9 +328,8 @@ class Intake:
             ),
         )
         rollout = is_rollout(view.spec)
-        self._driver.post(
+        self._post(
             DeploymentRequested(
-                at_us=0,
                 deployment_id=DeploymentId(view.deployment_id),
                 job_id=JobId(view.job_id),
                 initialize_id=initialize_id,

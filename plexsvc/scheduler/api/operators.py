@@ -43,7 +43,7 @@ async def change_node(
         PlexError: `not_found`, or `bad_request` for a change that is none.
     """
     node_id = nodes.link_of(driver, request.node_id).node_id
-    await driver.ask(_change(request.change, node_id))
+    await _decided(driver, _change(request.change, node_id))
     return await nodes.node(driver, node_id, lens=Lens(driver.registry, request))
 
 
@@ -81,7 +81,7 @@ async def move_job(
         node_id = nodes.link_of(driver, request.node_id).node_id
         _check_open_node(driver, node_id)
     _check_trains(driver, job_id)
-    actions = await driver.ask(JobMoveRequested(at_us=0, job_id=job_id, node_id=node_id))
+    actions = await _decided(driver, JobMoveRequested(job_id=job_id, node_id=node_id))
     reply = _moves(driver, actions, lens=lens)
     if not reply.moves:
         where = f"node {node_id}" if node_id else "another place"
@@ -103,7 +103,7 @@ async def pin_job(
         PlexError: `not_found`, `job_ended`.
     """
     job_id = _live_job(driver, Lens(driver.registry, request), request.job_id)
-    await driver.ask(JobPinned(at_us=0, job_id=job_id, is_pinned=request.is_pinned))
+    await _decided(driver, JobPinned(job_id=job_id, is_pinned=request.is_pinned))
     return service_pb2.PinJobReply(job_id=job_id, is_pinned=request.is_pinned)
 
 
@@ -111,18 +111,28 @@ async def repack(
     driver: SchedulerDriver, request: service_pb2.RepackRequest
 ) -> service_pb2.MovesReply:
     """Order the moves that pay for themselves now."""
-    actions = await driver.ask(RepackRequested(at_us=0))
+    actions = await _decided(driver, RepackRequested())
     return _moves(driver, actions, lens=Lens(driver.registry, request))
+
+
+async def _decided(driver: SchedulerDriver, event: Event) -> list[Action]:
+    """Return what the core ordered for an operator's fact.
+
+    Raises:
+        PlexError: `unavailable` when the driver does not run or stops before it decided.
+    """
+    driver.check_open()
+    return await driver.post(event)
 
 
 def _change(change: int, node_id: NodeId) -> Event:
     match change:
         case service_pb2.NODE_CHANGE_CORDON:
-            return NodeCordoned(at_us=0, node_id=node_id)
+            return NodeCordoned(node_id=node_id)
         case service_pb2.NODE_CHANGE_DRAIN:
-            return NodeCordoned(at_us=0, node_id=node_id, is_drained=True)
+            return NodeCordoned(node_id=node_id, is_drained=True)
         case service_pb2.NODE_CHANGE_UNCORDON:
-            return NodeUncordoned(at_us=0, node_id=node_id)
+            return NodeUncordoned(node_id=node_id)
         case _:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"{change} is no change; give CORDON, DRAIN or UNCORDON"

@@ -1,7 +1,8 @@
-"""Facts the core is told: past tense, each with its time; journaled before they count."""
+"""Events of the scheduler core: facts in the past tense, journaled before the core handles them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
@@ -10,29 +11,34 @@ from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, Oper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
+class Fact:
+    """What all events have in common. `at_us` comes first in every journal body."""
+
+    at_us: int = 0
+    """When the core learns of it. Whoever makes a fact leaves it out: the driver stamps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined(Fact):
     """A node's agent was described and its lease granted."""
 
-    at_us: int
     node_id: NodeId
     devices: tuple[DeviceFacts, ...]
     host_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Fact):
     """A node's lease ran out: whatever ran there is dead."""
 
-    at_us: int
     node_id: NodeId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class JobSubmitted(Fact):
     """A client opened a job."""
 
-    at_us: int
     job_id: JobId
     tenant: TenantId
     name: str = ""
@@ -42,24 +48,22 @@ class JobSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEndRequested:
+class JobEndRequested(Fact):
     """The job's controller, an operator or the end of its session ended it."""
 
-    at_us: int
     job_id: JobId
     outcome: JobState
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentRequested:
+class DeploymentRequested(Fact):
     """A job wants a model runnable on `num_devices` devices of `device_kind`.
 
     A rollout deployment is a set of instances, each alone on its device. `initialize_id` is the
     operation id that its `Initialize` will carry.
     """
 
-    at_us: int
     deployment_id: DeploymentId
     job_id: JobId
     initialize_id: OperationId
@@ -75,28 +79,25 @@ class DeploymentRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgReady:
+class WpgReady(Fact):
     """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device."""
 
-    at_us: int
     wpg_id: WpgId
     device_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnFailed:
+class SpawnFailed(Fact):
     """A WPG's processes could not be started."""
 
-    at_us: int
     wpg_id: WpgId
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcExited:
+class ProcExited(Fact):
     """One rank's process ended by itself."""
 
-    at_us: int
     wpg_id: WpgId
     incarnation: int
     rank: int
@@ -106,10 +107,9 @@ class ProcExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationSubmitted:
+class OperationSubmitted(Fact):
     """A router brought an operation; `is_staged` says its inputs are here."""
 
-    at_us: int
     operation_id: OperationId
     job_id: JobId
     deployment_id: DeploymentId
@@ -121,27 +121,24 @@ class OperationSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadStaged:
+class PayloadStaged(Fact):
     """An operation's inputs lie validated in staging memory."""
 
-    at_us: int
     operation_id: OperationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadRefused:
+class PayloadRefused(Fact):
     """An operation's inputs did not pass."""
 
-    at_us: int
     operation_id: OperationId
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationFinished:
+class OperationFinished(Fact):
     """All executors of an operation answered; `is_refusal`: nothing had been changed."""
 
-    at_us: int
     operation_id: OperationId
     fault: Fault | None
     is_refusal: bool
@@ -150,10 +147,9 @@ class OperationFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyMoved:
+class ResidencyMoved(Fact):
     """A state manager finished a move."""
 
-    at_us: int
     wpg_id: WpgId
     move_id: MoveId
     nbytes: int
@@ -161,126 +157,111 @@ class ResidencyMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveFailed:
+class MoveFailed(Fact):
     """A move did not happen; the state is where it was."""
 
-    at_us: int
     wpg_id: WpgId
     move_id: MoveId
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgStopped:
+class WpgStopped(Fact):
     """No process of the WPG is left."""
 
-    at_us: int
     wpg_id: WpgId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WpgForgotten:
+class WpgForgotten(Fact):
     """No state of the WPG is left on any tier."""
 
-    at_us: int
     wpg_id: WpgId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelocationRequested:
+class RelocationRequested(Fact):
     """Somebody wants a training deployment on other devices, rank i at `places[i]`."""
 
-    at_us: int
     deployment_id: DeploymentId
     places: tuple[Place, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateCarried:
+class StateCarried(Fact):
     """A complete copy of a WPG's state lies where the ranks that replace it can read it."""
 
-    at_us: int
     deployment_id: DeploymentId
     move_id: MoveId
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryFailed:
+class CarryFailed(Fact):
     """No copy was made; the state is where it was."""
 
-    at_us: int
     deployment_id: DeploymentId
     move_id: MoveId
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledged:
+class Acknowledged(Fact):
     """The client has every answer up to `seq` of a deployment."""
 
-    at_us: int
     deployment_id: DeploymentId
     seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired:
+class TimerFired(Fact):
     """A time set by `SetTimer` has come."""
 
-    at_us: int
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilesLoaded:
+class ProfilesLoaded(Fact):
     """The store's profiles of earlier runs, told once before anything is placed."""
 
-    at_us: int
     profiles: tuple[KeptProfile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCordoned:
+class NodeCordoned(Fact):
     """An operator wants no further work on a node; with `is_drained`, none at all."""
 
-    at_us: int
     node_id: NodeId
     is_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUncordoned:
+class NodeUncordoned(Fact):
     """An operator lets a node take work again."""
 
-    at_us: int
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMoveRequested:
+class JobMoveRequested(Fact):
     """An operator wants a job's training deployments elsewhere; no node named: wherever best."""
 
-    at_us: int
     job_id: JobId
     node_id: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPinned:
+class JobPinned(Fact):
     """An operator forbids, or allows again, that repacking moves a job."""
 
-    at_us: int
     job_id: JobId
     is_pinned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepackRequested:
+class RepackRequested(Fact):
     """An operator wants the groups repacked now."""
-
-    at_us: int
 
 
 Event = (
@@ -312,3 +293,6 @@ Event = (
     | RepackRequested
     | TimerFired
 )
+
+Post = Callable[[Event], object]
+"""Takes a fact to the core."""

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -48,8 +48,8 @@ from plexsvc.scheduler.core.events import (
     Event,
     OperationSubmitted,
     PayloadStaged,
+    Post,
     ProfilesLoaded,
-    TimerFired,
 )
 from plexsvc.scheduler.driver.encoding import configured
 from plexsvc.scheduler.driver.journal import Journal
@@ -79,6 +79,17 @@ ORDERS: Final = (StartOperation, MoveState, SetTimer, ReleaseOperation, DropPayl
 """Actions that nobody but this cluster's own processes and timers learns of."""
 
 
+Decision = asyncio.Future[list[Action]]
+"""What followed from an event."""
+
+
+class Posted(NamedTuple):
+    """An event on its way to the core, and whoever wants to know what follows from it."""
+
+    event: Event
+    decision: Decision
+
+
 class SchedulerDriver:
     """Runs one scheduler. `run()` until cancelled; everything else is called while it runs."""
 
@@ -99,7 +110,7 @@ class SchedulerDriver:
         self.registry = Registry(config)
         self.results = ResultBook(max_bytes=config.max_result_bytes)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=self.post)
-        self.timers = Timers(clock, fire=self._timer_fired)
+        self.timers = Timers(clock, post=self.post)
         self.nodes = Nodes([self._link(target) for target in node_agents])
         reach = Reach(
             config=config,
@@ -113,9 +124,8 @@ class SchedulerDriver:
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.tally = Tally(self.core.cluster.timeline)
         self._store = store
-        self._inbox: deque[Event] = deque()
-        self._asked: dict[int, asyncio.Future[list[Action]]] = {}
-        self._askers: dict[int, asyncio.Future[list[Action]]] = {}
+        self._inbox: deque[Posted] = deque()
+        self._taken: list[Posted] = []
         self._dialing: dict[str, asyncio.Task[None]] = {}
         self._arrived = asyncio.Event()
         self._last_us = 0
@@ -152,23 +162,16 @@ class SchedulerDriver:
         for link in self.nodes.links:
             await link.joined.wait()
 
-    def post(self, event: Event) -> None:
-        """Tell the core a fact; its time is set when it is decided."""
-        self._inbox.append(event)
-        self._arrived.set()
+    def post(self, event: Event) -> Decision:
+        """Tell the core a fact, stamped when it is decided; return the actions that will follow.
 
-    async def ask(self, event: Event) -> list[Action]:
-        """Tell the core a fact; return what it ordered for it, once that is under way.
-
-        Raises:
-            PlexError: `unavailable` when the driver does not run or stops before it decided.
+        The future is done once the actions are under way. It raises `PlexError` (`unavailable`)
+        when the driver stops before.
         """
-        self.check_open()
-        answer = asyncio.get_running_loop().create_future()
-        self._asked[id(event)] = answer
-        self.post(event)
-        actions: list[Action] = await answer
-        return actions
+        decision: Decision = asyncio.get_running_loop().create_future()
+        self._inbox.append(Posted(event, decision))
+        self._arrived.set()
+        return decision
 
     async def dial(self, target: str, *, timeout_us: int) -> NodeLink:
         """Take one more node agent in; return its link once it has joined.
@@ -227,15 +230,17 @@ class SchedulerDriver:
         read = partial(self._store.profiles, limit=self.config.max_profiles)
         kept = tuple(filter(None, map(profiles.from_row, await storing.run(read))))
         if kept:
-            self.post(ProfilesLoaded(at_us=0, profiles=kept))
+            tell: Post = self.post
+            tell(ProfilesLoaded(profiles=kept))
 
     async def _decide(self, storing: Storing) -> None:
         while True:
             await self._arrived.wait()
-            events = self._take()
+            self._taken = self._take()
+            events = [posted.event for posted in self._taken]
             is_synced = not all(isinstance(event, WORK) for event in events)
             await storing.append(self.journal.rows(events), is_synced=is_synced)
-            for event in events:
+            for event, decision in self._taken:
                 actions = self.core.handle(event)
                 self.journal.decided(actions)
                 if not (is_synced or all(isinstance(action, ORDERS) for action in actions)):
@@ -243,26 +248,19 @@ class SchedulerDriver:
                     is_synced = True
                 for action in actions:
                     self._act(action)
-                if self._askers:
-                    self._answer(event, actions)
+                if not decision.done():
+                    decision.set_result(actions)
 
-    def _take(self) -> list[Event]:
-        """Return the events that wait, stamped, at most a batch."""
-        events: list[Event] = []
-        while self._inbox and len(events) < self.config.max_batch:
+    def _take(self) -> list[Posted]:
+        """Return what waits, stamped, at most a batch."""
+        taken: list[Posted] = []
+        while self._inbox and len(taken) < self.config.max_batch:
             self._last_us = max(self._last_us + 1, self.clock.wall_us())
-            told = self._inbox.popleft()
-            events.append(replace(told, at_us=self._last_us))
-            if self._asked and id(told) in self._asked:
-                self._askers[self._last_us] = self._asked.pop(id(told))
+            event, decision = self._inbox.popleft()
+            taken.append(Posted(replace(event, at_us=self._last_us), decision))
         if not self._inbox:
             self._arrived.clear()
-        return events
-
-    def _answer(self, event: Event, actions: list[Action]) -> None:
-        answer = self._askers.pop(event.at_us, None)
-        if answer is not None and not answer.done():
-            answer.set_result(actions)
+        return taken
 
     def _act(self, action: Action) -> None:  # noqa: C901, PLR0912 - one line an action
         match action:
@@ -325,9 +323,6 @@ class SchedulerDriver:
             self.tally.forget(set(self.registry.jobs))
             await storing.write(self.recorder.take_rows())
 
-    def _timer_fired(self, key: str) -> None:
-        self.post(TimerFired(at_us=0, key=key))
-
     def _link(self, target: str) -> NodeLink:
         return NodeLink(
             target,
@@ -357,11 +352,11 @@ class SchedulerDriver:
         ]
 
     async def _close(self, storing: Storing) -> None:
-        for answer in [*self._asked.values(), *self._askers.values()]:
-            if not answer.done():
-                answer.set_exception(
-                    PlexError(ErrorCode.UNAVAILABLE, "the scheduler stopped; ask the next one")
-                )
+        stopped = PlexError(ErrorCode.UNAVAILABLE, "the scheduler stopped; ask the next one")
+        for _, decision in [*self._taken, *self._inbox]:
+            if not decision.done():
+                decision.set_exception(stopped)
+                decision.exception()  # most are awaited by nobody, who need not be warned
         storing.close()
         self._store.append(self.journal.notes(at_us=self._last_us), self.recorder.take_rows())
         for link in self.nodes.links:

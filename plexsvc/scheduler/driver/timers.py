@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
 
 from plexsvc.clock import Clock, wait_at_most
+from plexsvc.scheduler.core.events import Post, TimerFired
 
 
 class Timers:
-    """Calls `fire(key)` when a key's time has come; setting a key again replaces its time."""
+    """Posts `TimerFired` when a key's time has come; setting a key again replaces its time."""
 
-    def __init__(self, clock: Clock, *, fire: Callable[[str], None]) -> None:
+    def __init__(self, clock: Clock, *, post: Post) -> None:
         self._clock = clock
-        self._fire = fire
+        self._post = post
         self._due: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._changed = asyncio.Event()
@@ -47,5 +47,5 @@ class Timers:
             heapq.heappop(self._heap)
             if is_current:
                 del self._due[key]
-                self._fire(key)
+                self._post(TimerFired(key=key))
         return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from plexsvc.clock import Clock, wait_at_most
 from plexsvc.ids import JobId
 from plexsvc.log import Log
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import Event, JobEndRequested
+from plexsvc.scheduler.core.events import JobEndRequested, Post
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger.jobs import JobRecord, Registry
 
@@ -25,7 +24,7 @@ class Sessions:
         *,
         clock: Clock,
         registry: Registry,
-        post: Callable[[Event], None],
+        post: Post,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -76,7 +75,6 @@ class Sessions:
         log.warning("session expired", job=record.view.job_id, silent_us=silent_us)
         self._post(
             JobEndRequested(
-                at_us=0,
                 job_id=JobId(record.view.job_id),
                 outcome=JobState.CANCELLED,
                 reason=f"session expired: no KeepAlive for {ttl_s:g} s (session_ttl_us)",

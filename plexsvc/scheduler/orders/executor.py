@@ -29,9 +29,9 @@ from plexsvc.scheduler.core.actions import (
     StopWpg,
 )
 from plexsvc.scheduler.core.events import (
-    Event,
     MoveFailed,
     OperationFinished,
+    Post,
     ResidencyMoved,
     SpawnFailed,
     StateCarried,
@@ -56,9 +56,7 @@ MAX_EXECUTE_TRIES: Final = 3
 class Executor:
     """Knows how each order is carried out; holds no state of its own but what it was given."""
 
-    def __init__(
-        self, reach: Reach, *, rollout: RolloutPort, post: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, reach: Reach, *, rollout: RolloutPort, post: Post) -> None:
         self._reach = reach
         self._rollout = rollout
         self._post = post
@@ -127,9 +125,9 @@ class Executor:
             device_bytes = await spawn.describe(self._reach, record)
         except* (grpc.aio.AioRpcError, PlexError) as group:
             fault = fault_of_call(_first(group))
-            self._post(SpawnFailed(at_us=0, wpg_id=action.wpg_id, fault=fault))
+            self._post(SpawnFailed(wpg_id=action.wpg_id, fault=fault))
         else:
-            ready = WpgReady(at_us=0, wpg_id=action.wpg_id, device_bytes=device_bytes)
+            ready = WpgReady(wpg_id=action.wpg_id, device_bytes=device_bytes)
             self._post(ready)
 
     async def _carry(self, action: CarryState) -> None:
@@ -142,7 +140,6 @@ class Executor:
         else:
             self._post(
                 StateCarried(
-                    at_us=0,
                     deployment_id=action.deployment_id,
                     move_id=action.move_id,
                     nbytes=nbytes,
@@ -163,7 +160,7 @@ class Executor:
         async with asyncio.TaskGroup() as group:
             for rank in range(len(record.places)):
                 group.create_task(self._stop_rank(record, rank=rank))
-        self._post(WpgStopped(at_us=0, wpg_id=action.wpg_id))
+        self._post(WpgStopped(wpg_id=action.wpg_id))
 
     async def _stop_rank(self, record: DeploymentRecord, *, rank: int) -> None:
         node_id = record.places[rank].node_id
@@ -199,7 +196,7 @@ class Executor:
             await rank.close()
         if not record.is_stand_in:
             await managed.release_versions(self._reach, record, needed=None)
-        self._post(WpgForgotten(at_us=0, wpg_id=action.wpg_id))
+        self._post(WpgForgotten(wpg_id=action.wpg_id))
 
     async def _insist(self, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
         """Try a teardown call until it succeeds, the node is lost, or tries run out."""
@@ -220,12 +217,11 @@ class Executor:
             replies = await move.move(self._reach, action)
         except (grpc.aio.AioRpcError, PlexError) as error:
             fault = fault_of_call(error)
-            failed = MoveFailed(at_us=0, wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
+            failed = MoveFailed(wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
             self._post(failed)
         else:
             self._post(
                 ResidencyMoved(
-                    at_us=0,
                     wpg_id=action.wpg_id,
                     move_id=action.move_id,
                     nbytes=sum(reply.nbytes for reply in replies),
@@ -333,7 +329,6 @@ class Executor:
         measured_us = max(reply.run_us for reply in replies)
         self._post(
             OperationFinished(
-                at_us=0,
                 operation_id=OperationId(held.operation.operation_id),
                 fault=None,
                 is_refusal=False,

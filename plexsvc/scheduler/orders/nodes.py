@@ -26,7 +26,7 @@ from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import Event, NodeJoined, NodeLost, ProcExited
+from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
 from plexsvc.scheduler.orders.process_specs import Host
 
@@ -36,8 +36,6 @@ STREAM_S: Final = 3600
 """The event stream is reopened after so long: every call has a deadline."""
 
 SIGKILL: Final = 9
-
-Post = Callable[[Event], None]
 
 
 class NodeLink:
@@ -135,7 +133,6 @@ class NodeLink:
         self.is_up = True
         self._post(
             NodeJoined(
-                at_us=0,
                 node_id=self.node_id,
                 host_bytes=self.description.host_bytes,
                 devices=tuple(
@@ -204,7 +201,6 @@ class NodeLink:
             if (wpg_id, rank) not in living:
                 self._post(
                     ProcExited(
-                        at_us=0,
                         wpg_id=wpg_id,
                         incarnation=incarnation,
                         rank=rank,
@@ -220,7 +216,6 @@ class NodeLink:
             wpg_id, _, rank = event.exited.proc_id.rpartition("/")
             self._post(
                 ProcExited(
-                    at_us=0,
                     wpg_id=WpgId(wpg_id),
                     incarnation=event.exited.incarnation,
                     rank=int(rank),
@@ -245,7 +240,7 @@ class NodeLink:
         if self.is_up:
             self.is_up = False
             log.error("node lost", node=self.node_id, reason=reason)
-            self._post(NodeLost(at_us=0, node_id=self.node_id, reason=reason))
+            self._post(NodeLost(node_id=self.node_id, reason=reason))
         else:
             log.warning("node agent does not answer", target=self.target, reason=reason)
 

@@ -73,7 +73,6 @@ def operation_failed(
 ) -> OperationFinished:
     """Return the event of an operation that did not succeed."""
     return OperationFinished(
-        at_us=0,
         operation_id=operation_id,
         fault=fault,
         is_refusal=is_refusal,
@@ -88,16 +87,15 @@ def failure_of(action: ExternalAction, fault: Fault) -> Event | None:  # noqa: P
         case StartOperation():
             return operation_failed(action.operation_id, fault)
         case MoveState():
-            return MoveFailed(at_us=0, wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
+            return MoveFailed(wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
         case SpawnWpg():
-            return SpawnFailed(at_us=0, wpg_id=action.wpg_id, fault=fault)
+            return SpawnFailed(wpg_id=action.wpg_id, fault=fault)
         case StopWpg():
-            return WpgStopped(at_us=0, wpg_id=action.wpg_id)
+            return WpgStopped(wpg_id=action.wpg_id)
         case ForgetWpg():
-            return WpgForgotten(at_us=0, wpg_id=action.wpg_id)
+            return WpgForgotten(wpg_id=action.wpg_id)
         case CarryState():
             return CarryFailed(
-                at_us=0,
                 deployment_id=action.deployment_id,
                 move_id=action.move_id,
                 fault=fault,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import NodeLost
+from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
 from plexsvc.scheduler.driver import journal
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import open_store
@@ -52,6 +54,25 @@ async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
     assert not rig.driver.core.cluster.wpgs
     assert not rig.driver.registry.by_wpg
     assert not rig.driver.registry.held
+
+
+async def test_whoever_posts_a_fact_may_wait_for_what_follows(rig: Rig) -> None:
+    fact = NodeCordoned(node_id=NodeId("node-0"))
+    assert await rig.driver.post(fact) == []
+    joined, cordoned = journal.replay(rig.store.journal())
+    assert cordoned == replace(fact, at_us=cordoned.at_us)
+    assert cordoned.at_us > joined.at_us
+
+
+async def test_whoever_waits_for_what_follows_is_told_that_the_scheduler_stopped(
+    tmp_path: Path,
+) -> None:
+    slow = SchedulerConfig(inline_append_us=0)  # the store's thread has it when the driver stops
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=slow) as rig:
+        decision = rig.driver.post(NodeCordoned(node_id=NodeId("node-0")))
+    with pytest.raises(PlexError, match="the scheduler stopped") as raised:
+        await decision
+    assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
 async def test_ranks_are_told_all_they_need(rig: Rig) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
+
+import pytest
 
 from plexsvc.ids import JobId, TenantId
 from plexsvc.scheduler.core.events import Event, JobSubmitted
@@ -46,3 +49,8 @@ def test_a_journal_that_was_cut_off_lacks_a_few_digests_at_its_end() -> None:
     known = [bool(entry.digest) for entry in journal.read(rows).entries]
     assert known == [True] * (2 * NOTE_EVERY) + [False] * (NOTE_EVERY - 1)
     assert sum(row.kind == "Decided" for row in rows) == 2
+
+
+@pytest.mark.parametrize("kind", encoding.KINDS.values(), ids=encoding.KINDS)
+def test_the_time_is_the_first_field_of_every_event(kind: type) -> None:
+    assert fields(kind)[0].name == "at_us"

@@ -41,7 +41,6 @@ async def move(rig: Rig, *places: tuple[str, int]) -> RelocationChanged:
 
     rig.driver.recorder.relocation_changed = changed  # type: ignore[method-assign] # listens in
     event = RelocationRequested(
-        at_us=0,
         deployment_id=DeploymentId("job-1/actor"),
         places=tuple(Place(node_id=NodeId(node), device=device) for node, device in places),
         reason="asked",
