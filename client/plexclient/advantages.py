@@ -1,4 +1,4 @@
-"""Advantages from rewards, on the CPU, where the algorithm belongs to the user."""
+"""Advantages from rewards, computed on the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One event loop on one thread: every call of a connection is a coroutine here."""
+"""The event loop thread of a connection: every call runs on it as a coroutine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers a caller gave: in range, or refused by name before anything is sent."""
+"""Range checks of numbers that a caller gives, made before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's clock: durations and sleeps of retries and keepalives; tests bring their own."""
+"""Clock of the client, for retries and keepalives; tests bring their own."""
 
 from __future__ import annotations
 

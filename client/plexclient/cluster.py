@@ -1,4 +1,4 @@
-"""The connection to a cluster: it makes jobs and owns the loop and the channel."""
+"""The connection to a cluster: it makes jobs and owns the event loop and the channel."""
 
 from __future__ import annotations
 

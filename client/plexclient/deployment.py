@@ -1,4 +1,4 @@
-"""What every deployment has: its order, its tokenizer, and how its answers are read."""
+"""Base of all deployments: operation order, tokenizer, reading of results."""
 
 from __future__ import annotations
 

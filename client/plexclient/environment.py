@@ -1,4 +1,4 @@
-"""What `plexctl submit` tells a controller by its environment; nothing else here reads it."""
+"""Environment variables that `plexctl submit` sets for a controller; read only here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors a caller may meet: each says what was asked, what was found and what to do."""
+"""Error codes and the exception that carries them."""
 
 from __future__ import annotations
 

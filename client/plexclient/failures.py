@@ -1,4 +1,4 @@
-"""Failed calls as `PlexError`s: the service's own errors, and what gRPC says when there is none."""
+"""Failed gRPC calls as `PlexError`s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One running `generate`: the operation being answered while its token stream is read."""
+"""One running `generate`: waits for the answer while it reads the token stream."""
 
 from __future__ import annotations
 

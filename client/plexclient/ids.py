@@ -1,4 +1,4 @@
-"""Identifiers that travel: minted by whoever starts a thing, opaque to everyone else."""
+"""Identifiers on the wire. Whoever starts a thing mints its id; it is opaque to all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of one deployment's operations: numbers at call time, answers whatever the line does.
+"""Operation lane of a deployment: numbers operations at call time and brings their answers.
 
 Theory of operation. A call takes its number under the session's lock and its coroutine starts in
 that order. The same operation, under the same id, is submitted until it is answered: lost lines

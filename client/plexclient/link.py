@@ -1,4 +1,4 @@
-"""The channel to the router: its methods, the token on every call, deadlines, typed failures."""
+"""Channel to the router: its methods, the token on every call, deadlines, typed failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in losses by name, and the per-token arrays each of them reads."""
+"""The built-in losses by name, and the per-token arrays that each of them reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's operations on one stream: written as they come, answered by their ids.
+"""Operation stream of a connection: operations out, answers back by id.
 
 Theory of operation. A message on an open stream costs a fraction of a call of its own. The stream
 is opened with the first operation and again with the first one after a loss. It has two tasks, for

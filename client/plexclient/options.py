@@ -1,4 +1,4 @@
-"""What a connection may be tuned by: how long it retries, and how much it keeps."""
+"""Options of a connection: how long it retries, and how much it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays on their way in and out: inline when small, else staged in chunks that can start over."""
+"""Payload transfer: arrays inline when small, else staged in chunks that can start over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers: metrics and times of an operation, and shards put back into the batch's order."""
+"""Results of operations: metrics, times, and shards put back into the order of the batch."""
 
 from __future__ import annotations
 

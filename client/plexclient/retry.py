@@ -1,4 +1,4 @@
-"""Patience: which failures are tried again, after what pause, and when it ends."""
+"""Retry rules: which failures are tried again, after what pause, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as `generate` returns them, and the record that puts a stream's deltas together."""
+"""Samples that `generate` returns, assembled from the deltas of a stream."""
 
 from __future__ import annotations
 

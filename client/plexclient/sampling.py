@@ -1,4 +1,4 @@
-"""Sampling parameters and prompts: what `generate` asks, checked before anything is sent."""
+"""Sampling parameters and prompts, checked before anything is sent."""
 
 from __future__ import annotations
 

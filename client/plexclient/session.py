@@ -1,4 +1,4 @@
-"""One job's session: what its deployments share, and the keepalives that hold it.
+"""Session of a job: state that its deployments share, and keepalives.
 
 The session dies on the service when no keepalive came for its time to live. Each keepalive carries,
 per deployment, the sequence number up to which every answer has been read (the service may drop

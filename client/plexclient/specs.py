@@ -1,4 +1,4 @@
-"""What a job asks of a deployment: its parallel layout, optimizer, role and kind of instance."""
+"""Deployment specifications: parallel layout, optimizer, role and kind of instance."""
 
 from __future__ import annotations
 

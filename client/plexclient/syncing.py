@@ -1,4 +1,4 @@
-"""Weight delivery: publish at its place in the source's order, pull in the target's."""
+"""Weight delivery: publish on the source deployment, then pull on the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deployment's tokenizer: fetched over the wire, read by the optional `tokenizers` package."""
+"""Tokenizer of a deployment: fetched from the service, read by the package `tokenizers`."""
 
 from __future__ import annotations
 

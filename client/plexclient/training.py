@@ -1,4 +1,4 @@
-"""Training deployments: actor, critic and reference, and the calls each of them has."""
+"""Training deployments (actor, critic, reference) and their calls."""
 
 from __future__ import annotations
 

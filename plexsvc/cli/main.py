@@ -1,4 +1,4 @@
-"""`plexctl`: the command line of the service. Each command imports what it needs when it runs."""
+"""`plexctl`, the command line of the service. Each command imports what it needs when it runs."""
 
 # ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands share: how to reach the cluster, `--json`, and how replies are printed."""
+"""Options that commands share: the cluster's address, `--json`, printing of replies."""
 
 from __future__ import annotations
 

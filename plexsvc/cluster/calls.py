@@ -1,4 +1,4 @@
-"""Calls from the command line to a cluster's router: one channel, a token, a deadline on each."""
+"""Client of a cluster's router for commands: one channel, a token, a deadline on each call."""
 
 from __future__ import annotations
 

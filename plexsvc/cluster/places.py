@@ -1,4 +1,4 @@
-"""Where a cluster of this user lies: its state directory, its address card, its jobs' logs."""
+"""Files of a user's cluster: state directory, address card, job logs."""
 
 from __future__ import annotations
 

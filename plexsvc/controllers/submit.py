@@ -1,4 +1,4 @@
-"""Submitting a controller: register the job, start its supervisor, keep and follow its log."""
+"""Submission of controllers: registers the job, starts its supervisor, keeps its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one controller: starts it, watches its job, and tells the service how it ended.
+"""Supervisor of one controller: starts it, watches its job, reports how it ended.
 
 `python -m plexsvc.controllers.supervise JOB_DIR` runs in a session of its own, so it survives the
 terminal.

@@ -1,4 +1,4 @@
-"""What the planner said about the jobs that shared the device."""
+"""Plan figures of a demo: what the planner said about the jobs that shared the device."""
 
 from __future__ import annotations
 

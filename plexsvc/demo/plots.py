@@ -1,4 +1,4 @@
-"""The demo's pictures: rewards of the jobs, and who had the devices when."""
+"""Plots of a demo: rewards of the jobs, and who had the devices when."""
 
 from __future__ import annotations
 

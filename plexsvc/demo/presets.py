@@ -1,4 +1,4 @@
-"""What the demo runs: tasks, sizes, learning rates and waits, by name."""
+"""Presets of the demo: tasks, sizes, learning rates and waits, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processor time of a process and everything below it, from /proc."""
+"""Processor time of a process and all its descendants, from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controllers wrote down (examples/recorder.py), read back into values."""
+"""Records of the controllers (examples/recorder.py), read back into values."""
 
 from __future__ import annotations
 

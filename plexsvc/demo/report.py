@@ -1,4 +1,4 @@
-"""The verdict of a demo: figures of each job and the device, and the checks they must pass.
+"""Verdict of a demo: figures of each job and the device, and the checks they must pass.
 
 `bubble_ratio`: the share of a job's wall time, from its submission to its end, in which the
 training device ran no operation. Alone, it is what the job leaves idle; shared, what all leave.

@@ -1,4 +1,4 @@
-"""The demo's acts, in order: model, warm-up, each job alone, both at once, verdict and files."""
+"""Acts of the demo in order: model, warm-up, each job alone, both at once, verdict, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person watches while the demo runs: its acts, the jobs' progress, the devices."""
+"""Live display of the demo: its acts, the progress of jobs, the devices."""
 
 from __future__ import annotations
 

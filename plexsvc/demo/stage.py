@@ -1,4 +1,4 @@
-"""The demo's cluster: `plexctl up` as a child process, jobs sent to it with `plexctl submit`."""
+"""Cluster of the demo: `plexctl up` as a child process, and jobs sent to it."""
 
 from __future__ import annotations
 

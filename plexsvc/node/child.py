@@ -1,4 +1,4 @@
-"""The first and last moments of a forked process: from the fork to its entrypoint, and its exit."""
+"""A forked process from the fork to its entrypoint, and its exit."""
 
 from __future__ import annotations
 

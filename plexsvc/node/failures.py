@@ -1,4 +1,4 @@
-"""Takes the one failure out of the exception groups that task groups wrap around it."""
+"""The single failure inside the exception groups of task groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts node agents on nodes: the protocol, and the one that starts them on this machine.
+"""Launchers of node agents: the protocol, and the one for this machine.
 
 A launcher knows nodes and processes, nothing of devices, leases or ranks: those are the agent's.
 Another engine (Ray, past one machine) implements the same five methods with the same argv.

@@ -1,4 +1,4 @@
-"""What the node agent and a zygote say to each other: one JSON object a line over a socket pair."""
+"""Messages between node agent and zygote: one JSON object per line on a socket pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process as the node agent sees it: a rank from its order to its recorded end."""
+"""One process in the node agent's books: from the order that starts it to its recorded end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the node's state manager, notices its death, starts it again.
+"""Supervision of the node's state manager: start, notice of death, restart.
 
 Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
 vault; ranks and callers find it at the same addresses and go on. One that cannot adopt it, the last

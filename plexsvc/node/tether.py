@@ -1,4 +1,4 @@
-"""Ties a process to its parent: when the parent dies, of whatever cause, the kernel kills it.
+"""Parent-death signal: the kernel kills a process when its parent dies, for whatever cause.
 
 As a program, `python -m plexsvc.node.tether PARENT_PID COMMAND ...` ties itself and then becomes
 COMMAND: the tie survives `exec`. It imports only the standard library, so a zygote may use it.

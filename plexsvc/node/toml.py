@@ -1,4 +1,4 @@
-"""Writes a configuration dataclass as TOML, for the processes that a parent starts."""
+"""Configuration dataclasses written as TOML, for the processes that a parent starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what a state manager leaves behind: its records and the memory files they speak of.
+"""Vault of the state manager: its records and memory files, kept for its successor.
 
 Theory of operation. The state manager writes each thing that a successor must know as a record
 under a key, before it acts on it: `put` replaces, `drop` lets go. Records come over a Unix socket,

@@ -1,4 +1,4 @@
-"""The agent's side of a zygote: starts it by exec, sends it orders, hands on its reports."""
+"""Zygote handle of the agent: starts a zygote, sends it orders, passes on its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rollout zygote imports before it forks: vLLM's slow modules, no gRPC, no threads.
+"""Imports of the rollout zygote before it forks: vLLM's slow modules, no gRPC, no threads.
 
 The node agent starts the zygote with `ZYGOTE_ENV`; vLLM reads most of it once, at import.
 """

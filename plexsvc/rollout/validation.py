@@ -1,4 +1,4 @@
-"""What a generate must satisfy before any instance sees it; messages say all a caller needs."""
+"""Validation of a generate before any instance sees it."""
 
 from __future__ import annotations
 

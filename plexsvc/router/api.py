@@ -1,4 +1,4 @@
-"""Whom the router speaks to: the scheduler and the rollout manager, in this process or by wire."""
+"""The router's peers: scheduler and rollout manager, in this process or on the wire."""
 # ruff: noqa: N802 - methods are called what service.proto calls them
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The router's connections to state managers and rollout managers, one a target."""
+"""Channels of the router to state managers and rollout managers, one per target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router remembers of deployments: only what their layout says, for a few seconds."""
+"""Cache of deployment layouts, kept for a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relays bytes to a client: results staged on nodes, token streams, tokenizer files."""
+"""Downloads relayed to clients: staged results, token streams, tokenizer files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch by parallel layout: which data-parallel rank computes which sequences, in what pieces.
+"""Dispatch by parallel layout: which data-parallel replica computes which sequences of a batch.
 
 A pure function of the lengths and the degree; the cut carries a version: a plan that was recorded
 with an operation is made again, bit for bit, years later or not at all. Tensor- and pipeline-

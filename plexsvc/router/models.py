@@ -1,4 +1,4 @@
-"""What a deployment must satisfy: a model that is there, degrees it divides by, a fitting role."""
+"""Validation of a deployment: its model, parallel degrees and role."""
 
 from __future__ import annotations
 

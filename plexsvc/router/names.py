@@ -1,4 +1,4 @@
-"""Names and ids that clients choose: short, and fit to be shown on a terminal and kept in a log."""
+"""Names and ids that clients choose: length and characters."""
 
 from __future__ import annotations
 

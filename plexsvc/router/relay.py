@@ -1,4 +1,4 @@
-"""Relays an upload from a client to the nodes that need it, a chunk at a time.
+"""Upload relay: a client's payload to the nodes that need it, chunk by chunk.
 
 The header is parsed, checked and given the batch's rules. After it each message goes on as the
 bytes it came as, to every target, before the next is read: the router holds one message a target

@@ -1,4 +1,4 @@
-"""What `plexctl node list` shows: nodes with their devices, and who lives on each."""
+"""Table of nodes for `plexctl node list`: devices, and who lives on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `plexctl pack` prints: the ring of each node group, what-if answers, and moves."""
+"""Text of `plexctl pack`: the ring of each node group, what-if answers, moves."""
 
 from __future__ import annotations
 

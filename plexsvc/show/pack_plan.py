@@ -1,4 +1,4 @@
-"""The plan of one picture: when each resident of a group is to have its devices, in a window."""
+"""Plan of one picture: when each resident of a group is to have its devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of `plexctl pack --png`: the ring of each node group."""
+"""PNG picture of the ring of each node group."""
 
 from __future__ import annotations
 

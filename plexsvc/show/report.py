@@ -1,4 +1,4 @@
-"""What `plexctl report` prints: who waited for whom, and what each job got."""
+"""Text of `plexctl report`: device time, waits, and the slowdown of each job."""
 
 from __future__ import annotations
 

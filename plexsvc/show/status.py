@@ -1,4 +1,4 @@
-"""What `plexctl status` shows: jobs with step, phase, reward; devices with resident and share."""
+"""Tables of `plexctl status`: jobs with step, phase and reward; devices with their shares."""
 
 from __future__ import annotations
 

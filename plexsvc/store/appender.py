@@ -1,4 +1,4 @@
-"""The short way to write on SQLite: events, and rows of the tables, without SQLAlchemy's calls.
+"""Fast path of writes on SQLite: events and rows, without SQLAlchemy's calls.
 
 An operation waits for two batches of events, one after the other. Begin, fence, insert and commit
 as calls of their own cost more than the sync they end in, and each hands the interpreter's lock to

@@ -1,4 +1,4 @@
-"""Reads a journal that somebody else writes, or wrote: takes no epoch, migrates nothing."""
+"""Reader of a journal that another process writes or wrote: takes no epoch, migrates nothing."""
 
 from __future__ import annotations
 

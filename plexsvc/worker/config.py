@@ -1,4 +1,4 @@
-"""What a rank is told when it is started."""
+"""Configuration of a rank, given by the scheduler when the rank is started."""
 
 from __future__ import annotations
 

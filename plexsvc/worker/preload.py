@@ -1,4 +1,4 @@
-"""What the train zygote imports before it forks ranks: frameworks, and neither gRPC nor threads."""
+"""Imports of the train zygote before it forks: frameworks, but no gRPC and no threads."""
 
 from __future__ import annotations
 

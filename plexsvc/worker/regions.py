@@ -1,4 +1,4 @@
-"""Laying tensors out in a rank's flat memory regions, and viewing them there."""
+"""Layout of tensors in a rank's flat memory regions, and views of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plexctl node`: what the nodes do, and taking them out of service and in."""
+"""`plexctl node`: list, cordon, drain, uncordon and add nodes."""
 
 from __future__ import annotations
 

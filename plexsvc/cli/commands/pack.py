@@ -1,4 +1,4 @@
-"""`plexctl pack`: the ring of each node group; where a job would go; repacking."""
+"""`plexctl pack`: show the plan of each node group, answer what-if questions, repack."""
 
 # ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`plexctl replay`: plays a live journal again: does it decide alike, how long does it take."""
+"""`plexctl replay`: replay a journal and predict the run's length."""
 
 from __future__ import annotations
 

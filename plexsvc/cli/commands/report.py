@@ -1,4 +1,4 @@
-"""`plexctl report`: who waited for whom, and what each job got."""
+"""`plexctl report`: device time and waits of tenants and jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plexctl simulate`: plays a trace or a preset under a policy and says what it came to."""
+"""`plexctl simulate`: play a trace or a preset on a simulated cluster."""
 
 # ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`plexctl up`: reads the cluster's configuration and serves it, here or detached."""
+"""`plexctl up`: start a cluster on this machine and serve it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine protocol: what an instance asks of whatever generates tokens.
+"""Protocol of engines: what an instance asks of whatever generates tokens.
 
 All methods are called on the instance's event loop; an engine does its work on threads of its own
 and hands deltas over through the `DeltaBox` of the call.

@@ -1,4 +1,4 @@
-"""The thread that owns the device: runs engine steps one at a time, and calls between them.
+"""Executor thread of an engine: it owns the device and runs one step or call at a time.
 
 Theory of operation. Engines of one process share it: process-wide state of the engine library
 allows only one step at a time. A policy picks who steps next, which is where co-serving decides.

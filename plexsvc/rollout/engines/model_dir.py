@@ -1,4 +1,4 @@
-"""What a Hugging Face directory says about its model, read without any framework."""
+"""Facts of a Hugging Face model directory, read without any framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings: decodes a sample's tokens as they come and finds the token that completes one.
+"""Stop strings: finds the token that completes one in a sample decoded so far.
 
 The whole sample is decoded, tokens it had before it came to this engine included, so a stop string
 that spans a migration is found. Tokens stay in the answer; what follows the completing one goes.

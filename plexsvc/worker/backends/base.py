@@ -1,4 +1,4 @@
-"""The protocol every training backend implements, and the values that cross it.
+"""Protocol of training backends, and the values that cross it.
 
 Life of a backend: `build` (host memory only) → `attach` (its tensors move into the rank's regions
 and the model's weights are read) → any number of passes and steps. Between operations the regions

@@ -1,4 +1,4 @@
-"""A backend that does nothing and holds nothing, for benchmarks of the path to it."""
+"""A backend that computes and holds nothing, for benchmarks of the path to it."""
 
 from __future__ import annotations
 

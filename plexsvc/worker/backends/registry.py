@@ -1,4 +1,4 @@
-"""Backends by the name a deployment gives; each is imported when it is built."""
+"""Registry of backends by name; each is imported when it is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building the vLLM core: live weights, sampling by position, and what fills each weight."""
+"""Construction of the vLLM core: live weights, sampling by position, what fills each weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Hugging Face tensors each of Megatron's local parameters holds, row by row.
+"""Mapping of Megatron's local parameters to Hugging Face tensors, row by row.
 
 | Megatron local parameter | Hugging Face checkpoint tensors |
 |---|---|

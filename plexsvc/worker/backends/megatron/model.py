@@ -1,4 +1,4 @@
-"""Builds a GPTModel from a Hugging Face directory: configuration, layers, heads."""
+"""Construction of a GPTModel from a Hugging Face directory: configuration, layers, heads."""
 
 from __future__ import annotations
 

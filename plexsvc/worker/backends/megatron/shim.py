@@ -1,4 +1,4 @@
-"""Runs megatron-core on machines without CUDA, touching nothing but `megatron.*` modules.
+"""Shim that runs megatron-core without CUDA; it touches only `megatron.*` modules.
 
 Megatron names `torch.cuda` everywhere. Each `megatron.*` module, whenever it is imported, gets a
 stand-in for the global `torch`: torch's own names, with the CUDA ones answered for the CPU.
