@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 import grpc
@@ -16,6 +17,7 @@ ERROR_KEY: Final = "plex-error-bin"
 """Trailing metadata that carries the service's own error; without it a failure is gRPC's."""
 
 STATUS_FACT: Final = "grpc_status"
+"""The fact that only gRPC's own failures have: the name of their status."""
 
 _S = grpc.StatusCode
 LOST: Final = frozenset(
@@ -24,9 +26,18 @@ LOST: Final = frozenset(
 """Statuses that may pass: the call never reached the service, or its answer never reached us."""
 
 
-def error_of(failure: grpc.aio.AioRpcError) -> PlexError:
-    """Return the service's own error, or `unavailable` / `internal` for gRPC's, with its status."""
-    carried = (failure.trailing_metadata() or {}).get(ERROR_KEY)
+def error_of(
+    failure: grpc.RpcError,
+    *,
+    text: str = "the router did not answer:",
+    lost: Container[grpc.StatusCode] = LOST,
+) -> PlexError:
+    """Return the service's own error, or one that begins with `text` for gRPC's.
+
+    gRPC's own is `unavailable` (retryable) for a status in `lost`, `unauthenticated` or `internal`.
+    """
+    assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
+    carried = dict(failure.trailing_metadata() or ()).get(ERROR_KEY)
     if isinstance(carried, bytes):
         try:
             return from_wire(common_pb2.Error.FromString(carried))
@@ -36,6 +47,6 @@ def error_of(failure: grpc.aio.AioRpcError) -> PlexError:
     if status == _S.UNAUTHENTICATED:
         code = ErrorCode.UNAUTHENTICATED
     else:
-        code = ErrorCode.UNAVAILABLE if status in LOST else ErrorCode.INTERNAL
-    text = f"the router did not answer: {status.name}: {failure.details()}"
-    return PlexError(code, text, **{STATUS_FACT: status.name})
+        code = ErrorCode.UNAVAILABLE if status in lost else ErrorCode.INTERNAL
+    told = f"{text} {status.name}: {failure.details()}"
+    return PlexError(code, told, **{STATUS_FACT: status.name})

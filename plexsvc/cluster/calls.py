@@ -9,12 +9,10 @@ from typing import Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from plexclient.wire.errors import from_wire
-from plexclient.wire.v1 import common_pb2, service_pb2_grpc
+from plexclient.failures import error_of
+from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.cluster.places import Card
-from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc.channels import CHANNEL_OPTIONS
-from plexsvc.rpc.status import ERROR_KEY
 
 Reply = TypeVar("Reply", bound=Message)
 CALL_TIMEOUT_S: Final = 10.0
@@ -45,19 +43,11 @@ class RouterCalls:
         try:
             reply = function(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as failure:
-            raise self._error(failure) from failure
+            address = self._card.address
+            text = f"no answer from the cluster at {address}; is `plexctl up` running there?"
+            raise error_of(failure, text=text) from failure
         assert isinstance(reply, reply_type), reply
         return reply
-
-    def _error(self, failure: grpc.RpcError) -> PlexError:
-        for one in failure.trailing_metadata() or ():
-            if one.key == ERROR_KEY:
-                return from_wire(common_pb2.Error.FromString(one.value))
-        return PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"no answer from the cluster at {self._card.address}: {failure.code().name}, "
-            f"{failure.details()}; is `plexctl up` running there?",
-        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from plexsvc.cluster.places import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.log import Log, setup
 from plexsvc.rpc.channels import open_channel
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 
 log = Log(__name__)
 

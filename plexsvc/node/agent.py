@@ -25,7 +25,6 @@ from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, ImageConfig
 from plexsvc.node.event_log import EventLog
-from plexsvc.node.failures import only_failure
 from plexsvc.node.lease import NodeLease
 from plexsvc.node.servicer import NodeServicer
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
@@ -33,6 +32,7 @@ from plexsvc.node.table import RankTable
 from plexsvc.node.tether import die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
 from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.errors import first_failure
 from plexsvc.statelink.dataplane import allow_many_files
 
 log = Log(__name__)
@@ -158,7 +158,7 @@ def main() -> None:
     try:
         asyncio.run(_serve_until_signalled(configuration.load(options.config, AgentConfig)))
     except (PlexError, BaseExceptionGroup) as error:
-        cause = only_failure(error)
+        cause = first_failure(error)
         if not isinstance(cause, PlexError):
             raise
         sys.exit(str(cause))

@@ -16,14 +16,14 @@ from typing import Final
 import grpc.aio
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import ErrorCode
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.fleet import Fleet, Instance
 from plexsvc.rollout.records import OperationRecord, SampleKey
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from, first_failure
 
 log = Log(__name__)
 
@@ -90,7 +90,7 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 await self._spread(group, self._record.unfinished())
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise first_failure(errors) from errors
 
     async def _spread(self, group: asyncio.TaskGroup, keys: Sequence[SampleKey]) -> None:
         """Deal `keys` to serving instances and start their calls."""
@@ -217,12 +217,3 @@ def metrics_of(record: OperationRecord, *, wall_us: int, losses: int) -> Mapping
         "tokens_per_s": record.generated / max(wall_us / 1e6, 1e-9),
         "instances_lost": float(losses),
     }
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first leaf of ours, or else the first: what came later was ended by it."""
-    ours = errors.subgroup(PlexError)
-    found: BaseException = ours if ours is not None else errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

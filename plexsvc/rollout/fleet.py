@@ -30,7 +30,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rpc.channels import open_channel
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 
 log = Log(__name__)
 

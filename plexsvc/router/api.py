@@ -15,7 +15,7 @@ from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.frames.line import OrderLine
 from plexsvc.router.config import RouterConfig
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")

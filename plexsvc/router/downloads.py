@@ -26,7 +26,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.models import MODEL_FILES
 from plexsvc.router.validation import bad_request, check_operation_id
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
 

@@ -38,7 +38,7 @@ from plexsvc.router.validation import (
     lengths_of,
     rules_of,
 )
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 
 log = Log(__name__)
 

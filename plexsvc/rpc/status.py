@@ -1,4 +1,4 @@
-"""Errors on gRPC calls: a status for any client, the wire `Error` in trailing metadata for ours."""
+"""How a gRPC call ends with an error: a status for any client, the wire `Error` for ours."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Final, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from plexclient.wire.errors import from_wire, to_wire
+from plexclient.failures import ERROR_KEY
+from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2
 from plexsvc.errors import ErrorCode, PlexError
-
-ERROR_KEY: Final = "plex-error-bin"
-"""Trailing metadata key of the serialised `plexsvc.v1.Error`."""
 
 MAX_TEXT_BYTES: Final = 2048
 """Longest message or fact carried in metadata: peers refuse more than 8 KiB of headers in all."""
@@ -41,22 +38,6 @@ STATUS_OF: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
 }
 """gRPC status of each code; the rest, states a call does not fit, are FAILED_PRECONDITION."""
 
-_LOST: Final = frozenset(
-    {
-        _S.UNAVAILABLE,
-        _S.DEADLINE_EXCEEDED,
-        _S.CANCELLED,
-        _S.UNKNOWN,
-        _S.RESOURCE_EXHAUSTED,
-        _S.INTERNAL,
-    }
-)
-"""Statuses of gRPC's own that may pass. INTERNAL: when a peer answers a stream early, a write that
-fails meanwhile may hide its answer behind "Internal error from Core"; asking again shows it."""
-
-RAISED: Final = "Unexpected <class"
-"""How gRPC begins the details of a call whose handler raised: a peer that is there, and broken."""
-
 
 async def abort_with(
     context: grpc.aio.ServicerContext[object, object] | None, error: PlexError
@@ -72,30 +53,6 @@ async def abort_with(
     trailing = ((ERROR_KEY, _trimmed(error).SerializeToString()),)
     await context.abort(status, _cut(error.message), trailing)
     raise AssertionError("abort returned")
-
-
-def error_from(failure: grpc.RpcError) -> PlexError:
-    """Return the `PlexError` of a failed call.
-
-    A failure that carries none came from gRPC itself: what may pass reads as `unavailable`
-    (retryable), the rest as `internal`.
-    """
-    if not isinstance(failure, grpc.aio.AioRpcError):
-        return PlexError(ErrorCode.INTERNAL, f"call failed: {failure}")
-    trailing = failure.trailing_metadata()
-    carried = trailing.get(ERROR_KEY) if trailing is not None else None
-    if isinstance(carried, bytes):
-        try:
-            return from_wire(common_pb2.Error.FromString(carried))
-        except DecodeError:
-            pass  # another server's key of the same name: read the status instead
-    status = failure.code()
-    has_raised = status is _S.UNKNOWN and (failure.details() or "").startswith(RAISED)
-    is_lost = status in _LOST and not has_raised
-    code = ErrorCode.UNAVAILABLE if is_lost else ErrorCode.INTERNAL
-    return PlexError(
-        code, f"call failed with {status.name}: {failure.details()}", grpc_status=status.name
-    )
 
 
 def _trimmed(error: PlexError) -> common_pb2.Error:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
-
-from plexclient.wire.errors import to_wire
+from plexclient.wire.errors import from_wire, to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.ids import OperationId
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from plexsvc.scheduler.core.vocabulary import Fault, OperationState
 
 WIRE_STATES: Final[dict[OperationState, operations_pb2.OperationState]] = {
@@ -34,15 +32,12 @@ def fault_of(error: PlexError) -> Fault:
 
 def fault_from_wire(error: common_pb2.Error) -> Fault:
     """Return the fault of a wire error; a code nobody knows reads as `internal`."""
-    known = error.code in ErrorCode.__members__.values()
-    code = ErrorCode(error.code) if known else ErrorCode.INTERNAL
-    return Fault(code=code, message=error.message, facts=tuple(sorted(error.facts.items())))
+    return fault_of(from_wire(error))
 
 
-def fault_of_call(failure: grpc.RpcError | PlexError) -> Fault:
+def fault_of_call(failure: BaseException) -> Fault:
     """Return the fault of a failed call."""
-    error = failure if isinstance(failure, PlexError) else error_from(failure)
-    return fault_of(error)
+    return fault_of(error_from(failure))
 
 
 def error_of(fault: Fault) -> PlexError:

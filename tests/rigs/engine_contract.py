@@ -9,7 +9,7 @@ import pytest
 
 from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.rigs.rollout_requests import Answer, call, collect, request
 
 PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])

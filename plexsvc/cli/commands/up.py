@@ -17,9 +17,9 @@ from plexsvc import log as logging
 from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster
 from plexsvc.cluster.places import Card, make_state_dir, read_card
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.failures import only_failure
 from plexsvc.node.logs import tail
 from plexsvc.rpc import loops
+from plexsvc.rpc.errors import first_failure
 
 UP_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.1
@@ -45,7 +45,7 @@ def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:
     try:
         loops.run(_serve(config, on_up=on_up))
     except BaseExceptionGroup as group:
-        raise only_failure(group) from group
+        raise first_failure(group) from group
 
 
 async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:

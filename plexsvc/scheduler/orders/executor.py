@@ -16,6 +16,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
+from plexsvc.rpc.errors import first_failure
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     CarryState,
@@ -124,7 +125,7 @@ class Executor:
             record.ranks = await spawn.spawn(self._reach, action, record)
             device_bytes = await spawn.describe(self._reach, record)
         except* (grpc.aio.AioRpcError, PlexError) as group:
-            fault = fault_of_call(_first(group))
+            fault = fault_of_call(first_failure(group))
             self._post(SpawnFailed(wpg_id=action.wpg_id, fault=fault))
         else:
             ready = WpgReady(wpg_id=action.wpg_id, device_bytes=device_bytes)
@@ -278,7 +279,7 @@ class Executor:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._execute_on(request, rank)) for rank in ranks]
         except* PlexError as failures:
-            raise _first(failures) from failures
+            raise first_failure(failures) from failures
         return [task.result() for task in tasks]
 
     async def _execute_on(
@@ -369,12 +370,3 @@ def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
     if isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     return f"{error.code().name}: {error.details()}"
-
-
-def _first(group: BaseExceptionGroup) -> grpc.aio.AioRpcError | PlexError:
-    """Return the first failure of a group, however deep."""
-    found = group.exceptions[0]
-    if isinstance(found, BaseExceptionGroup):
-        return _first(found)
-    assert isinstance(found, grpc.aio.AioRpcError | PlexError), found
-    return found

@@ -25,6 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import first_failure
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
@@ -106,7 +107,7 @@ class NodeLink:
                 renewed_us = await self._join()
                 await self._serve(renewed_us)
             except* (grpc.aio.AioRpcError, PlexError) as group:
-                self._lose(str(group.exceptions[0]))
+                self._lose(str(first_failure(group)))
             await self._clock.sleep(self._config.connect_retry_us)
 
     async def has_agent(self) -> bool:

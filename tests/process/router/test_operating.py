@@ -11,7 +11,7 @@ import pytest
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import ErrorCode
 from plexsvc.router.config import RouterConfig
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.rigs.router_rig import TENANT, TOKEN, Rig, batch, metadata, start_rig, until
 
 pytestmark = pytest.mark.process

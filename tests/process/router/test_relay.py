@@ -16,7 +16,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import RouterConfig
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.fakes import fake_staging
 from tests.fakes.fake_staging import FakeStaging
 from tests.rigs.router_rig import (

@@ -18,7 +18,7 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError
 from plexsvc.rpc.channels import CHANNEL_OPTIONS
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.rigs.chaos_proxy import ChaosProxy, Faults
 from tests.rigs.router_rig import ACTOR, JOB, RawClient, Rig, batch, metadata, start_rig
 

@@ -14,7 +14,7 @@ from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
 from tests.rigs.tiny_models import make_qwen3
 

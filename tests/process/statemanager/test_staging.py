@@ -12,7 +12,7 @@ import pytest
 from plexclient.wire import tensors
 from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
-from plexsvc.rpc.status import error_from
+from plexsvc.rpc.errors import error_from
 from tests.rigs.state_daemon import Daemon
 
 pytestmark = pytest.mark.process
@@ -72,14 +72,7 @@ def read(daemon: Daemon, staging_id: bytes, offset: int = 0) -> bytes:
     try:
         return b"".join(chunk.data for chunk in daemon.stub.ReadStaged(request, timeout=30))
     except grpc.RpcError as error:
-        raise error_from_sync(error) from error
-
-
-def error_from_sync(error: grpc.RpcError) -> PlexError:
-    trailing = grpc.aio.Metadata.from_tuple(error.trailing_metadata())
-    return error_from(
-        grpc.aio.AioRpcError(error.code(), grpc.aio.Metadata(), trailing, error.details())
-    )
+        raise error_from(error) from error
 
 
 def test_a_rank_of_the_job_maps_what_was_staged(daemon: Daemon) -> None:

@@ -7,7 +7,8 @@ import grpc.aio
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.status import ERROR_KEY, STATUS_OF, abort_with, error_from
+from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.status import STATUS_OF, abort_with
 
 
 class FakeContext:
@@ -52,25 +53,6 @@ async def test_without_a_context_the_error_is_raised() -> None:
     with pytest.raises(PlexError) as caught:
         await abort_with(None, PlexError(ErrorCode.NOT_FOUND, "no"))
     assert caught.value.code == ErrorCode.NOT_FOUND
-
-
-@pytest.mark.parametrize(
-    ("status", "details", "code"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, "details", ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "details", ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.INTERNAL, "details", ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.UNKNOWN, "Stream removed", ErrorCode.UNAVAILABLE),
-        (grpc.StatusCode.UNKNOWN, "Unexpected <class 'OSError'>: no", ErrorCode.INTERNAL),
-        (grpc.StatusCode.UNIMPLEMENTED, "details", ErrorCode.INTERNAL),
-    ],
-)
-def test_a_failure_of_grpcs_own_is_retryable_when_it_may_pass(
-    status: grpc.StatusCode, details: str, code: ErrorCode
-) -> None:
-    metadata = grpc.aio.Metadata((ERROR_KEY, b"\xff\xff not an error"))
-    failure = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details)
-    assert error_from(failure).code == code
 
 
 def test_only_internal_errors_carry_the_status_internal() -> None:
