@@ -14,7 +14,7 @@ import numpy as np
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import Action, MoveState, SpawnWpg, StartOperation
-from plexsvc.scheduler.core.device import contest, grants, order
+from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
@@ -27,6 +27,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, OperationKind
 
 PENDING = 10_000
@@ -67,11 +68,11 @@ def _core() -> dict[str, float]:
         waiting = {}
         for wpg_id in groups[at % DEVICES]:
             deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
-            operation = None if deployment.running else grants.next_startable(cluster, deployment)
+            operation = None if deployment.running else lanes.startable(cluster, deployment)
             if operation is not None:
                 waiting[wpg_id] = operation
         assert len(waiting) > 1, waiting
-        order.in_turn(contest.entries(cluster, waiting), rules=rules, now_us=cluster.now_us)
+        contest.in_turn(contest.entries(cluster, waiting), rules=rules, now_us=cluster.now_us)
 
     return _figures(pick)
 

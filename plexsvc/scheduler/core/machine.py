@@ -14,8 +14,8 @@ from typing import assert_never
 
 from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.core import timers
-from plexsvc.scheduler.core.actions import Action, SetTimer
-from plexsvc.scheduler.core.device import grants, learning
+from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.device import grants, learning, lease, switch
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     CarryFailed,
@@ -51,14 +51,27 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.queues import admission, lanes
 from plexsvc.scheduler.core.relocate import packing, relocation
-from plexsvc.scheduler.core.state import MOVING, Cluster, Operation, Wpg
-from plexsvc.scheduler.core.timeline import Span, Timeline
+from plexsvc.scheduler.core.state import Cluster, Operation, Wpg
+from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.timers import (
+    AfterTimer,
+    DrainTimer,
+    GapTimer,
+    LingerTimer,
+    PlaceTimer,
+    ProbeTimer,
+    RelocateTimer,
+    RetryTimer,
+    SpawnTimer,
+    StageTimer,
+    Timer,
+    WatchTimer,
+)
 from plexsvc.scheduler.core.transitions import ResidencyTrigger
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
     OperationKind,
     OperationState,
-    Residency,
     WpgState,
 )
 
@@ -107,11 +120,13 @@ class Scheduler:
             case Acknowledged():
                 _acknowledge(cluster, event)
             case ResidencyMoved():
-                _moved(cluster, event)
+                moved = switch.moved(cluster, event)
+                if moved is not None:
+                    lifecycle.stop_when_idle(cluster, moved)
             case MoveFailed():
                 _move_failed(cluster, event)
             case TimerFired():
-                timers.fire(cluster, event.key)
+                _fire(cluster, timers.parse(event.key))
             case JobSubmitted():
                 admission.open_job(cluster, event)
             case JobEndRequested():
@@ -179,7 +194,7 @@ def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
         return
     del deployment.running[operation.operation_id]
     relocation.watch_window(deployment, operation, event)
-    _account(cluster, wpg, operation, run_us=event.run_us)
+    lease.ended(cluster, wpg, operation, run_us=event.run_us)
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(cluster, wpg, operation, event)
     elif event.fault is None:
@@ -206,122 +221,45 @@ def _initialized(
     lifecycle.fail_wpg(cluster, wpg, event.fault)
 
 
-def _account(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
-    """Record how long it took, and give the device up when nothing else of it runs."""
-    deployment = cluster.deployments[wpg.deployment_id]
-    learning.measured(
-        cluster, wpg, operation, run_us=run_us or cluster.now_us - operation.started_us
-    )
-    if not operation.needs_device:
-        return
-    for place in wpg.places:
-        cluster.timeline.add(
-            Span(
-                index=cluster.timeline.next_index,
-                place=place,
-                kind=operation.kind,
-                job_id=wpg.job_id,
-                deployment_id=deployment.shown_id,
-                operation_id=operation.operation_id,
-                start_us=operation.started_us,
-                end_us=cluster.now_us,
-                nbytes=0,
-            )
-        )
-    if not deployment.running:
-        grants.release_devices(cluster, wpg)
-
-
 def _acknowledge(cluster: Cluster, event: Acknowledged) -> None:
     deployment = cluster.deployments.get(event.deployment_id)
     if deployment is not None:
         lanes.acknowledge(cluster, deployment, seq=event.seq)
 
 
-def _moved(cluster: Cluster, event: ResidencyMoved) -> None:
-    wpg = cluster.wpgs.get(event.wpg_id)
-    if wpg is None or wpg.move_id != event.move_id:
-        return
-    is_load = wpg.residency is Residency.LOADING
-    wpg.shift(ResidencyTrigger.LOADED if is_load else ResidencyTrigger.OFFLOADED)
-    wpg.move_id = None
-    _record_move(cluster, wpg, event, is_load=is_load)
-    cluster.touch(wpg.wpg_id)
-    if is_load and wpg.switch is not None:
-        grants.finish_switch(cluster, wpg)
-    _wake_switch_over(cluster, wpg)
-    lifecycle.stop_when_idle(cluster, wpg)
-
-
-def _record_move(cluster: Cluster, wpg: Wpg, event: ResidencyMoved, *, is_load: bool) -> None:
-    for place in wpg.places:
-        device = cluster.devices[place]
-        device.switch_us += cluster.now_us - wpg.move_started_us
-        device.switches += is_load
-        cluster.timeline.add(
-            Span(
-                index=cluster.timeline.next_index,
-                place=place,
-                kind="load" if is_load else "offload",
-                job_id=wpg.job_id,
-                deployment_id=cluster.deployments[wpg.deployment_id].shown_id,
-                operation_id=None,
-                start_us=wpg.move_started_us,
-                end_us=cluster.now_us,
-                nbytes=event.nbytes // len(wpg.places),
-            )
-        )
-
-
 def _move_failed(cluster: Cluster, event: MoveFailed) -> None:
-    """Try again later when there was no room; distrust the WPG after any other failure."""
     wpg = cluster.wpgs.get(event.wpg_id)
-    if wpg is None or wpg.move_id != event.move_id:
-        return
-    assert wpg.residency in MOVING, wpg
-    wpg.shift(ResidencyTrigger.MOVE_FAILED)
-    wpg.move_id = None
-    cluster.touch(wpg.wpg_id)
-    if event.fault.code is not ErrorCode.NO_ROOM:
-        lifecycle.fail_wpg(cluster, wpg, event.fault)
-        return
-    for waiter in [wpg, *_switching_over(cluster, wpg)]:
-        if waiter.switch is not None:
-            _put_off(cluster, waiter, event.fault)
-    lifecycle.stop_when_idle(cluster, wpg)
+    failed = switch.move_failed(cluster, event)
+    if failed is not None:
+        lifecycle.fail_wpg(cluster, *failed)
+    if wpg is not None:
+        lifecycle.stop_when_idle(cluster, wpg)
 
 
-def _put_off(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
-    operation = grants.withdraw(cluster, wpg)
-    if operation is None:
-        cluster.prefetches.wasted += 1
-        _retry_later(cluster, wpg)
-        return
-    operation.move_failures += 1
-    if operation.move_failures < cluster.limits.max_move_tries:
-        _retry_later(cluster, wpg)
-        return
-    lanes.refuse(cluster, operation, fault, is_final=operation.kind is OperationKind.INITIALIZE)
-    if operation.kind is OperationKind.INITIALIZE:
-        lifecycle.fail_wpg(cluster, wpg, fault)
-    lanes.watch_gap(cluster, cluster.deployments[wpg.deployment_id])
-
-
-def _retry_later(cluster: Cluster, wpg: Wpg) -> None:
-    wpg.retry_us = cluster.now_us + cluster.limits.move_retry_us
-    cluster.emit(SetTimer(key=f"retry/{wpg.wpg_id}", at_us=wpg.retry_us))
-
-
-def _switching_over(cluster: Cluster, victim: Wpg) -> list[Wpg]:
-    """Return the WPGs whose switch waits for `victim` to leave the device."""
-    members = [cluster.wpgs[w] for w in cluster.groups[victim.wpg_id]]
-    return [w for w in members if w.switch is not None and victim.wpg_id in w.switch.victims]
-
-
-def _wake_switch_over(cluster: Cluster, victim: Wpg) -> None:
-    for wpg in _switching_over(cluster, victim):
-        if wpg.move_id is None:
-            grants.advance_switch(cluster, wpg)
+def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case a timer
+    match timer:
+        case GapTimer():
+            lanes.close_gap(cluster, timer.deployment_id)
+        case StageTimer():
+            admission.give_up_staging(cluster, timer.operation_id)
+        case AfterTimer():
+            lanes.give_up_unseen(cluster, timer.operation_id)
+        case PlaceTimer():
+            lifecycle.give_up_placing(cluster, timer.deployment_id)
+        case SpawnTimer():
+            lifecycle.give_up_spawning(cluster, timer.wpg_id)
+        case WatchTimer():
+            lifecycle.find_stuck(cluster, timer.wpg_id)
+        case RelocateTimer():
+            relocation.give_up_waiting(cluster, timer.wpg_id)
+        case ProbeTimer():
+            learning.end_probe(cluster, timer.deployment_id)
+        case RetryTimer() | LingerTimer():
+            cluster.touch(timer.wpg_id)
+        case DrainTimer():
+            pass  # packing looks after every event
+        case _:
+            assert_never(timer)
 
 
 def _worker_died(event: ProcExited) -> Fault:

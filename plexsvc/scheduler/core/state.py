@@ -6,12 +6,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
-from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
 from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import (
     OPERATION_TRANSITIONS,
     RESIDENCY_TRANSITIONS,
@@ -230,7 +231,6 @@ class Switch:
 
     started_us: int
     victims: tuple[WpgId, ...]
-    parking_us: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -338,6 +338,10 @@ class Cluster:
     def emit(self, action: Action) -> None:
         """Order something."""
         self.actions.append(action)
+
+    def set_timer(self, timer: Timer, *, at_us: int) -> None:
+        """Have `timer` fire at `at_us`; setting it again replaces the time."""
+        self.emit(SetTimer(key=timer.key, at_us=at_us))
 
     def touch(self, wpg_id: WpgId | None) -> None:
         """Have the dispatcher look again at a WPG and those it shares devices with."""

@@ -1,136 +1,147 @@
-"""Timers of the core: what happens when each kind fires."""
+"""Timers of the core, and their keys on `SetTimer` and `TimerFired`.
+
+A timer's class says what it is for, its field says whose it is. No other module writes or reads a
+key. `machine.fire` has the handler of each class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final, Self, get_args
 
-from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, OperationId, WpgId, show
-from plexsvc.scheduler.core.device import grants, learning
-from plexsvc.scheduler.core.life import lifecycle
-from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.relocate import relocation
-from plexsvc.scheduler.core.state import Cluster
-from plexsvc.scheduler.core.vocabulary import Fault, OperationState, WpgState
+from plexsvc.ids import DeploymentId, OperationId, WpgId
 
 
-def fire(cluster: Cluster, key: str) -> None:
-    """Do what a timer is for."""
+@dataclass(frozen=True, slots=True)
+class _OfDeployment:
+    kind: ClassVar[str]
+    deployment_id: DeploymentId
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.deployment_id}"
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        return cls(DeploymentId(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _OfOperation:
+    kind: ClassVar[str]
+    operation_id: OperationId
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.operation_id.hex()}"
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        return cls(OperationId(bytes.fromhex(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class _OfWpg:
+    kind: ClassVar[str]
+    wpg_id: WpgId
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.wpg_id}"
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        return cls(WpgId(name))
+
+
+class GapTimer(_OfDeployment):
+    """Ends the wait for a missing sequence number."""
+
+    kind = "gap"
+
+
+class PlaceTimer(_OfDeployment):
+    """Ends the wait of a new deployment for devices."""
+
+    kind = "place"
+
+
+class ProbeTimer(_OfDeployment):
+    """Ends the wait for a new deployment's first whole cycle."""
+
+    kind = "probe"
+
+
+class DrainTimer(_OfDeployment):
+    """Wakes the core when a deployment that could not move may be asked again."""
+
+    kind = "drain"
+
+
+class StageTimer(_OfOperation):
+    """Ends the wait for an operation's payload."""
+
+    kind = "stage"
+
+
+class AfterTimer(_OfOperation):
+    """Ends the wait for an operation named in `after` that nobody has submitted."""
+
+    kind = "after"
+
+
+class SpawnTimer(_OfWpg):
+    """Ends the wait for processes to come up."""
+
+    kind = "spawn"
+
+
+class WatchTimer(_OfWpg):
+    """Finds an operation that is stuck."""
+
+    kind = "watch"
+
+
+class RelocateTimer(_OfWpg):
+    """Ends the wait of a relocation to this WPG for a step boundary."""
+
+    kind = "relocate"
+
+
+class RetryTimer(_OfWpg):
+    """Wakes a WPG whose context switch found no room."""
+
+    kind = "retry"
+
+
+class LingerTimer(_OfWpg):
+    """Wakes a WPG that left its devices to another's burst for a moment."""
+
+    kind = "linger"
+
+
+Timer = (
+    GapTimer
+    | PlaceTimer
+    | ProbeTimer
+    | DrainTimer
+    | StageTimer
+    | AfterTimer
+    | SpawnTimer
+    | WatchTimer
+    | RelocateTimer
+    | RetryTimer
+    | LingerTimer
+)
+
+_KINDS: Final[dict[str, type[Timer]]] = {timer.kind: timer for timer in get_args(Timer)}
+
+
+def parse(key: str) -> Timer:
+    """Return the timer of a key.
+
+    >>> parse("gap/a/actor")
+    GapTimer(deployment_id='a/actor')
+    """
     kind, _, name = key.partition("/")
-    _HANDLERS[kind](cluster, name)
-
-
-def _gap_timer(cluster: Cluster, name: str) -> None:
-    deployment = cluster.deployments.get(DeploymentId(name))
-    if deployment is not None:
-        lanes.close_gap(cluster, deployment)
-        cluster.touch(deployment.wpg_id)
-
-
-def _stage_timer(cluster: Cluster, name: str) -> None:
-    operation = cluster.operations.get(OperationId(bytes.fromhex(name)))
-    if operation is None or operation.state is not OperationState.QUEUED:
-        return
-    fault = Fault(
-        code=ErrorCode.STAGING_TIMEOUT,
-        message=f"{show(operation.operation_id)}: its payload did not arrive within "
-        f"{cluster.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
-        "submit it again with the next number",
-    )
-    lanes.refuse(cluster, operation, fault)
-    deployment = cluster.deployments[operation.deployment_id]
-    lanes.watch_gap(cluster, deployment)
-    cluster.touch(deployment.wpg_id)
-
-
-def _after_timer(cluster: Cluster, name: str) -> None:
-    operation = cluster.operations.get(OperationId(bytes.fromhex(name)))
-    if operation is None or operation.state is not OperationState.STAGED:
-        return
-    unseen = [
-        o for o in operation.after if o not in cluster.operations and o not in cluster.released
-    ]
-    if not unseen:
-        return
-    fault = Fault(
-        code=ErrorCode.DEPENDENCY_FAILED,
-        message=f"{show(operation.operation_id)} not run: it comes after {show(unseen[0])}, which "
-        f"nobody submitted within {cluster.limits.gap_timeout_us // 1_000_000} s "
-        "(scheduler.gap_timeout_us)",
-        facts=(("operation", unseen[0].hex()),),
-    )
-    lanes.refuse(cluster, operation, fault)
-    deployment = cluster.deployments[operation.deployment_id]
-    lanes.watch_gap(cluster, deployment)
-    cluster.touch(deployment.wpg_id)
-
-
-def _watch_timer(cluster: Cluster, name: str) -> None:
-    """Fail a WPG whose oldest running operation is stuck; else watch on."""
-    wpg = cluster.wpgs.get(WpgId(name))
-    if wpg is None or wpg.state is not WpgState.READY:
-        return
-    wpg.watch_us = None
-    running = cluster.deployments[wpg.deployment_id].running.values()
-    if not running:
-        return
-    oldest = min(running, key=lambda operation: operation.started_us)
-    if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
-        grants.watch(cluster, wpg, since_us=oldest.started_us)
-        return
-    fault = Fault(
-        code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{show(oldest.operation_id)} ({oldest.kind}) ran for more than "
-        f"{cluster.limits.operation_timeout_us // 1_000_000} s (scheduler.operation_timeout_us); "
-        f"{wpg.wpg_id} was stopped",
-        facts=(("operation", oldest.operation_id.hex()), ("worker", wpg.wpg_id)),
-    )
-    lifecycle.fail_wpg(cluster, wpg, fault)
-
-
-def _spawn_timer(cluster: Cluster, name: str) -> None:
-    wpg = cluster.wpgs.get(WpgId(name))
-    if wpg is None or wpg.state is not WpgState.SPAWNING:
-        return
-    fault = Fault(
-        code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{wpg.wpg_id} did not come up within "
-        f"{cluster.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
-        "the ranks' logs",
-        facts=(("worker", wpg.wpg_id),),
-    )
-    lifecycle.fail_wpg(cluster, wpg, fault)
-
-
-def _place_timer(cluster: Cluster, name: str) -> None:
-    lifecycle.give_up_placing(cluster, DeploymentId(name))
-
-
-def _look_again(cluster: Cluster, name: str) -> None:
-    if WpgId(name) in cluster.wpgs:
-        cluster.touch(WpgId(name))
-
-
-def _probe_timer(cluster: Cluster, name: str) -> None:
-    learning.end_probe(cluster, DeploymentId(name))
-
-
-def _nothing(_cluster: Cluster, _name: str) -> None:
-    """What follows after every event follows after this one too."""
-
-
-_HANDLERS: Final[Mapping[str, Callable[[Cluster, str], None]]] = {
-    "gap": _gap_timer,
-    "stage": _stage_timer,
-    "after": _after_timer,
-    "watch": _watch_timer,
-    "spawn": _spawn_timer,
-    "place": _place_timer,
-    "relocate": relocation.give_up_waiting,
-    "retry": _look_again,
-    "linger": _look_again,
-    "probe": _probe_timer,
-    "drain": _nothing,
-}
-"""Who handles `TimerFired(kind/name)`."""
+    return _KINDS[kind].of(name)

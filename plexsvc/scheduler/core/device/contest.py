@@ -1,20 +1,28 @@
-"""Who contends for devices: waiting operations as the order sees them, and who is expected next."""
+"""The contest for devices: which operation is next, whose state is expected next, how long to wait.
+
+The rules are those of `planning/runtime_rules.py`: highest response ratio with setup (HRRS, PlexRL
+§4.4), bursts kept together, slack used, starvation bounded. They are asked after every event, since
+operations of a group may use different devices. Nothing here changes any state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from plexsvc.ids import JobId, WpgId
-from plexsvc.scheduler.core.device import learning, order
+from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
-from plexsvc.scheduler.core.planning.runtime_rules import Entry
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import Residency, WpgState
 
 GIB: Final = 1 << 30
+
+LINGER_GRACE_US: Final = 2_000
+"""How much later than expected a burst's next operation may come and still find its device."""
 
 
 def entries(cluster: Cluster, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
@@ -34,6 +42,17 @@ def entries(cluster: Cluster, waiting: Mapping[WpgId, Operation]) -> list[Entry]
     return found
 
 
+def in_turn(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> list[Entry]:
+    """Return `entries`, the one to run first ahead. `O(n^2)`."""
+    left = list(entries)
+    ordered: list[Entry] = []
+    while len(left) > 1:
+        chosen = choose(left, rules=rules, now_us=now_us)
+        ordered.append(chosen)
+        left.remove(chosen)
+    return ordered + left
+
+
 def awaited_until(cluster: Cluster, victims: tuple[WpgId, ...], *, entry: Entry) -> int:
     """Return until when an operation leaves the device to a victim whose burst goes on."""
     starve = cluster.planning.policy.rules.starve_factor
@@ -45,9 +64,23 @@ def awaited_until(cluster: Cluster, victims: tuple[WpgId, ...], *, entry: Entry)
         pattern = cluster.deployments[victim.deployment_id].pattern
         if pattern.last_end_us is None or pattern.gap_us is None:
             continue
-        linger_us = order.linger_us(gap_us=pattern.gap_us, switch_us=entry.setup_us)
-        until_us = max(until_us, pattern.last_end_us + linger_us if linger_us else 0)
+        kept_us = linger_us(gap_us=pattern.gap_us, switch_us=entry.setup_us)
+        until_us = max(until_us, pattern.last_end_us + kept_us if kept_us else 0)
     return until_us
+
+
+def linger_us(*, gap_us: int, switch_us: int) -> int:
+    """Return how long a device is kept for the next operation of a burst, after the last one.
+
+    Not longer than the switch that waiting saves: at worst a wait of twice the switch, as in
+    anticipatory scheduling (Iyer and Druschel, SOSP 2001). Zero for a gap that is not worth it.
+
+    >>> linger_us(gap_us=1_000, switch_us=50_000)
+    4000
+    >>> linger_us(gap_us=60_000, switch_us=50_000)
+    0
+    """
+    return 0 if gap_us > switch_us else min(2 * gap_us + LINGER_GRACE_US, switch_us)
 
 
 def free_at(cluster: Cluster, wpg: Wpg, *, entry: Entry) -> int:
@@ -132,54 +165,11 @@ def is_sooner(cluster: Cluster, victims: tuple[WpgId, ...], *, than: Wpg) -> boo
     return False
 
 
-def spend_prefetch(cluster: Cluster, wpg: Wpg, *, is_hit: bool) -> None:
-    """Count what became of a prefetch, if `wpg` was brought in by one."""
-    if wpg.is_prefetched:
-        wpg.is_prefetched = False
-        cluster.prefetches.hits += is_hit
-        cluster.prefetches.wasted += not is_hit
-
-
-def charge_waits(cluster: Cluster, holder: Wpg) -> None:
-    """Charge the job that gives its devices up with what others waited for it meanwhile."""
-    for wpg_id in cluster.groups.get(holder.wpg_id, ()):
-        waiter = cluster.wpgs[wpg_id]
-        deployment = cluster.deployments[waiter.deployment_id]
-        head = deployment.pending.get(deployment.next_seq)
-        if head is None or head.eligible_us is None or not head.needs_device:
-            continue
-        held_us = [
-            cluster.devices[place].held_since_us
-            for place in waiter.places
-            if place in holder.places
-        ]
-        if waiter is not holder and held_us:
-            since_us = max(head.eligible_us, min(held_us))
-            _charge(cluster, waiter.job_id, holder.job_id, cluster.now_us - since_us)
-
-
-def charge_switch(cluster: Cluster, wpg: Wpg, *, spent_us: int) -> None:
-    """Charge a job with its own context switch."""
-    _charge(cluster, wpg.job_id, wpg.job_id, spent_us)
-
-
-def forget_waits(cluster: Cluster, job_id: JobId) -> None:
-    """Drop what a job waited, and what others waited for it: nobody asks about it any more."""
-    for pair in [pair for pair in cluster.waits if job_id in pair]:
-        del cluster.waits[pair]
-
-
 def switch_us(cluster: Cluster, wpg: Wpg) -> int:
     """Return what a context switch to `wpg` costs: measured, or by the prior for its bytes."""
     if wpg.switch_cost_us is not None:
         return wpg.switch_cost_us
     return max(wpg.device_bytes, default=0) * cluster.limits.prior_switch_us_per_gib // GIB
-
-
-def _charge(cluster: Cluster, waiter: JobId, blocker: JobId, waited_us: int) -> None:
-    if waited_us > 0:
-        pair = (waiter, blocker)
-        cluster.waits[pair] = cluster.waits.get(pair, 0) + waited_us
 
 
 def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from plexsvc.ids import DeploymentId
-from plexsvc.scheduler.core.actions import KeepProfile, SetTimer
-from plexsvc.scheduler.core.device import order
+from plexsvc.scheduler.core.actions import KeepProfile
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
@@ -23,6 +22,7 @@ from plexsvc.scheduler.core.planning.profiler import (
     TokenCost,
 )
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.timers import ProbeTimer
 from plexsvc.scheduler.core.vocabulary import OperationKind
 
 UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
@@ -41,6 +41,13 @@ def predicted_us(cluster: Cluster, deployment: Deployment, operation: Operation)
     if cost is None:
         return cluster.limits.prior_service_us
     return cost.predict(operation.num_tokens)
+
+
+def smoothed(previous_us: int | None, measured_us: int) -> int:
+    """Return the exponentially weighted mean after one more measurement (weight one quarter)."""
+    if previous_us is None:
+        return measured_us
+    return previous_us + (measured_us - previous_us) // 4
 
 
 def measured(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
@@ -69,7 +76,7 @@ def start_probe(cluster: Cluster, deployment: Deployment) -> None:
         pattern.cycles = CycleProfiler(known=warm.profile)
         return
     at_us = cluster.now_us + cluster.limits.probe_timeout_us
-    cluster.emit(SetTimer(key=f"probe/{deployment.deployment_id}", at_us=at_us))
+    cluster.set_timer(ProbeTimer(deployment.deployment_id), at_us=at_us)
 
 
 def end_probe(cluster: Cluster, deployment_id: DeploymentId) -> None:
@@ -124,7 +131,7 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     if pattern.cycles.is_first_of_cycle:
         if pattern.arrived_us:
             between_us = eligible_us - pattern.arrived_us
-            pattern.interval_us = order.smoothed(pattern.interval_us or None, between_us)
+            pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = cluster.now_us, pattern.cycles.next_gap_us()
     if not placing.is_placed(cluster, deployment):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId, show
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     DeploymentChanged,
     ForgetWpg,
     JobChanged,
-    SetTimer,
     SpawnWpg,
     StopWpg,
 )
-from plexsvc.scheduler.core.device import contest, grants, learning
+from plexsvc.scheduler.core.device import learning, lease, switch
 from plexsvc.scheduler.core.events import DeploymentRequested, JobEndRequested, NodeJoined
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import lanes
@@ -28,6 +27,7 @@ from plexsvc.scheduler.core.state import (
     Operation,
     Wpg,
 )
+from plexsvc.scheduler.core.timers import PlaceTimer, SpawnTimer
 from plexsvc.scheduler.core.transitions import (
     JOB_TRANSITIONS,
     JobTrigger,
@@ -116,7 +116,7 @@ def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
     place_waiting(cluster)
     if event.deployment_id in cluster.unplaced:
         at_us = event.at_us + cluster.limits.placement_timeout_us
-        cluster.emit(SetTimer(key=f"place/{event.deployment_id}", at_us=at_us))
+        cluster.set_timer(PlaceTimer(event.deployment_id), at_us=at_us)
 
 
 def place_waiting(cluster: Cluster) -> None:
@@ -198,7 +198,7 @@ def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> No
     """Refuse all that waits in a deployment, its granted operation included."""
     wpg = cluster.wpg_of(deployment)
     if wpg is not None and wpg.switch is not None:
-        grants.withdraw(cluster, wpg)
+        switch.withdraw(cluster, wpg)
     for seq in sorted(deployment.pending):
         lanes.refuse(cluster, deployment.pending[seq], fault)
     deployment.gap_seq = None
@@ -210,10 +210,48 @@ def fail_wpg(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     stop_wpg(cluster, wpg)
 
 
+def give_up_spawning(cluster: Cluster, wpg_id: WpgId) -> None:
+    """Fail a WPG whose processes did not come up in time."""
+    wpg = cluster.wpgs.get(wpg_id)
+    if wpg is None or wpg.state is not WpgState.SPAWNING:
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{wpg.wpg_id} did not come up within "
+        f"{cluster.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
+        "the ranks' logs",
+        facts=(("worker", wpg.wpg_id),),
+    )
+    fail_wpg(cluster, wpg, fault)
+
+
+def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
+    """Fail a WPG whose oldest running operation is stuck; else watch on."""
+    wpg = cluster.wpgs.get(wpg_id)
+    if wpg is None or wpg.state is not WpgState.READY:
+        return
+    wpg.watch_us = None
+    running = cluster.deployments[wpg.deployment_id].running.values()
+    if not running:
+        return
+    oldest = min(running, key=lambda operation: operation.started_us)
+    if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
+        lease.watch(cluster, wpg, since_us=oldest.started_us)
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{show(oldest.operation_id)} ({oldest.kind}) ran for more than "
+        f"{cluster.limits.operation_timeout_us // 1_000_000} s (scheduler.operation_timeout_us); "
+        f"{wpg.wpg_id} was stopped",
+        facts=(("operation", oldest.operation_id.hex()), ("worker", wpg.wpg_id)),
+    )
+    fail_wpg(cluster, wpg, fault)
+
+
 def stop_wpg(cluster: Cluster, wpg: Wpg) -> None:
     """Order a WPG's processes to end; its lease is free at once, its memory once forgotten."""
     if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
-        grants.release_devices(cluster, wpg)
+        lease.release(cluster, wpg)
         wpg.apply(WpgTrigger.STOP_ORDERED)
         cluster.emit(StopWpg(wpg_id=wpg.wpg_id))
 
@@ -244,7 +282,7 @@ def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
         other = cluster.wpgs.get(other_id)
         if other is not None:
             cluster.touch(other_id)
-            _continue_switch(cluster, other)
+            switch.advance(cluster, other)
     finish_job(cluster, cluster.jobs[wpg.job_id])
 
 
@@ -311,12 +349,7 @@ def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
     cluster.ended[job_id] = state
     if len(cluster.ended) > MAX_ENDED_JOBS:
         forgotten, _ = cluster.ended.popitem(last=False)
-        contest.forget_waits(cluster, forgotten)
-
-
-def _continue_switch(cluster: Cluster, wpg: Wpg) -> None:
-    if wpg.switch is not None and wpg.move_id is None:
-        grants.advance_switch(cluster, wpg)
+        lease.forget_waits(cluster, forgotten)
 
 
 def _cancel_generates(cluster: Cluster, deployment: Deployment) -> None:
@@ -364,7 +397,7 @@ def spawn(
         )
     )
     at_us = cluster.now_us + cluster.limits.spawn_timeout_us
-    cluster.emit(SetTimer(key=f"spawn/{wpg.wpg_id}", at_us=at_us))
+    cluster.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
 
 
 def _rebuild_groups(cluster: Cluster) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import RETRYABLE, ErrorCode
-from plexsvc.ids import show
-from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation, SetTimer
+from plexsvc.ids import OperationId, show
+from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation
 from plexsvc.scheduler.core.events import (
     JobSubmitted,
     OperationSubmitted,
@@ -15,6 +15,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.timers import StageTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -70,13 +71,25 @@ def payload(cluster: Cluster, event: PayloadStaged | PayloadRefused) -> None:
         return
     if operation.state is not OperationState.QUEUED:
         return
-    deployment = cluster.deployments[operation.deployment_id]
-    if isinstance(event, PayloadStaged):
-        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
-    else:
-        lanes.refuse(cluster, operation, event.fault)
-        lanes.watch_gap(cluster, deployment)
-    cluster.touch(deployment.wpg_id)
+    if isinstance(event, PayloadRefused):
+        lanes.drop(cluster, operation, event.fault)
+        return
+    operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    cluster.touch(cluster.deployments[operation.deployment_id].wpg_id)
+
+
+def give_up_staging(cluster: Cluster, operation_id: OperationId) -> None:
+    """Refuse an operation whose payload did not arrive in time."""
+    operation = cluster.operations.get(operation_id)
+    if operation is None or operation.state is not OperationState.QUEUED:
+        return
+    fault = Fault(
+        code=ErrorCode.STAGING_TIMEOUT,
+        message=f"{show(operation_id)}: its payload did not arrive within "
+        f"{cluster.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
+        "submit it again with the next number",
+    )
+    lanes.drop(cluster, operation, fault)
 
 
 def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
@@ -169,7 +182,7 @@ def _queue(cluster: Cluster, event: OperationSubmitted) -> None:
         operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
     else:
         at_us = event.at_us + cluster.limits.staging_timeout_us
-        cluster.emit(SetTimer(key=f"stage/{event.operation_id.hex()}", at_us=at_us))
+        cluster.set_timer(StageTimer(event.operation_id), at_us=at_us)
     cluster.operations[event.operation_id] = operation
     deployment.pending[event.seq] = operation
     lanes.watch_gap(cluster, deployment)

@@ -8,15 +8,15 @@ holds its successors for `gap_timeout_us`, then they are refused and the number 
 from __future__ import annotations
 
 from plexsvc.errors import RETRYABLE, ErrorCode
-from plexsvc.ids import OperationId, show
+from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     DropPayload,
     RefuseOperation,
     ReleaseOperation,
-    SetTimer,
 )
 from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
 
@@ -53,31 +53,34 @@ def watch_gap(cluster: Cluster, deployment: Deployment) -> None:
     elif deployment.gap_seq != missing:
         deployment.gap_seq, deployment.gap_since_us = missing, cluster.now_us
         at_us = cluster.now_us + cluster.limits.gap_timeout_us
-        cluster.emit(SetTimer(key=f"gap/{deployment.deployment_id}", at_us=at_us))
+        cluster.set_timer(GapTimer(deployment.deployment_id), at_us=at_us)
 
 
-def close_gap(cluster: Cluster, deployment: Deployment) -> None:
-    """Refuse what waits behind a number that has been missing for too long, and void the number."""
-    missing = deployment.gap_seq
-    waited_us = cluster.now_us - deployment.gap_since_us
-    if missing is None or waited_us < cluster.limits.gap_timeout_us:
+def close_gap(cluster: Cluster, deployment_id: DeploymentId) -> None:
+    """End the wait for a missing number if it has lasted too long."""
+    deployment = cluster.deployments.get(deployment_id)
+    if deployment is None:
         return
+    missing, waited_us = deployment.gap_seq, cluster.now_us - deployment.gap_since_us
+    if missing is not None and waited_us >= cluster.limits.gap_timeout_us:
+        _void(cluster, deployment, missing, waited_us=waited_us)
+    cluster.touch(deployment.wpg_id)
+
+
+def _void(cluster: Cluster, deployment: Deployment, missing: int, *, waited_us: int) -> None:
+    """Refuse what waits behind a number that never came, and consume the number."""
     stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
     void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
     deployment.consumed |= void - deployment.consumed
     for operation in stranded:
-        refuse(
-            cluster,
-            operation,
-            Fault(
-                code=ErrorCode.SEQUENCE_GAP,
-                message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
-                f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
-                "never came "
-                "(scheduler.gap_timeout_us); submit it again with the next number",
-                facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
-            ),
+        fault = Fault(
+            code=ErrorCode.SEQUENCE_GAP,
+            message=f"{show(operation.operation_id)} (seq {operation.seq}) waited "
+            f"{waited_us // 1000} ms for seq {missing} of {operation.deployment_id}, which "
+            "never came (scheduler.gap_timeout_us); submit it again with the next number",
+            facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
         )
+        refuse(cluster, operation, fault)
     watch_gap(cluster, deployment)
 
 
@@ -94,6 +97,50 @@ def dependency(cluster: Cluster, operation: Operation) -> OperationId | Fault | 
             cause = cluster.turned_away.get(operation_id) if known is None else known.fault
             return _dependency_failed(operation, operation_id, cause)
     return None
+
+
+def startable(cluster: Cluster, deployment: Deployment) -> Operation | None:
+    """Return the head of the line if nothing but a device keeps it from running."""
+    while not deployment.is_held:
+        operation = deployment.pending.get(deployment.next_seq)
+        if operation is None or operation.state is not OperationState.STAGED:
+            return None
+        if deployment.running and not _may_overlap(cluster, deployment, operation):
+            return None
+        blocked = dependency(cluster, operation)
+        if isinstance(blocked, Fault):
+            refuse(cluster, operation, blocked)
+            watch_gap(cluster, deployment)
+            continue
+        if blocked is not None and deployment.waits_for != blocked:
+            _wait_for_unknown(cluster, operation)
+        deployment.waits_for = blocked
+        if blocked is not None:
+            return None
+        if operation.eligible_us is None:
+            operation.eligible_us = cluster.now_us
+        return operation
+    return None
+
+
+def give_up_unseen(cluster: Cluster, operation_id: OperationId) -> None:
+    """Refuse an operation that still comes after one that nobody has submitted."""
+    operation = cluster.operations.get(operation_id)
+    if operation is None or operation.state is not OperationState.STAGED:
+        return
+    unseen = [
+        o for o in operation.after if o not in cluster.operations and o not in cluster.released
+    ]
+    if not unseen:
+        return
+    fault = Fault(
+        code=ErrorCode.DEPENDENCY_FAILED,
+        message=f"{show(operation_id)} not run: it comes after {show(unseen[0])}, which "
+        f"nobody submitted within {cluster.limits.gap_timeout_us // 1_000_000} s "
+        "(scheduler.gap_timeout_us)",
+        facts=(("operation", unseen[0].hex()),),
+    )
+    drop(cluster, operation, fault)
 
 
 def turn_away(cluster: Cluster, operation_id: OperationId, job: Job, fault: Fault) -> None:
@@ -133,6 +180,14 @@ def refuse(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bo
     _say_refused(cluster, operation, fault, is_final=is_final)
 
 
+def drop(cluster: Cluster, operation: Operation, fault: Fault) -> None:
+    """Refuse an operation that waits, finally; its successors go on."""
+    deployment = cluster.deployments[operation.deployment_id]
+    refuse(cluster, operation, fault)
+    watch_gap(cluster, deployment)
+    cluster.touch(deployment.wpg_id)
+
+
 def end_running(
     cluster: Cluster, operation: Operation, fault: Fault, *, is_refusal: bool = False
 ) -> None:
@@ -169,6 +224,23 @@ def acknowledge(cluster: Cluster, deployment: Deployment, *, seq: int) -> None:
     deployment.acked_seq = max(deployment.acked_seq, seq)
     for number in [n for n in deployment.answered if n <= seq]:
         release(cluster, cluster.operations[deployment.answered.pop(number)])
+
+
+def _may_overlap(cluster: Cluster, deployment: Deployment, operation: Operation) -> bool:
+    return (
+        deployment.is_rollout
+        and operation.kind is OperationKind.GENERATE
+        and len(deployment.running) < cluster.limits.max_overlapping_generates
+        and all(o.kind is OperationKind.GENERATE for o in deployment.running.values())
+    )
+
+
+def _wait_for_unknown(cluster: Cluster, operation: Operation) -> None:
+    """Bound the wait for an `after` that nobody has submitted yet."""
+    unseen = [o for o in operation.after if o not in cluster.operations]
+    if unseen:
+        at_us = cluster.now_us + cluster.limits.gap_timeout_us
+        cluster.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
 
 
 def _say_refused(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Final, assert_never
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
-from plexsvc.scheduler.core.actions import RelocationChanged, SetTimer
+from plexsvc.scheduler.core.actions import RelocationChanged
 from plexsvc.scheduler.core.events import (
     JobMoveRequested,
     JobPinned,
@@ -29,6 +29,7 @@ from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, rel
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, RelocationStage
 
 Order = (
@@ -293,8 +294,7 @@ def _may_move(cluster: Cluster, deployment: Deployment) -> bool:
 
 def _try_later(cluster: Cluster, deployment: Deployment) -> None:
     deployment.stays_until_us = cluster.now_us + cluster.limits.drain_retry_us
-    key = f"drain/{deployment.deployment_id}"
-    cluster.emit(SetTimer(key=key, at_us=deployment.stays_until_us))
+    cluster.set_timer(DrainTimer(deployment.deployment_id), at_us=deployment.stays_until_us)
 
 
 def _say_stays(cluster: Cluster, deployment: Deployment, *, where: NodeId | None) -> None:

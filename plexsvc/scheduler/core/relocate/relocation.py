@@ -30,7 +30,6 @@ from plexsvc.scheduler.core.actions import (
     CutOver,
     DropCarried,
     RelocationChanged,
-    SetTimer,
 )
 from plexsvc.scheduler.core.events import (
     CarryFailed,
@@ -47,6 +46,7 @@ from plexsvc.scheduler.core.state import (
     Relocation,
     Wpg,
 )
+from plexsvc.scheduler.core.timers import RelocateTimer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -94,7 +94,8 @@ def begin(
     _tell(cluster, deployment, deployment.relocation)
     lifecycle.spawn(cluster, stand_in, places, replaces=deployment.wpg_id)
     at_us = cluster.now_us + cluster.limits.relocation_timeout_us
-    cluster.emit(SetTimer(key=f"relocate/{stand_in.wpg_id}", at_us=at_us))
+    assert stand_in.wpg_id is not None, stand_in
+    cluster.set_timer(RelocateTimer(stand_in.wpg_id), at_us=at_us)
     return None
 
 
@@ -171,9 +172,9 @@ def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
     cluster.touch(deployment.wpg_id)
 
 
-def give_up_waiting(cluster: Cluster, name: str) -> None:
-    """End a relocation that found no step boundary in time. Handles the timer `relocate/WPG`."""
-    wpg = cluster.wpgs.get(WpgId(name))
+def give_up_waiting(cluster: Cluster, wpg_id: WpgId) -> None:
+    """End a relocation that found no step boundary in time."""
+    wpg = cluster.wpgs.get(wpg_id)
     stand_in = None if wpg is None else cluster.deployments[wpg.deployment_id]
     if stand_in is None or stand_in.stands_in_for is None:
         return

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId
-from plexsvc.scheduler.core.device.order import in_turn, linger_us, smoothed
+from plexsvc.scheduler.core.device.contest import in_turn, linger_us
+from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, choose
 
 NOW_US = 10**12
