@@ -19,10 +19,10 @@ import numpy as np
 
 from plexsvc.scheduler.core.planning.policies import policy_named
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.live_run import compare_live
 from plexsvc.sim.presets import Workload, cluster_256
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import Summary
+from plexsvc.sim.trace_run import compare_live
 
 JOBS = 40
 DEVICES = 16

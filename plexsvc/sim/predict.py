@@ -8,10 +8,11 @@ from typing import Final
 
 from plexsvc.ids import JobId
 from plexsvc.scheduler.driver.encoding import Recording
-from plexsvc.sim.costs import FittedCosts
-from plexsvc.sim.live_driver import VirtualDriver
+from plexsvc.sim.clients import Outside
+from plexsvc.sim.fitted_costs import FittedCosts
 from plexsvc.sim.observed import Moment, Observed, What, observe
-from plexsvc.sim.programs import Outside, ProgramClient, Step, program_of
+from plexsvc.sim.programs import ProgramClient, Step, program_of
+from plexsvc.sim.virtual_driver import VirtualDriver
 
 DEFAULT_SHARE: Final = 0.5
 """Share of a run that its costs are fitted to."""

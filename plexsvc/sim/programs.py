@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.events import (
     PayloadRefused,
     PayloadStaged,
 )
-from plexsvc.sim.live_driver import Answer, Client, Post, Posts
+from plexsvc.sim.clients import Answer, Client, Post, Posts
 from plexsvc.sim.observed import Key, Moment, What, answer_key, is_tried_again
 
 RETRY_US: Final = 50_000
@@ -163,26 +163,3 @@ class ProgramClient(Client):
                 at_us = now_us + pending.step.think_us
                 posts.append(Post(replace(pending.step.event, at_us=at_us), pending.tag))
         return posts
-
-
-@dataclass(slots=True, kw_only=True)
-class Outside(Client):
-    """Nodes, operators and faults: what happens at its own time, whatever the jobs do."""
-
-    events: Sequence[Event]
-    _left: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all of it has happened."""
-        return self._left == 0
-
-    def begin(self) -> Posts:
-        """Return all of it."""
-        self._left = len(self.events)
-        return [Post(event) for event in self.events]
-
-    def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as every client
-        """Count it."""
-        self._left -= 1
-        return ()

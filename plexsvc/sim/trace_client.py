@@ -24,8 +24,8 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.planning.profile import Profile
 from plexsvc.scheduler.core.vocabulary import DeploymentState, JobState, OperationKind
+from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.jobs import ROLLOUT, Run, run_of
-from plexsvc.sim.live_driver import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record
 

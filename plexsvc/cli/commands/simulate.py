@@ -63,7 +63,7 @@ def simulate(
         )
     else:
         from plexsvc.sim.cluster import Faults
-        from plexsvc.sim.live_run import compare_live
+        from plexsvc.sim.trace_run import compare_live
 
         if workload.cluster.events or workload.cluster.faults != Faults():
             typer.echo(f"--core {core} plays no faults and no events of the cluster", err=True)

@@ -38,23 +38,14 @@ from plexsvc.scheduler.core.vocabulary import (
     Residency,
 )
 from plexsvc.scheduler.driver import encoding
-from plexsvc.sim.costs import fit
-from plexsvc.sim.live_driver import (
-    Alarm,
-    Answer,
-    Client,
-    Moved,
-    Post,
-    Posts,
-    Spawned,
-    Took,
-    VirtualDriver,
-    Work,
-)
+from plexsvc.sim.clients import Alarm, Answer, Client, Outside, Post, Posts
+from plexsvc.sim.costs import Moved, Spawned, Took, Work
+from plexsvc.sim.fitted_costs import fit
 from plexsvc.sim.observed import What, observe
 from plexsvc.sim.predict import Prediction, predict
-from plexsvc.sim.programs import Outside, program_of
+from plexsvc.sim.programs import program_of
 from plexsvc.sim.replay import verify
+from plexsvc.sim.virtual_driver import VirtualDriver
 
 MS = 1_000
 KINDS = {

@@ -31,13 +31,14 @@ from plexsvc.scheduler.core.planning.profile import Profile
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.runtime import Counts
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place, Residency
-from plexsvc.sim.live_driver import Moved, Spawned, Took, VirtualDriver, Work
+from plexsvc.sim.clients import Outside
+from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.presets import Workload
-from plexsvc.sim.programs import Outside
 from plexsvc.sim.records import Outcome, Record, Stay
 from plexsvc.sim.run import Timed
 from plexsvc.sim.summary import Summary, summarise
 from plexsvc.sim.trace_client import DEVICE_KIND, ROLLOUT_KIND, TraceClient, kinds_of
+from plexsvc.sim.virtual_driver import VirtualDriver
 
 HOST: Final = NodeId("host")
 FOREVER_US: Final = 10**15

@@ -16,11 +16,11 @@ from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.live_run import play_live
 from plexsvc.sim.presets import Workload
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import play
 from plexsvc.sim.summary import drain_us, slowdown
+from plexsvc.sim.trace_run import play_live
 from tests.unit.sim.test_simulator import job
 
 

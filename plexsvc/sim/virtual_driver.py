@@ -1,0 +1,263 @@
+"""Virtual driver of the scheduler core: performs actions in virtual time at stated costs.
+
+Theory of operation. Clients post events. `PERFORM` turns an action into its outcome (`SpawnWpg`
+into `WpgReady`, `StartOperation` into `OperationFinished`), which happens after the time that
+`Costs` states; an action that costs nothing has no entry. Timers fire when they are due. Events of
+one instant happen in the order in which they were made, so the same clients and costs give the same
+history. The core cannot tell this driver from the live one: it sees events and returns actions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, OperationId
+from plexsvc.scheduler.core.actions import (
+    Action,
+    AnswerOperation,
+    CancelOperation,
+    CarryState,
+    DeploymentChanged,
+    ForgetWpg,
+    JobChanged,
+    MoveState,
+    RefuseOperation,
+    SetTimer,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    Event,
+    OperationFinished,
+    OperationSubmitted,
+    ResidencyMoved,
+    SpawnFailed,
+    StateCarried,
+    TimerFired,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
+from plexsvc.sim.costs import Costs, Took, Work
+
+
+@dataclass(slots=True, kw_only=True)
+class VirtualDriver:
+    """One run of a core; `run()` once."""
+
+    core: Scheduler
+    costs: Costs
+    clients: Sequence[Client]
+    watch: Callable[[Event, Sequence[Action]], None] | None = None
+    """Told every event and what followed, before it is done."""
+    max_events: int = 100_000_000
+    """A run that takes more has gone astray and ends."""
+
+    now_us: int = 0
+    events: int = 0
+    moves: int = 0
+    client_of: dict[JobId | DeploymentId | OperationId, Client] = field(default_factory=dict)
+    """Whom answers about a subject go to."""
+    timers: dict[str, int] = field(default_factory=dict)
+    _made: int = 0
+    _awaited: int = 0
+    _heap: list[tuple[int, int, Post | Alarm, Client | None]] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """Return whether every client got what it waited for before nothing was left to happen."""
+        for one in self.clients:
+            self._post(one.begin(), one)
+        while self._heap and not self._is_over() and self.events < self.max_events:
+            at_us, _, post, client = heapq.heappop(self._heap)
+            if isinstance(post, Alarm):
+                self._wake(post, client)
+            elif not isinstance(post.event, TimerFired):
+                self._awaited -= 1
+                self._decide(post, client)
+            elif self.timers.get(post.event.key) == at_us:
+                del self.timers[post.event.key]
+                self._decide(post, client)
+        return all(client.is_done for client in self.clients)
+
+    def expect(self, outcome: Event) -> None:
+        """Have the outcome of an action happen at its time."""
+        self._awaited += 1
+        self.push(Post(outcome))
+
+    def push(self, post: Post | Alarm, *, client: Client | None = None) -> None:
+        """Have something happen at its time."""
+        self._made += 1
+        heapq.heappush(self._heap, (post.at_us, self._made, post, client))
+
+    def tell(self, answer: Answer, client: Client | None) -> None:
+        """Give an answer to its client, if it has one."""
+        if client is not None:
+            self._post(client.told(answer, now_us=self.now_us), client)
+
+    def own(self, deployment_id: DeploymentId) -> DeploymentId:
+        """Return the deployment that a relocation's stand-in stands for, else itself."""
+        return self.core.cluster.deployments[deployment_id].shown_id
+
+    def _is_over(self) -> bool:
+        return self._awaited == 0 and all(client.is_done for client in self.clients)
+
+    def _wake(self, alarm: Alarm, client: Client | None) -> None:
+        self._awaited -= 1
+        self.now_us = max(self.now_us, alarm.at_us)
+        if client is not None:
+            self._post(client.woken(alarm.tag, now_us=self.now_us), client)
+
+    def _decide(self, post: Post, client: Client | None) -> None:
+        self.now_us = max(self.now_us + 1, post.at_us)
+        self.events += 1
+        event = replace(post.event, at_us=self.now_us)
+        if client is not None:
+            self._know(event, client)
+        actions = self.core.handle(event)
+        if self.watch is not None:
+            self.watch(event, actions)
+        if client is not None:
+            self._post(client.happened(event, tag=post.tag), client)
+        for action in actions:
+            perform = PERFORM.get(type(action))
+            if perform is not None:
+                perform(self, action)
+
+    def _know(self, event: Event, client: Client) -> None:
+        """Remember whom answers about the event's subject go to."""
+        job_id = getattr(event, "job_id", None)
+        if job_id is not None:
+            self.client_of.setdefault(job_id, client)
+        if isinstance(event, DeploymentRequested):
+            self.client_of[event.deployment_id] = client
+        elif isinstance(event, OperationSubmitted):
+            self.client_of[event.operation_id] = client
+
+    def _post(self, posts: Posts, client: Client) -> None:
+        for post in posts:
+            self._awaited += 1
+            self.push(post, client=client)
+
+
+def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
+    deployment_id = driver.own(action.deployment_id)
+    made = driver.costs.spawn(deployment_id, places=action.places, now_us=driver.now_us)
+    wpg_id, at_us = action.wpg_id, made.ready_us
+    if made.fault is None:
+        driver.expect(WpgReady(at_us=at_us, wpg_id=wpg_id, device_bytes=made.device_bytes))
+    else:
+        driver.expect(SpawnFailed(at_us=at_us, wpg_id=wpg_id, fault=made.fault))
+
+
+def _stop(driver: VirtualDriver, action: StopWpg) -> None:
+    at_us = driver.now_us + driver.costs.stop_us()
+    driver.expect(WpgStopped(at_us=at_us, wpg_id=action.wpg_id))
+
+
+def _forget(driver: VirtualDriver, action: ForgetWpg) -> None:
+    at_us = driver.now_us + driver.costs.forget_us()
+    driver.expect(WpgForgotten(at_us=at_us, wpg_id=action.wpg_id))
+
+
+def _start(driver: VirtualDriver, action: StartOperation) -> None:
+    operation = driver.core.cluster.operations[action.operation_id]
+    work = Work(
+        operation_id=operation.operation_id,
+        deployment_id=driver.own(operation.deployment_id),
+        kind=operation.kind,
+        num_tokens=operation.num_tokens,
+    )
+    _finish(driver, action.operation_id, driver.costs.operation(work))
+
+
+def _cancel(driver: VirtualDriver, action: CancelOperation) -> None:
+    _finish(driver, action.operation_id, Took(elapsed_us=1, run_us=1, fault=_CANCELLED))
+
+
+def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> None:
+    driver.expect(
+        OperationFinished(
+            at_us=driver.now_us + took.elapsed_us,
+            operation_id=operation_id,
+            fault=took.fault,
+            is_refusal=took.is_refusal,
+            run_us=took.run_us,
+            digest="",
+        )
+    )
+
+
+def _move(driver: VirtualDriver, action: MoveState) -> None:
+    driver.moves += 1
+    wpg = driver.core.cluster.wpgs[action.wpg_id]
+    moved = driver.costs.move(driver.own(wpg.deployment_id), to=action.to)
+    driver.expect(
+        ResidencyMoved(
+            at_us=driver.now_us + moved.elapsed_us,
+            wpg_id=action.wpg_id,
+            move_id=action.move_id,
+            nbytes=moved.nbytes,
+            total_us=moved.elapsed_us,
+        )
+    )
+
+
+def _carry(driver: VirtualDriver, action: CarryState) -> None:
+    driver.moves += 1
+    carried = driver.costs.carry(action.deployment_id)
+    driver.expect(
+        StateCarried(
+            at_us=driver.now_us + carried.elapsed_us,
+            deployment_id=action.deployment_id,
+            move_id=action.move_id,
+            nbytes=carried.nbytes,
+        )
+    )
+
+
+def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
+    driver.timers[action.key] = action.at_us
+    driver.push(Post(TimerFired(at_us=action.at_us, key=action.key)))
+
+
+def _end_operation(driver: VirtualDriver, action: AnswerOperation | RefuseOperation) -> None:
+    driver.tell(action, driver.client_of.pop(action.operation_id, None))
+
+
+def _tell_deployment(driver: VirtualDriver, action: DeploymentChanged) -> None:
+    driver.tell(action, driver.client_of.get(action.deployment_id))
+
+
+def _tell_job(driver: VirtualDriver, action: JobChanged) -> None:
+    driver.tell(action, driver.client_of.get(action.job_id))
+
+
+PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = MappingProxyType(
+    {
+        SpawnWpg: _spawn,
+        StopWpg: _stop,
+        ForgetWpg: _forget,
+        StartOperation: _start,
+        CancelOperation: _cancel,
+        MoveState: _move,
+        CarryState: _carry,
+        SetTimer: _set_timer,
+        AnswerOperation: _end_operation,
+        RefuseOperation: _end_operation,
+        DeploymentChanged: _tell_deployment,
+        JobChanged: _tell_job,
+    }
+)
+"""How an action is performed. One that takes no time and answers nobody has no entry."""
+
+_CANCELLED: Final = Fault(code=ErrorCode.CANCELLED, message="cancelled")
