@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,10 +25,11 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
-from plexsvc.rollout.engines.base import Engine, Published
+from plexsvc.rollout.engines.base import Engine
 from plexsvc.rpc.channels import new_server
 from plexsvc.rpc.status import abort_with
-from plexsvc.statelink.version_source import VersionSource
+from plexsvc.statelink.opening import VersionOpener
+from plexsvc.weights.reading import Published
 
 log = logs.Log(__name__)
 
@@ -36,6 +37,8 @@ FLUSH_US: Final = 5_000
 """Pause between two frames of one call: steps shorter than this share a frame."""
 
 STOP_GRACE_S: Final = 1.0
+
+OpenVersion = Callable[[Sequence[statemanager_pb2.VersionManifest]], Sequence[Published]]
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -49,7 +52,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         config: InstanceConfig,
         *,
         clock: Clock,
-        open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+        open_version: OpenVersion,
     ) -> None:
         self._engine, self._config, self._clock = engine, config, clock
         self._open_version = open_version
@@ -117,10 +120,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
                 ErrorCode.BAD_REQUEST, f"version {request.version} came without a manifest"
             )
         started_us = self._clock.monotonic_us()
-        published = [
-            Published(manifest=m, data=await asyncio.to_thread(self._open_version, m))
-            for m in request.manifests
-        ]
+        published = await asyncio.to_thread(self._open_version, request.manifests)
         report = await self._engine.load_version(published, version=request.version)
         load_us = self._clock.monotonic_us() - started_us
         log.info("version loaded", version=request.version, nbytes=report.nbytes, load_us=load_us)
@@ -167,18 +167,18 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Run an instance until SIGTERM; called in a process forked from the rollout zygote."""
     logs.setup()
     parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
-    source = VersionSource(parsed)
+    opener = VersionOpener(parsed)
     try:
-        asyncio.run(run_vllm(parsed, ready, open_version=source))
+        asyncio.run(run_vllm(parsed, ready, open_version=opener.open))
     finally:
-        source.close()
+        opener.close()
 
 
 async def run_vllm(
     config: InstanceConfig,
     ready: Callable[[str], None],
     *,
-    open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+    open_version: OpenVersion,
 ) -> None:
     """Build a vLLM engine and serve it until SIGTERM."""
     from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
@@ -208,7 +208,7 @@ async def serve_engine(
     config: InstanceConfig,
     *,
     clock: Clock,
-    open_version: Callable[[statemanager_pb2.VersionManifest], memoryview],
+    open_version: OpenVersion,
     ready: Callable[[str], None],
 ) -> None:
     """Serve `engine` on a free loopback port until SIGTERM or cancellation."""

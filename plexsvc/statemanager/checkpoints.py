@@ -22,9 +22,9 @@ from typing import Any, Final
 import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.statemanager import pieces
-from plexsvc.statemanager.pieces import RegionBytes, Tensor
 from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.weights import pieces
+from plexsvc.weights.pieces import RegionBytes, Tensor
 
 COMPLETE: Final = ".complete"
 MODEL_FILE: Final = "model.safetensors"

@@ -9,7 +9,8 @@ import os
 
 from plexsvc.statelink.cuda import Driver
 from plexsvc.statelink.mapping import Extent
-from plexsvc.statemanager.tiers import Bytes, HostCopy, Span
+from plexsvc.statemanager.tiers import HostCopy, Span
+from plexsvc.weights.pieces import Bytes
 
 
 class CudaDevice:

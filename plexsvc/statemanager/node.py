@@ -15,7 +15,6 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import mapping
-from plexsvc.statemanager import pieces
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, Residency, WpgState
@@ -26,6 +25,7 @@ from plexsvc.statemanager.records import facts_of, host_key, index_key, without,
 from plexsvc.statemanager.shelves import StagingRoom, VersionKey, VersionShelf
 from plexsvc.statemanager.staging import Staging
 from plexsvc.statemanager.tiers import ArenaFile, DeviceTier, HostCopy, Span
+from plexsvc.weights import pieces
 
 log = Log(__name__)
 

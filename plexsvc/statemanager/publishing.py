@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import xxhash
 
-from plexclient.wire.tensors import ALIGNMENT, CHUNK_BYTES
+from plexclient.wire.tensors import CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
-from plexsvc.statemanager import pieces
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile
-from plexsvc.statemanager.pieces import Array, Box, RegionBytes
 from plexsvc.statemanager.shelves import VersionKey, VersionShelf
-
-BLOCK_BYTES: Final = 4 << 20
-"""Unit of the checksums: xxh3-128 of each block."""
+from plexsvc.weights import pieces
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.pieces import Array, RegionBytes
 
 PUBLISHED_REGION: Final = "published"
 PUBLISHED_KINDS: Final = frozenset({"param"})
@@ -81,7 +78,9 @@ class Publisher:
             PlexError: `no_room`; `bad_request` when there are no parameters to publish.
         """
         kinds = PUBLISHED_KINDS if progress is None else COMPLETE_KINDS
-        placed, nbytes = place(piece for piece in index if piece.kind in kinds)
+        placed, nbytes = pieces.pack(
+            (piece for piece in index if piece.kind in kinds), region=PUBLISHED_REGION
+        )
         if not placed and progress is None:
             text = f"{key.deployment_id} has no parameters on this node; initialize it first"
             raise PlexError(ErrorCode.BAD_REQUEST, text)
@@ -185,11 +184,17 @@ class Publisher:
             bytes_of = np.frombuffer(version.file.map(is_writable=False), dtype=np.uint8)
         if not wanted:
             yield bytes_of[: version.manifest.nbytes]
+        tensors = {
+            (tensor.kind, tensor.name): tensor
+            for tensor in pieces.tensors(version.manifest.pieces if wanted else ())
+        }
         for piece in wanted:
-            parts = [part for part in version.manifest.pieces if part.name == piece.name]
-            dtype = parts[0].dtype if parts else "U8"
+            tensor = tensors.get((piece.kind or "param", piece.name))
+            if tensor is None:
+                text = f"version {key.version} of {key.deployment_id} has no {piece.name!r}"
+                raise PlexError(ErrorCode.NOT_FOUND, text)
             yield pieces.assemble(
-                parts, pieces.box_of(piece), dtype=dtype, region=lambda _rank, _name: bytes_of
+                tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
             )
 
     def close(self) -> None:
@@ -213,59 +218,6 @@ class Publisher:
 
 def _record(key: VersionKey) -> Key:
     return ("version", key.deployment_id, str(key.version))
-
-
-def place(
-    index: Iterable[CanonicalPiece],
-) -> tuple[list[tuple[CanonicalPiece, CanonicalPiece]], int]:
-    """Return (source piece, its packed place) for each distinct box, and the bytes of all."""
-    placed, offset = [], 0
-    for tensor in pieces.tensors(index):
-        for part in tensor.parts:
-            box = pieces.box_of(part)
-            target = CanonicalPiece()
-            target.CopyFrom(part)
-            target.region, target.offset = PUBLISHED_REGION, offset
-            target.stride[:] = packed_strides(box)
-            placed.append((part, target))
-            nbytes = box.volume * pieces.CARRIERS[part.dtype].itemsize
-            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    return placed, offset
-
-
-def packed_strides(box: Box) -> list[int]:
-    """Return the C-order strides of a box, in elements.
-
-    >>> packed_strides(Box((0, 0), (3, 5)))
-    [5, 1]
-    """
-    strides, step = [], 1
-    for size in reversed(box.size):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
-
-
-def block_checksums(data: memoryview) -> list[bytes]:
-    """Return xxh3-128 of each block of `data`."""
-    blocks = range(0, len(data), BLOCK_BYTES)
-    return [xxhash.xxh3_128_digest(data[at : at + BLOCK_BYTES]) for at in blocks]
-
-
-def checked(data: Array, manifest: VersionManifest) -> Array:
-    """Return a version's bytes as they came from another node.
-
-    Raises:
-        PlexError: `checksum_mismatch` when they are not what was frozen there.
-    """
-    if block_checksums(data.data) != list(manifest.block_checksums):
-        raise PlexError(
-            ErrorCode.CHECKSUM_MISMATCH,
-            f"version {manifest.version} of {manifest.deployment_id} did not come from "
-            f"{manifest.node_id} as it was frozen; try again",
-            version=manifest.version,
-        )
-    return data
 
 
 def chunked(array: Array) -> Iterator[bytes]:
@@ -301,4 +253,4 @@ def _fill(
     for source, target in placed:
         view = pieces.piece_view(region(source.rank, source.region), source)
         np.copyto(pieces.piece_view(target_bytes, target), view)
-    return block_checksums(target_bytes[:nbytes].data)
+    return list(block_checksums(target_bytes[:nbytes].data))

@@ -15,7 +15,6 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-import numpy as np
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
@@ -24,15 +23,16 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.status import abort_with
-from plexsvc.statelink.version_source import read_whole
+from plexsvc.statelink.opening import read_whole
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import Residency, WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.publishing import Progress, checked, chunked
+from plexsvc.statemanager.publishing import Progress, chunked
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
-from plexsvc.statemanager.tiers import Bytes
+from plexsvc.weights.checksums import verify
+from plexsvc.weights.reading import Published
 
 log = Log(__name__)
 
@@ -306,13 +306,16 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         if not copies:
             return snapshot.take(self._node, wpg_id)
         job_id = self._node.state_of(wpg_id).job_id
-        return snapshot.of_copies(copies, job_id=job_id, read=self._read_copy)
+        opened = [Published(manifest=copy, data=self._open_copy(copy)) for copy in copies]
+        return snapshot.of_copies(opened, job_id=job_id)
 
-    def _read_copy(self, manifest: statemanager_pb2.VersionManifest) -> Bytes:
-        if manifest.node_id != self._node.config.node_id:
-            return checked(np.frombuffer(read_whole(manifest), dtype=np.uint8), manifest)
-        (data,) = self._node.publisher.read(_version_key(manifest), ())
-        return data
+    def _open_copy(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
+        if manifest.node_id == self._node.config.node_id:
+            (data,) = self._node.publisher.read(_version_key(manifest), ())
+            return data.data
+        streamed = memoryview(read_whole(manifest))
+        verify(manifest, streamed)
+        return streamed
 
     def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
         with self._node.lock:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.ids import JobId, WpgId
-from plexsvc.statemanager import pieces
 from plexsvc.statemanager.core import Residency, WpgState
 from plexsvc.statemanager.links import RankLink, Scalars
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.pieces import RegionBytes, Tensor
-from plexsvc.statemanager.tiers import Bytes
+from plexsvc.weights import manifests, pieces, reading
+from plexsvc.weights.pieces import Bytes, RegionBytes, Tensor
+from plexsvc.weights.reading import Published
 
 GRADIENTS = "grad"
 """Partial sums of each rank until a step: keyed by rank, never assembled."""
@@ -59,30 +58,16 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
     )
 
 
-def of_copies(
-    copies: Sequence[VersionManifest], *, job_id: JobId, read: Callable[[VersionManifest], Bytes]
-) -> Snapshot:
-    """Return the state that the copies of a WPG's nodes make up together; `read` gives the bytes.
-
-    Raises:
-        PlexError: what `read` raises.
-    """
-    data = [read(copy) for copy in copies]
-    index, scalars = [], dict[int, Scalars]()
-    for number, copy in enumerate(copies):
-        for piece in copy.pieces:
-            placed = CanonicalPiece()
-            placed.CopyFrom(piece)
-            placed.rank = number  # which copy it lies in
-            index.append(placed)
-        by_rank = json.loads(copy.scalars_json or "{}")
-        scalars |= {int(rank): values for rank, values in by_rank.items()}
+def of_copies(copies: Sequence[Published], *, job_id: JobId) -> Snapshot:
+    """Return the state that the complete copies of a WPG's nodes make up together."""
+    index, region = reading.joined(copies)
+    known = [copy.manifest for copy in copies]
     return Snapshot(
         job_id=job_id,
         index=tuple(index),
-        region=lambda number, _: data[number],
-        scalars=scalars,
-        applied_seq=min(copy.applied_seq for copy in copies),
+        region=region,
+        scalars=dict(manifests.scalars_by_rank(known)),
+        applied_seq=manifests.applied_seq(known),
         has_gradients=False,
     )
 

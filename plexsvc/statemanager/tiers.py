@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
@@ -27,10 +26,9 @@ from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.weights.pieces import Bytes
 
 log = Log(__name__)
-
-Bytes = npt.NDArray[np.uint8]
 
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 

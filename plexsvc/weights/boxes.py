@@ -1,8 +1,4 @@
-"""Boxes of logical tensors: which part of which published piece fills which part of a weight.
-
-A box is one (start, size) pair a dimension. A trainer publishes pieces that are boxes of Hugging
-Face tensors, in its own layout; an engine needs other boxes of the same tensors. Both meet here.
-"""
+"""Boxes of tensors: intersection, difference and covering, on coordinates alone."""
 
 from __future__ import annotations
 
@@ -10,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.errors import ErrorCode, PlexError
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Box:
-    """A rectangular part of a tensor.
+    """A rectangular part of a tensor: one (start, size) pair per dimension.
 
     >>> Box((0, 2), (4, 4)).intersect(Box((2, 0), (4, 4)))
     Box(start=(2, 2), size=(2, 2))
@@ -28,7 +21,7 @@ class Box:
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
         """Return the box that is all of a tensor of `shape`."""
-        return cls(tuple(0 for _ in shape), tuple(shape))
+        return cls((0,) * len(shape), tuple(shape))
 
     @property
     def volume(self) -> int:
@@ -59,9 +52,14 @@ class Box:
             start[axis], size[axis] = low, length
         return parts
 
-    def relative_to(self, origin: Box) -> Box:
-        """Return the same box in the coordinates of `origin`."""
-        return Box(tuple(a - b for a, b in zip(self.start, origin.start, strict=True)), self.size)
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Return the slices that select this box from an array over `outer`.
+
+        >>> Box((2, 5), (1, 3)).within(Box((2, 4), (6, 6)))
+        (slice(0, 1, None), slice(1, 4, None))
+        """
+        at = (a - b for a, b in zip(self.start, outer.start, strict=True))
+        return tuple(slice(low, low + n) for low, n in zip(at, self.size, strict=True))
 
     @property
     def _end(self) -> tuple[int, ...]:
@@ -69,8 +67,8 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """A box of a logical tensor that an engine wants."""
+class TensorBox:
+    """A box of a named tensor of global shape `shape`: the canonical key."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,62 +77,40 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """The part `box` (global coordinates) of a need that piece number `index` provides."""
+    """The part `box` of a wanted box that the given box number `index` provides."""
 
     index: int
     box: Box
 
 
-def piece_box(piece: statemanager_pb2.CanonicalPiece) -> Box:
-    """Return the box that `piece` is."""
-    return Box(tuple(piece.start), tuple(piece.size))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """Disjoint overlaps with a wanted box, and the parts of it that no given box has."""
+
+    overlaps: list[Overlap]
+    missing: list[Box]
 
 
-def cover(need: Need, pieces: Sequence[statemanager_pb2.CanonicalPiece]) -> list[Overlap]:
-    """Return disjoint overlaps that fill `need` exactly; earlier pieces win over later copies.
+def cover(wanted: Box, given: Sequence[Box]) -> Cover:
+    """Return how `given` boxes fill `wanted`; earlier boxes win over later ones.
 
-    Raises:
-        PlexError: `bad_request` when a piece has another global shape or elements are missing.
+    >>> cover(Box((0,), (4,)), [Box((0,), (3,))]).missing
+    [Box(start=(3,), size=(1,))]
     """
-    missing, found = [need.box], []
-    for index, piece in enumerate(pieces):
+    missing, overlaps = [wanted] if wanted.volume else [], []
+    for index, box in enumerate(given):
         if not missing:
             break
-        _check_shape(need, piece)
         rest: list[Box] = []
         for part in missing:
-            common = part.intersect(piece_box(piece))
+            common = part.intersect(box)
             if common is None:
                 rest.append(part)
             else:
-                found.append(Overlap(index=index, box=common))
+                overlaps.append(Overlap(index=index, box=common))
                 rest.extend(part.minus(common))
         missing = rest
-    if missing:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"the published version lacks {sum(b.volume for b in missing)} of {need.box.volume} "
-            f"elements of {need.name!r}, first at {list(missing[0].start)}; publish a deployment "
-            f"of the same model",
-            tensor=need.name,
-        )
-    return found
-
-
-def element_offset(piece: statemanager_pb2.CanonicalPiece, box: Box) -> int:
-    """Return where the first element of `box` (global coordinates) lies in `piece`, in elements."""
-    inside = box.relative_to(piece_box(piece))
-    return sum(a * s for a, s in zip(inside.start, piece.stride, strict=True))
-
-
-def _check_shape(need: Need, piece: statemanager_pb2.CanonicalPiece) -> None:
-    if tuple(piece.global_shape) != need.shape:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"{need.name!r} was published with shape {list(piece.global_shape)} and this engine's "
-            f"model has {list(need.shape)}; publish a deployment of the same model",
-            tensor=need.name,
-        )
+    return Cover(overlaps=overlaps, missing=missing)
 
 
 def _with(start: list[int], size: list[int], axis: int, *, at: int, length: int) -> Box:

@@ -1,26 +1,21 @@
-"""Canonical keys: which box of which Hugging Face tensor local memory holds, and where.
+"""Slices of local memory: the box of a Hugging Face tensor that each one holds.
 
 A local parameter is cut into runs: consecutive rows that are a box of one Hugging Face tensor.
-Everything else follows from runs: loading, publishing, digests, restoring into another layout.
+Loading, publishing, digests and restoring into another layout all work from runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.dtypes import NAMES_IN_TORCH
 
 if TYPE_CHECKING:
     import torch
-
-WIRE_DTYPES: Final = {
-    "torch.float32": "F32",
-    "torch.bfloat16": "BF16",
-    "torch.float16": "F16",
-    "torch.float64": "F64",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +35,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A box of one logical tensor: the canonical key."""
-
-    name: str
-    global_shape: tuple[int, ...]
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A box and the view of local memory that holds it."""
+    """A box of a named tensor and the view of local memory that holds it."""
 
-    box: Box
+    key: TensorBox
     view: torch.Tensor
 
 
@@ -70,24 +55,24 @@ def slices(tensor: torch.Tensor, runs: Iterable[Run]) -> Iterator[Slice]:
         start: tuple[int, ...] = (run.hf_row,)
         if tensor.dim() == 2:
             start = (run.hf_row, run.hf_col)
-        box = Box(name=run.name, global_shape=run.global_shape, start=start, size=tuple(view.shape))
-        yield Slice(box=box, view=view)
+        box = Box(start, tuple(view.shape))
+        yield Slice(key=TensorBox(name=run.name, shape=run.global_shape, box=box), view=view)
 
 
 def piece(
     kind: str, held: Slice, *, region: str, base: torch.Tensor, rank: int
 ) -> statemanager_pb2.CanonicalPiece:
     """Return the wire form of a slice that lies in `region`, whose memory is `base`."""
-    view, box = held.view, held.box
+    view, key = held.view, held.key
     offset = view.data_ptr() - base.data_ptr()
-    assert 0 <= offset <= base.numel() - view.numel() * view.element_size(), (kind, box, offset)
+    assert 0 <= offset <= base.numel() - view.numel() * view.element_size(), (kind, key, offset)
     return statemanager_pb2.CanonicalPiece(
         kind=kind,
-        name=box.name,
-        global_shape=box.global_shape,
-        start=box.start,
-        size=box.size,
-        dtype=WIRE_DTYPES[str(view.dtype)],
+        name=key.name,
+        global_shape=key.shape,
+        start=key.box.start,
+        size=key.box.size,
+        dtype=NAMES_IN_TORCH[str(view.dtype)],
         region=region,
         offset=offset,
         stride=view.stride(),

@@ -20,7 +20,8 @@ from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.statelink.client import ExportReport, Scalars
-from plexsvc.worker import carried, results
+from plexsvc.weights.manifests import applied_seq
+from plexsvc.worker import results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.ledger import Ledger
@@ -121,7 +122,7 @@ class Executor:
             if not (error.code in RETRYABLE or error.code == ErrorCode.STALE_SEQUENCE):
                 self.ledger.finish(operation.operation_id, operation.seq, outcome.reply)
                 if operation.HasField("initialize"):
-                    self.ledger.go_on_from(carried.applied_seq_of(manifests))
+                    self.ledger.go_on_from(applied_seq(manifests))
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
 

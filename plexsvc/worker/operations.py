@@ -9,7 +9,8 @@ or parameters breaks the window, and forward_backward, backward and step are ref
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,14 +22,16 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import Region, RegionSpec
-from plexsvc.worker import batches, carried, losses, results, sources
+from plexsvc.weights import manifests
+from plexsvc.weights.checksums import verify
+from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.results import Answer
 
 Operation = operations_pb2.Operation
-Manifests = sources.Manifests
+Manifests = Sequence[statemanager_pb2.VersionManifest]
 
 T = TypeVar("T")
 
@@ -63,11 +66,10 @@ class Operations:
         self._backend = backend
         self._memory = memory
         self._broken_by: str | None = None
-        self._elsewhere: Callable[[statemanager_pb2.VersionManifest], memoryview] | None = None
         self._default_hyper = config.optimizer.hyper() if config.optimizer else None
         self.is_initialized = False
 
-    def run(self, operation: Operation, manifests: Manifests) -> Answer:
+    def run(self, operation: Operation, published: Manifests) -> Answer:
         """Run one operation and return this rank's answer.
 
         Raises:
@@ -85,20 +87,20 @@ class Operations:
                 "again",
             )
         self._backend.reseed(operation_seed(self._config.seed, operation.seq))
-        return self._dispatch(operation, manifests)
+        return self._dispatch(operation, published)
 
-    def _dispatch(self, operation: Operation, manifests: Manifests) -> Answer:
+    def _dispatch(self, operation: Operation, published: Manifests) -> Answer:
         kind = operation.WhichOneof("body")
         answers: dict[str | None, Callable[[], Answer]] = {
             "noop": Answer,
-            "initialize": lambda: self._initialize(manifests),
+            "initialize": lambda: self._initialize(published),
             "forward": lambda: self._forward(operation),
             "forward_backward": lambda: self._forward_backward(operation),
             "backward": lambda: self._backward(operation),
             "step": lambda: self._step(operation.step),
             "zero_grad": self._zero_grad,
             "load": lambda: self._load(operation.load),
-            "pull": lambda: self._pull(operation.pull, manifests),
+            "pull": lambda: self._pull(operation.pull, published),
         }
         if kind not in answers:
             raise PlexError(
@@ -118,7 +120,9 @@ class Operations:
             self._memory.allocate(())
             self._memory.set_index(())
         if copies:
-            self._backend.restore_scalars(carried.scalars_of(copies, rank=self._config.rank))
+            known = manifests.scalars_by_rank(copies)
+            mine = known.get(self._config.rank)  # all ranks count alike
+            self._backend.restore_scalars(mine or next(iter(known.values()), {}))
         self.is_initialized = True
         return Answer()
 
@@ -128,9 +132,7 @@ class Operations:
         No view of a copy outlives this: its holder frees it when it is told of the last.
         """
         opened = (
-            carried.open_copies(copies, config=self._config, open_here=memory.open_version)
-            if copies
-            else sources.open_checkpoint(Path(self._config.model))
+            self._opened(copies) if copies else sources.open_checkpoint(Path(self._config.model))
         )
         with opened as weights:
             regions = memory.allocate(specs)
@@ -213,18 +215,15 @@ class Operations:
                 self._backend.restore_scalars(scalars)
         return self._zero_grad() if self._config.has_optimizer else Answer()
 
-    def _pull(self, body: operations_pb2.Pull, manifests: Manifests) -> Answer:
-        wanted = sources.needed(manifests, node_id=self._config.node_id)
-        if not wanted:
+    def _pull(self, body: operations_pb2.Pull, published: Manifests) -> Answer:
+        if not published:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"version {body.version} of {body.source_deployment_id} is on no node; publish it "
                 "again",
             )
-        views = [self._open_version(manifest) for manifest in wanted]
-        for manifest, view in zip(wanted, views, strict=True):
-            sources.verify_blocks(manifest, view)
-        self._backend.load_params(sources.VersionSource(wanted, views))
+        with self._opened(published) as weights:
+            self._backend.load_params(weights)
         return Answer(weight_version=body.version)
 
     # -- helpers -------------------------------------------------------------------------------
@@ -280,14 +279,17 @@ class Operations:
         reports = shard.owns_results and shard.dp_rank == 0
         return Answer(metrics=found if reports else {})
 
-    def _open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        if manifest.node_id in ("", self._config.node_id):
-            return self._state_memory().open_version(manifest)
-        if self._elsewhere is None:
-            from plexsvc.statelink import version_source  # noqa: PLC0415 - gRPC: after the fork
+    @contextmanager
+    def _opened(self, published: Manifests) -> Iterator[sources.VersionTensors]:
+        """Open a version and verify it; no view of it may outlive the block."""
+        from plexsvc.statelink.opening import VersionOpener  # noqa: PLC0415 - gRPC: after the fork
 
-            self._elsewhere = version_source.VersionSource(self._config)
-        return self._elsewhere(manifest)
+        opener = VersionOpener(self._config, here=self._state_memory().open_version)
+        with closing(opener):
+            parts = opener.open(published)
+            for part in parts:
+                verify(part.manifest, part.data)
+            yield sources.VersionTensors(parts)
 
     def _state_memory(self) -> StateMemory:
         if self._memory is None:

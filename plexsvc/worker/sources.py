@@ -1,4 +1,4 @@
-"""Where tensors are read from, box by box: checkpoints and published weight versions."""
+"""Sources of tensors for a backend, read box by box: checkpoints and published versions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.worker.canonical import Box, Slice
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.dtypes import DTYPES
+from plexsvc.weights.reading import Published, VersionReader
+from plexsvc.worker.canonical import Slice
 
 if TYPE_CHECKING:
     import torch
-
-Manifests = Sequence[statemanager_pb2.VersionManifest]
-
-BLOCK_BYTES: Final = 4 << 20
-"""A version's checksums cover blocks of this many bytes."""
 
 
 class TensorSource(Protocol):
@@ -28,8 +25,8 @@ class TensorSource(Protocol):
         """Return whether the source holds tensor `name`."""
         ...
 
-    def read(self, box: Box) -> torch.Tensor:
-        """Return the box's values; the caller copies them.
+    def read(self, wanted: TensorBox) -> torch.Tensor:
+        """Return the values of a box; the caller copies them.
 
         Raises:
             PlexError: `unknown_model` when the source lacks the tensor or has it in another shape.
@@ -44,14 +41,10 @@ def fill(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> No
         PlexError: as `TensorSource.read`.
     """
     for item in held:
-        box = item.box
-        asked = Box(
-            name=prefix + box.name,
-            global_shape=box.global_shape,
-            start=box.start,
-            size=box.size,
+        key = item.key
+        item.view.copy_(
+            source.read(TensorBox(name=prefix + key.name, shape=key.shape, box=key.box))
         )
-        item.view.copy_(source.read(asked))
 
 
 class SafetensorsSource:
@@ -68,26 +61,25 @@ class SafetensorsSource:
         """Return whether a file holds tensor `name`."""
         return name in self._files
 
-    def read(self, box: Box) -> torch.Tensor:
+    def read(self, wanted: TensorBox) -> torch.Tensor:
         """Return one box of a tensor."""
-        if box.name not in self._files:
+        if wanted.name not in self._files:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
-                f"{self._where} holds no tensor {box.name!r}; it has {len(self._files)} others. "
+                f"{self._where} holds no tensor {wanted.name!r}; it has {len(self._files)} others. "
                 "Check that the directory is a complete checkpoint of this architecture",
-                tensor=box.name,
+                tensor=wanted.name,
             )
-        part = self._handles[self._files[box.name]].get_slice(box.name)
+        part = self._handles[self._files[wanted.name]].get_slice(wanted.name)
         shape = tuple(part.get_shape())
-        if shape != box.global_shape:
+        if shape != wanted.shape:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
-                f"{self._where}: tensor {box.name!r} has shape {shape}; the model has "
-                f"{box.global_shape}. Check config.json against the weights",
-                tensor=box.name,
+                f"{self._where}: tensor {wanted.name!r} has shape {shape}; the model has "
+                f"{wanted.shape}. Check config.json against the weights",
+                tensor=wanted.name,
             )
-        index = tuple(slice(at, at + size) for at, size in zip(box.start, box.size, strict=True))
-        found: torch.Tensor = part[index]
+        found: torch.Tensor = part[wanted.box.within(Box.whole(shape))]
         return found
 
 
@@ -140,120 +132,36 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
     return {name: value for name, value in scalars.items() if isinstance(value, int | float | str)}
 
 
-class VersionSource:
-    """A published weight version over mapped memory of one or more nodes.
+class VersionTensors:
+    """A published version as tensors of torch."""
 
-    Parameters go by their name, tensors of the optimizer in a complete copy by `kind/name`.
-    """
-
-    def __init__(self, manifests: Manifests, memory: Sequence[memoryview]) -> None:
-        self._parts: dict[str, list[tuple[statemanager_pb2.CanonicalPiece, memoryview]]] = {}
-        for manifest, view in zip(manifests, memory, strict=True):
-            for piece in manifest.pieces:
-                name = piece.name if piece.kind == "param" else f"{piece.kind}/{piece.name}"
-                self._parts.setdefault(name, []).append((piece, view))
+    def __init__(self, published: Sequence[Published]) -> None:
+        self._reader = VersionReader(published)
 
     def has(self, name: str) -> bool:
         """Return whether the version holds tensor `name`."""
-        return name in self._parts
+        return self._reader.find(name) is not None
 
-    def read(self, box: Box) -> torch.Tensor:
+    def read(self, wanted: TensorBox) -> torch.Tensor:
         """Return one box, assembled from the pieces that cover it."""
         import torch  # noqa: PLC0415 - keeps this module importable without it
 
-        parts = self._parts.get(box.name, [])
-        if not parts or tuple(parts[0][0].global_shape) != box.global_shape:
-            found = tuple(parts[0][0].global_shape) if parts else "nothing"
+        tensor = self._reader.find(wanted.name)
+        if tensor is None or tensor.shape != wanted.shape:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
-                f"the weight version has {found} as {box.name!r}; the model needs "
-                f"{box.global_shape}. Pull from a deployment of the same model",
-                tensor=box.name,
+                f"the weight version has {tensor.shape if tensor else 'nothing'} as "
+                f"{wanted.name!r}; the model needs {wanted.shape}. Pull from a deployment of the "
+                "same model",
+                tensor=wanted.name,
             )
-        out = torch.empty(box.size, dtype=_torch_dtype(parts[0][0].dtype))
-        covered = torch.zeros(box.size, dtype=torch.bool)
-        for piece, memory in parts:
-            _copy_overlap(box, piece, memory, into=out, covered=covered)
-        if not bool(covered.all()):
+        try:
+            bits = self._reader.read(tensor, wanted.box)
+        except PlexError as error:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
-                f"the weight version covers only part of {box.name!r} {box.start}+{box.size}",
-                tensor=box.name,
-            )
-        return out
-
-
-def needed(manifests: Manifests, *, node_id: str) -> Manifests:
-    """Return the manifests to read a version from: this node's, and others' that add pieces."""
-    here = [m for m in manifests if m.node_id in ("", node_id)]
-    far = [m for m in manifests if m not in here]
-    held = {_box_key(piece) for manifest in here for piece in manifest.pieces}
-    return [*here, *(m for m in far if not held.issuperset(map(_box_key, m.pieces)))]
-
-
-def verify_blocks(manifest: statemanager_pb2.VersionManifest, memory: memoryview) -> None:
-    """Compare the version's bytes with its xxh3-128 block checksums.
-
-    Raises:
-        PlexError: `checksum_mismatch`, naming the block.
-    """
-    import xxhash  # noqa: PLC0415 - only pulls need it
-
-    for block, expected in enumerate(manifest.block_checksums):
-        low = block * BLOCK_BYTES
-        data = memory[low : min(low + BLOCK_BYTES, manifest.nbytes)]
-        if xxhash.xxh3_128_digest(data) != expected:
-            raise PlexError(
-                ErrorCode.CHECKSUM_MISMATCH,
-                f"block {block} of version {manifest.version} of {manifest.deployment_id} is not "
-                "what was published; publish again",
-                version=manifest.version,
-                block=block,
-            )
-
-
-def _box_key(piece: statemanager_pb2.CanonicalPiece) -> tuple[object, ...]:
-    return piece.kind, piece.name, tuple(piece.start), tuple(piece.size)
-
-
-def _copy_overlap(
-    box: Box,
-    piece: statemanager_pb2.CanonicalPiece,
-    memory: memoryview,
-    *,
-    into: torch.Tensor,
-    covered: torch.Tensor,
-) -> None:
-    low = [max(a, b) for a, b in zip(box.start, piece.start, strict=True)]
-    high = [
-        min(a + n, b + m)
-        for a, n, b, m in zip(box.start, box.size, piece.start, piece.size, strict=True)
-    ]
-    if any(a >= b for a, b in zip(low, high, strict=True)):
-        return
-    target = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, box.start, strict=True))
-    origin = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, piece.start, strict=True))
-    into[target] = _piece_view(piece, memory)[origin]
-    covered[target] = True
-
-
-def _piece_view(piece: statemanager_pb2.CanonicalPiece, memory: memoryview) -> torch.Tensor:
-    import torch  # noqa: PLC0415 - keeps this module importable without it
-
-    dtype = _torch_dtype(piece.dtype)
-    span = sum((n - 1) * step for n, step in zip(piece.size, piece.stride, strict=True)) + 1
-    low = piece.offset
-    copied = bytearray(memory[low : low + span * dtype.itemsize])
-    flat = torch.frombuffer(copied, dtype=dtype)
-    return flat.as_strided(tuple(piece.size), tuple(piece.stride))
-
-
-def _torch_dtype(name: str) -> Any:  # noqa: ANN401 - torch is untyped here
-    import torch  # noqa: PLC0415 - keeps this module importable without it
-
-    return {
-        "F32": torch.float32,
-        "BF16": torch.bfloat16,
-        "F16": torch.float16,
-        "F64": torch.float64,
-    }[name]
+                f"the weight version covers only part of {wanted.name!r} "
+                f"{wanted.box.start}+{wanted.box.size}",
+                tensor=wanted.name,
+            ) from error
+        return torch.from_numpy(bits).view(getattr(torch, DTYPES[tensor.dtype].torch))

@@ -15,10 +15,10 @@ from plexsvc.rollout.engines.base import (
     EngineFacts,
     EngineStats,
     LoadReport,
-    Published,
 )
 from plexsvc.rollout.sampling import draw_seed
-from plexsvc.rollout.versions import verify
+from plexsvc.weights.checksums import verify
+from plexsvc.weights.reading import Published
 
 VOCAB, MAX_LEN = 50, 128
 MAX_TEMPERATURE = 2.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import grpc.aio
-import xxhash
 
 from plexclient.wire.v1 import rollout_pb2_grpc, statemanager_pb2, worker_pb2_grpc
 from plexsvc.clock import SystemClock
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
-from plexsvc.rollout.versions import BLOCK_BYTES
 from plexsvc.rpc.channels import new_server
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.reading import Published
 from tests.fakes.fake_engine import FakeEngine
 
 SHELF: dict[int, bytes] = {}
@@ -23,12 +23,11 @@ def publish(version: int, *, data: bytes | None = None) -> statemanager_pb2.Vers
     """Put a version on the shelf and return its manifest."""
     data = data if data is not None else bytes([version]) * 100
     SHELF[version] = data
-    blocks = [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
     return statemanager_pb2.VersionManifest(
         deployment_id="actor",
         version=version,
         nbytes=len(data),
-        block_checksums=[xxhash.xxh3_128_digest(block) for block in blocks],
+        block_checksums=block_checksums(memoryview(data)),
     )
 
 
@@ -58,7 +57,9 @@ class FakeInstance:
             self.engine,
             self.config,
             clock=SystemClock(),
-            open_version=lambda manifest: memoryview(SHELF[manifest.version]),
+            open_version=lambda manifests: [
+                Published(manifest=m, data=memoryview(SHELF[m.version])) for m in manifests
+            ],
         )
         rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, self.server)
         describe = DescribeServicer(self.engine, self.config)

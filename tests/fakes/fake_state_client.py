@@ -12,6 +12,8 @@ import numpy as np
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.statelink.client import MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +108,7 @@ class FakeStateClient:
         """Return a copy of what a piece holds."""
         import torch  # noqa: PLC0415 - routers' tests import this folder without it
 
-        dtype = {"F32": torch.float32, "BF16": torch.bfloat16}[piece.dtype]
+        dtype = getattr(torch, DTYPES[piece.dtype].torch)
         flat = self.regions[piece.region].tensor()[piece.offset :]
         flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat.as_strided(tuple(piece.size), tuple(piece.stride)).clone()
@@ -126,17 +128,13 @@ class FakeStateClient:
         pieces: Sequence[statemanager_pb2.CanonicalPiece],
     ) -> statemanager_pb2.VersionManifest:
         """Hold a version whose bytes are `data`; return its manifest with true checksums."""
-        import xxhash  # noqa: PLC0415 - as above
-
         self.versions[deployment_id, version] = data
-        block = 4 << 20
-        sums = [xxhash.xxh3_128_digest(data[at : at + block]) for at in range(0, len(data), block)]
         return statemanager_pb2.VersionManifest(
             deployment_id=deployment_id,
             version=version,
             nbytes=len(data),
             pieces=pieces,
-            block_checksums=sums,
+            block_checksums=block_checksums(memoryview(data)),
         )
 
 

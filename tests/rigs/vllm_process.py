@@ -13,19 +13,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
-
-BLOCK_BYTES = 4 << 20
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.reading import Published
 
 
 @contextmanager
@@ -90,13 +89,16 @@ def publish_arrays(
             data += bytes(-len(data) % 64)
     file.write_bytes(data)
     manifest.nbytes = len(data)
-    blocks = [bytes(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
-    manifest.block_checksums.extend(xxhash.xxh3_128_digest(block) for block in blocks)
+    manifest.block_checksums.extend(block_checksums(memoryview(data)))
     return manifest
 
 
-def _open_file(manifest: statemanager_pb2.VersionManifest) -> memoryview:
-    with Path(manifest.data_socket).open("rb") as stream:
+def _open_files(manifests: Sequence[statemanager_pb2.VersionManifest]) -> list[Published]:
+    return [Published(manifest=m, data=_map_file(Path(m.data_socket))) for m in manifests]
+
+
+def _map_file(path: Path) -> memoryview:
+    with path.open("rb") as stream:
         return memoryview(mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ))
 
 
@@ -108,7 +110,7 @@ def _child(config: dict[str, Any]) -> None:
         sys.stdout.write(address + "\n")
         sys.stdout.flush()
 
-    asyncio.run(run_vllm(InstanceConfig(**config), ready, open_version=_open_file))
+    asyncio.run(run_vllm(InstanceConfig(**config), ready, open_version=_open_files))
 
 
 def _main() -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from plexclient.wire.v1 import operations_pb2, rollout_pb2, statemanager_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2
+
+if TYPE_CHECKING:
+    from plexsvc.weights.reading import Published
 
 FINISH_STOP = operations_pb2.FINISH_REASON_STOP
 FINISH_LENGTH = operations_pb2.FINISH_REASON_LENGTH
@@ -45,14 +48,6 @@ class LoadReport:
     nbytes: int
     checksum: str
     """xxh3-128 over the version's block checksums."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A weight version of this node: its manifest and its bytes, mapped read-only."""
-
-    manifest: statemanager_pb2.VersionManifest
-    data: memoryview
 
 
 class Engine(Protocol):

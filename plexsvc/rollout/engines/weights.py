@@ -1,4 +1,4 @@
-"""Copies a published version into live weights: each engine tensor takes just its boxes.
+"""Copy of a published version into live weights: each engine tensor takes just its boxes.
 
 A `Target` says how one live tensor is filled: by a box of a checkpoint tensor (the fast path), or
 by replaying a chain of view operations on the whole tensor, for loaders that transpose or index.
@@ -9,21 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.engines.base import Published
-from plexsvc.weights.boxes import Box, Need, cover, element_offset
-
-DTYPES: Final = {
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+from plexsvc.weights.boxes import Box, Cover, Overlap
+from plexsvc.weights.dtypes import DTYPES
+from plexsvc.weights.pieces import Array, Tensor
+from plexsvc.weights.reading import Published, VersionReader
 
 Op = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 """A recorded tensor method: name, positional arguments, keyword arguments."""
@@ -53,27 +47,15 @@ class Target:
         return Box(tuple(start), tuple(size)) if tuple(size) == tuple(self.live.shape) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A piece and the mapped bytes it lies in."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A target, the box it wants, and the parts of a published tensor that fill the box."""
 
-    piece: statemanager_pb2.CanonicalPiece
-    data: memoryview
-
-    def tensor(self, box: Box) -> torch.Tensor:
-        """Return a read-only view of `box` (global coordinates), which lies inside the piece."""
-        dtype, piece = DTYPES.get(self.piece.dtype), self.piece
-        reach = sum((n - 1) * s for n, s in zip(piece.size, piece.stride, strict=True)) + 1
-        if dtype is None or piece.offset + reach * dtype.itemsize > len(self.data):
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"piece {piece.name!r} of the manifest (dtype {piece.dtype}, offset "
-                f"{piece.offset}, {reach} elements) does not lie in its {len(self.data)} bytes",
-            )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            flat = torch.frombuffer(self.data, dtype=dtype, count=reach, offset=piece.offset)
-        return torch.as_strided(flat, box.size, tuple(piece.stride), element_offset(piece, box))
+    target: Target
+    box: Box
+    is_direct: bool
+    tensor: Tensor
+    overlaps: Sequence[Overlap]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
@@ -85,32 +67,17 @@ def fill(targets: Iterable[Target], published: Sequence[Published]) -> int:
     Raises:
         PlexError: `bad_request` when the version lacks something or has another shape.
     """
-    sources = _by_name(published)
-    work = [
-        (target, box or Box.whole(target.shape), box is not None)
-        for target in targets
-        for box in (target.box(),)
-    ]
-    plans = [
-        cover(
-            Need(name=target.name, shape=target.shape, box=box),
-            [source.piece for source in sources.get(target.name, ())],
-        )
-        for target, box, _ in work
-    ]
-    written = 0
-    for (target, box, direct), plan in zip(work, plans, strict=True):
-        into = target.live if direct else _scratch(target, sources[target.name][0])
-        for overlap in plan:
-            view = into
-            inside = overlap.box.relative_to(box)
-            for axis, (low, length) in enumerate(zip(inside.start, inside.size, strict=True)):
-                view = view.narrow(axis, low, length)
-            view.copy_(sources[target.name][overlap.index].tensor(overlap.box))
-        if not direct:
+    reader = VersionReader(published)
+    plans = [_plan(target, reader) for target in targets]
+    for plan in plans:
+        target, dtype = plan.target, getattr(torch, DTYPES[plan.tensor.dtype].torch)
+        into = target.live if plan.is_direct else torch.empty(target.shape, dtype=dtype)
+        for overlap in plan.overlaps:
+            bits = _from_numpy(reader.view(plan.tensor, overlap))
+            into[overlap.box.within(plan.box)].copy_(bits.view(dtype))
+        if not plan.is_direct:
             target.live.copy_(replay(into, target.ops).view(target.live.shape))
-        written += target.live.numel() * target.live.element_size()
-    return written
+    return sum(p.target.live.numel() * p.target.live.element_size() for p in plans)
 
 
 def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:
@@ -120,15 +87,35 @@ def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:
     return tensor
 
 
-def _by_name(published: Sequence[Published]) -> dict[str, list[Source]]:
-    """Return the parameter pieces of all nodes by tensor; masters where no parameters are."""
-    found: dict[str, dict[str, list[Source]]] = {"param": {}, "master": {}}
-    for version in published:
-        for piece in version.manifest.pieces:
-            if piece.kind in found and all(piece.size):
-                found[piece.kind].setdefault(piece.name, []).append(Source(piece, version.data))
-    return found["master"] | found["param"]
+def _plan(target: Target, reader: VersionReader) -> _Plan:
+    direct, tensor = target.box(), reader.find(target.name)
+    box = direct or Box.whole(target.shape)
+    if tensor is not None and tensor.shape != target.shape:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{target.name!r} was published with shape {list(tensor.shape)} and this engine's "
+            f"model has {list(target.shape)}; publish a deployment of the same model",
+            tensor=target.name,
+        )
+    found = reader.cover(tensor, box) if tensor is not None else Cover(overlaps=[], missing=[box])
+    if tensor is None or found.missing:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"the published version lacks {sum(part.volume for part in found.missing)} of "
+            f"{box.volume} elements of {target.name!r}, first at {list(found.missing[0].start)}; "
+            "publish a deployment of the same model",
+            tensor=target.name,
+        )
+    return _Plan(
+        target=target,
+        box=box,
+        is_direct=direct is not None,
+        tensor=tensor,
+        overlaps=found.overlaps,
+    )
 
 
-def _scratch(target: Target, source: Source) -> torch.Tensor:
-    return torch.empty(target.shape, dtype=DTYPES.get(source.piece.dtype, torch.float32))
+def _from_numpy(array: Array) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(array)

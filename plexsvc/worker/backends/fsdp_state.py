@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker.canonical import Box, Slice
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.worker.canonical import Slice
 from plexsvc.worker.regions import Place, RegionLayout, view
 
 if TYPE_CHECKING:
@@ -43,10 +44,8 @@ class Held:
     def slice_of(self, tensor: torch.Tensor) -> Slice:
         """Return the canonical box that `tensor`, of the shard's shape, holds."""
         start = (self.first_row, *(0 for _ in self.local_shape[1:]))
-        box = Box(
-            name=self.name, global_shape=self.global_shape, start=start, size=self.local_shape
-        )
-        return Slice(box=box, view=tensor)
+        box = Box(start, self.local_shape)
+        return Slice(key=TensorBox(name=self.name, shape=self.global_shape, box=box), view=tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

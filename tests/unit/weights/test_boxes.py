@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexclient.errors import ErrorCode, PlexError
-from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.weights.boxes import Box, Need, cover, element_offset, piece_box
+from plexsvc.weights.boxes import Box, cover
 
 SHAPE = (7, 5)
-
-
-def piece(box: Box, *, shape: tuple[int, ...] = SHAPE) -> statemanager_pb2.CanonicalPiece:
-    strides = [int(s) // 8 for s in np.zeros(box.size).strides]
-    return statemanager_pb2.CanonicalPiece(
-        kind="param", name="w", global_shape=shape, start=box.start, size=box.size, stride=strides
-    )
 
 
 def paint(box: Box) -> np.ndarray:
@@ -44,38 +34,30 @@ def test_intersection_and_difference_paint_what_sets_would(a: Box, b: Box) -> No
 
 
 @given(boxes(), st.lists(boxes(), max_size=6))
-def test_a_cover_takes_every_element_exactly_once_or_says_what_is_missing(
-    need: Box, given_boxes: list[Box]
+def test_a_cover_takes_every_element_exactly_once_and_says_what_is_missing(
+    wanted: Box, given_boxes: list[Box]
 ) -> None:
-    pieces = [piece(box) for box in given_boxes]
     available = sum((paint(box) for box in given_boxes), start=np.zeros(SHAPE, int)) > 0
-    wanted = Need(name="w", shape=SHAPE, box=need)
-    if not available[paint(need) == 1].all():
-        with pytest.raises(PlexError) as caught:
-            cover(wanted, pieces)
-        assert caught.value.code == ErrorCode.BAD_REQUEST
-        assert "'w'" in caught.value.message
-        return
-    overlaps = cover(wanted, pieces)
-    painted = sum((paint(overlap.box) for overlap in overlaps), start=np.zeros(SHAPE, int))
-    assert np.array_equal(painted, paint(need))
-    for overlap in overlaps:
-        assert piece_box(pieces[overlap.index]).intersect(overlap.box) == overlap.box
+    found = cover(wanted, given_boxes)
+    painted = sum((paint(overlap.box) for overlap in found.overlaps), start=np.zeros(SHAPE, int))
+    assert np.array_equal(painted, paint(wanted) * available)
+    missing = sum((paint(box) for box in found.missing), start=np.zeros(SHAPE, int))
+    assert np.array_equal(missing, paint(wanted) * ~available)
+    for overlap in found.overlaps:
+        assert given_boxes[overlap.index].intersect(overlap.box) == overlap.box
 
 
 @given(boxes(), boxes())
-def test_an_element_offset_finds_the_element_in_the_piece(whole: Box, part: Box) -> None:
+def test_a_box_selects_its_elements_from_an_array_over_another(whole: Box, part: Box) -> None:
     common = whole.intersect(part)
     if common is None:
         return
     grid = np.arange(35).reshape(SHAPE)
-    held = grid[tuple(slice(a, a + n) for a, n in zip(whole.start, whole.size, strict=True))]
-    assert held.ravel()[element_offset(piece(whole), common)] == grid[common.start]
+    everything = Box.whole(SHAPE)
+    held = grid[whole.within(everything)]
+    assert np.array_equal(held[common.within(whole)], grid[common.within(everything)])
 
 
-def test_a_piece_of_another_shape_is_refused() -> None:
-    with pytest.raises(PlexError, match=r"shape \[8, 5\]"):
-        cover(
-            Need(name="w", shape=SHAPE, box=Box.whole(SHAPE)),
-            [piece(Box.whole((8, 5)), shape=(8, 5))],
-        )
+def test_nothing_is_missing_of_an_empty_box() -> None:
+    assert cover(Box((0, 0), (0, 5)), []).missing == []
+    assert cover(Box((), ()), [Box((), ())]).missing == []

@@ -19,8 +19,9 @@ from vllm.v1.executor import Executor
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.engines.model_dir import ModelDir
-from plexsvc.rollout.engines.weights import DTYPES, Target
+from plexsvc.rollout.engines.weights import Target
 from plexsvc.rollout.sampling import draw_seed
+from plexsvc.weights.dtypes import DTYPES
 
 BLOCK_TOKENS: Final = 32
 """Tokens a KV block holds: the least the CPU backend takes, so that short prompts share."""
@@ -111,7 +112,16 @@ def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
     sink = _Sink(model)
     cpu = torch.device("cpu")
     module.load_weights(
-        (name, FakeRDTTensor(name, torch.Size(t.shape), DTYPES[t.dtype], cpu, sink=sink))
+        (
+            name,
+            FakeRDTTensor(
+                name,
+                torch.Size(t.shape),
+                getattr(torch, DTYPES[t.dtype].torch),
+                cpu,
+                sink=sink,
+            ),
+        )
         for name, t in model.tensors.items()
     )
     return sink.targets

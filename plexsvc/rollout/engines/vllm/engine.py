@@ -38,7 +38,6 @@ from plexsvc.rollout.engines.base import (
     EngineFacts,
     EngineStats,
     LoadReport,
-    Published,
 )
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
@@ -56,7 +55,8 @@ from plexsvc.rollout.engines.vllm.core import (
     prepare_worker,
 )
 from plexsvc.rollout.engines.weights import fill
-from plexsvc.rollout.versions import verify
+from plexsvc.weights.checksums import verify
+from plexsvc.weights.reading import Published
 
 log = Log(__name__)
 

@@ -219,7 +219,7 @@ class MegatronBackend:
             for kind in kinds:
                 held = trained.moments(kind)
                 if kind == "master":  # an fp32 deployment saves none; load_params has filled them
-                    held = (s for s in held if moments.has(f"master/{s.box.name}"))
+                    held = (s for s in held if moments.has(f"master/{s.key.name}"))
                 fill(held, moments, prefix=f"{kind}/")
 
     def scalars(self) -> Scalars:
@@ -243,7 +243,7 @@ class MegatronBackend:
 
 def _wanted(held: Iterable[Slice], weights: TensorSource) -> Iterator[Slice]:
     for item in held:
-        if item.box.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
+        if item.key.name != mapping.VALUE_HEAD or weights.has(mapping.VALUE_HEAD):
             yield item
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
-from plexsvc.rollout.engines.base import Published
+from plexsvc.weights.reading import Published
 from tests.rigs.vllm_process import publish_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # importing torch warns of this and that

@@ -9,9 +9,10 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
-from plexsvc.rollout.versions import verify
+from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rpc.channels import new_server
-from plexsvc.statelink.version_source import VersionSource
+from plexsvc.statelink.opening import VersionOpener
+from plexsvc.weights.checksums import verify
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import SHELF, FakeInstance, publish
 
@@ -41,7 +42,9 @@ async def read(
     manifest.state_manager = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
-        return await asyncio.to_thread(VersionSource(FakeInstance(FakeEngine()).config), manifest)
+        opener = VersionOpener(FakeInstance(FakeEngine()).config)
+        (part,) = await asyncio.to_thread(opener.open, [manifest])
+        return part.data
     finally:
         await server.stop(None)
 
@@ -65,5 +68,30 @@ def test_a_version_out_of_reach_names_its_node() -> None:
     manifest = publish(9, data=DATA)
     manifest.node_id = "far"
     with pytest.raises(PlexError, match="node far") as caught:
-        VersionSource(FakeInstance(FakeEngine()).config)(manifest)
+        VersionOpener(FakeInstance(FakeEngine()).config).open([manifest])
     assert caught.value.code == ErrorCode.NOT_FOUND
+
+
+def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here() -> None:
+    def manifest(node_id: str, *starts: int) -> statemanager_pb2.VersionManifest:
+        parts = [
+            statemanager_pb2.CanonicalPiece(kind="param", name="w", start=[low, 0], size=[2, 5])
+            for low in starts
+        ]
+        return statemanager_pb2.VersionManifest(node_id=node_id, pieces=parts)
+
+    def opened(*manifests: statemanager_pb2.VersionManifest) -> list[str]:
+        config = InstanceConfig(
+            wpg_id="wpg", rank=0, incarnation=1, scheduler_epoch=1, job_id="job",
+            deployment_id="actor", model="", node_id="here",
+        )  # fmt: skip
+        opener = VersionOpener(config, here=lambda _: memoryview(b""))
+        opener._map = lambda *_, **__: memoryview(b"")  # type: ignore[method-assign]
+        return [part.manifest.node_id for part in opener.open(manifests)]
+
+    here, copy, rest = manifest("here", 0), manifest("copy", 0), manifest("rest", 2, 4)
+    for far in (copy, rest):
+        far.data_socket = "/"
+    assert opened(copy, here, rest) == ["here", "rest"]
+    assert opened(copy) == ["copy"]
+    assert opened() == []

@@ -1,7 +1,8 @@
-"""How a process gets a version's bytes: mapped on this host, streamed from another."""
+"""Opener of published versions: maps their bytes on this host, streams them from another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,6 +12,10 @@ from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc.channels import CHANNEL_OPTIONS
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
+from plexsvc.weights.manifests import adds_pieces
+from plexsvc.weights.reading import Published
+
+OpenHere = Callable[[statemanager_pb2.VersionManifest], memoryview]
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
@@ -59,21 +64,37 @@ class Reader(Protocol):
         ...
 
 
-class VersionSource:
-    """Opens versions for one process; every call blocks. Used from one thread at a time."""
+class VersionOpener:
+    """Opens published versions for one process; every call blocks. Used from one thread at a time.
 
-    def __init__(self, config: Reader) -> None:
+    With `here`, the process has a client of its own node's state manager already.
+    """
+
+    def __init__(self, config: Reader, *, here: OpenHere | None = None) -> None:
         self._config = config
+        self._here = here
         self._clients: dict[str, StateClient] = {}
 
-    def __call__(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        """Return the version's bytes, read-only; nothing is copied when this host holds them.
+    def open(self, manifests: Sequence[statemanager_pb2.VersionManifest]) -> list[Published]:
+        """Return this node's part of a version, and those of other nodes that add pieces.
 
         Raises:
             PlexError: `not_found` when the version was released or its holder is out of reach.
         """
+        found: list[Published] = []
+        for manifest in sorted(manifests, key=lambda m: not self._is_here(m)):
+            if not found or adds_pieces(manifest, [part.manifest for part in found]):
+                found.append(Published(manifest=manifest, data=self._open(manifest)))
+        return found
+
+    def _is_here(self, manifest: statemanager_pb2.VersionManifest) -> bool:
+        return manifest.node_id in {"", self._config.node_id}
+
+    def _open(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
         config = self._config
-        if manifest.node_id in {"", config.node_id}:
+        if self._is_here(manifest):
+            if self._here is not None:
+                return self._here(manifest)
             return self._map(manifest, config.data_socket, device_index=config.device_index)
         if manifest.data_socket and Path(manifest.data_socket).exists():  # another node, one host
             return self._map(manifest, manifest.data_socket, device_index=0)

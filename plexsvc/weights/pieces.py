@@ -1,63 +1,29 @@
-"""Canonical pieces over raw regions: views, whole tensors and boxes of them, in any layout."""
+"""Pieces of tensors in raw memory: views of them, and whole tensors or boxes built from them.
+
+A piece is a box of a tensor and the place of its elements in a region. Ranks publish pieces in
+their own layout; whoever reads them may want any other.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from plexclient.wire.tensors import ALIGNMENT
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.statemanager.tiers import Bytes
-
-CARRIERS: Final[Mapping[str, np.dtype[Any]]] = {
-    "F64": np.dtype("<u8"),
-    "F32": np.dtype("<u4"),
-    "BF16": np.dtype("<u2"),
-    "F16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("u1"),
-}
-"""safetensors dtypes and the numpy type that carries their bits."""
+from plexsvc.weights.boxes import Box, Overlap, cover
+from plexsvc.weights.dtypes import DTYPES
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 RegionBytes = Callable[[int, str], Bytes]
 """Returns the bytes of (rank, region)."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Box:
-    """A rectangle of a tensor."""
-
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-
-    @property
-    def volume(self) -> int:
-        """Number of elements."""
-        return math.prod(self.size)
-
-    def intersection(self, other: Box) -> Box | None:
-        """Return what both cover, or None.
-
-        >>> Box((0, 0), (4, 4)).intersection(Box((2, 1), (4, 2)))
-        Box(start=(2, 1), size=(2, 2))
-        """
-        low = tuple(map(max, self.start, other.start))
-        ends = zip(self.start, self.size, other.start, other.size, strict=True)
-        size = tuple(min(a + n, b + m) - at for (a, n, b, m), at in zip(ends, low, strict=True))
-        return Box(low, size) if all(n > 0 for n in size) else None
-
-    def within(self, outer: Box) -> tuple[slice, ...]:
-        """Return the slices that select this box from an array over `outer`."""
-        at = (a - b for a, b in zip(self.start, outer.start, strict=True))
-        return tuple(slice(low, low + n) for low, n in zip(at, self.size, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +39,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
-        return math.prod(self.shape) * CARRIERS[self.dtype].itemsize
+        return math.prod(self.shape) * DTYPES[self.dtype].carrier.itemsize
 
 
 def box_of(piece: CanonicalPiece) -> Box:
@@ -89,7 +55,7 @@ def check_piece(piece: CanonicalPiece, region_bytes: Mapping[str, int]) -> None:
     """
     shape, start, size = piece.global_shape, piece.start, piece.size
     is_box = (
-        piece.dtype in CARRIERS
+        piece.dtype in DTYPES
         and len(shape) == len(start) == len(size) == len(piece.stride)
         and all(
             at >= 0 and n > 0 and at + n <= m for at, n, m in zip(start, size, shape, strict=False)
@@ -98,7 +64,10 @@ def check_piece(piece: CanonicalPiece, region_bytes: Mapping[str, int]) -> None:
     )
     if is_box and piece.region in region_bytes:
         reach = sum((n - 1) * step for n, step in zip(size, piece.stride, strict=True)) + 1
-        if piece.offset + reach * CARRIERS[piece.dtype].itemsize <= region_bytes[piece.region]:
+        if (
+            piece.offset + reach * DTYPES[piece.dtype].carrier.itemsize
+            <= region_bytes[piece.region]
+        ):
             return
     raise PlexError(
         ErrorCode.BAD_REQUEST,
@@ -110,7 +79,7 @@ def check_piece(piece: CanonicalPiece, region_bytes: Mapping[str, int]) -> None:
 
 def piece_view(region: Bytes, piece: CanonicalPiece) -> Array:
     """Return a view of a piece's elements; nothing is copied."""
-    carrier = CARRIERS[piece.dtype]
+    carrier = DTYPES[piece.dtype].carrier
     strides = [step * carrier.itemsize for step in piece.stride]
     view: Array = np.ndarray(
         tuple(piece.size), carrier, buffer=region.data, offset=piece.offset, strides=strides
@@ -140,46 +109,63 @@ def tensors(index: Iterable[CanonicalPiece]) -> list[Tensor]:
 
 def is_complete(tensor: Tensor) -> bool:
     """Whether the parts cover the whole tensor."""
-    volume = math.prod(tensor.shape)
-    boxes = [box_of(part) for part in tensor.parts]
-    if sum(box.volume for box in boxes) < volume:
-        return False
-    if len(boxes) == 1:
-        return True
-    covered = np.zeros(tensor.shape, dtype=np.bool_)
-    whole = Box((0,) * len(tensor.shape), tensor.shape)
-    for box in boxes:
-        covered[box.within(whole)] = True
-    return bool(covered.all())
+    return not cover(Box.whole(tensor.shape), [box_of(part) for part in tensor.parts]).missing
 
 
-def assemble(
-    parts: Sequence[CanonicalPiece], box: Box, *, dtype: str, region: RegionBytes
-) -> Array:
-    """Return the elements of `box` as one C-contiguous array, copied together from `parts`.
+def overlap_view(tensor: Tensor, overlap: Overlap, region: RegionBytes) -> Array:
+    """Return a view of the elements that an overlap takes from a part of `tensor`."""
+    part = tensor.parts[overlap.index]
+    view: Array = piece_view(region(part.rank, part.region), part)
+    return view[overlap.box.within(box_of(part))]
+
+
+def assemble(tensor: Tensor, box: Box, *, region: RegionBytes) -> Array:
+    """Return the elements of `box` as one C-contiguous array, copied together from the parts.
 
     Raises:
         PlexError: `not_found` when the parts do not cover the box.
     """
-    target = np.empty(box.size, dtype=CARRIERS[dtype])
-    covered = 0
-    for part in parts:
-        have = box_of(part)
-        common = box.intersection(have)
-        if common is not None:
-            view = piece_view(region(part.rank, part.region), part)
-            target[common.within(box)] = view[common.within(have)]
-            covered += common.volume
-    if covered < box.volume:
-        text = f"{covered} of {box.volume} elements of {parts[0].name if parts else '?'} are here"
+    found = cover(box, [box_of(part) for part in tensor.parts])
+    if found.missing:
+        have = box.volume - sum(part.volume for part in found.missing)
+        text = f"{have} of {box.volume} elements of {tensor.name} are here"
         raise PlexError(ErrorCode.NOT_FOUND, f"{text}; ask the other nodes of the WPG too")
+    target = np.empty(box.size, dtype=DTYPES[tensor.dtype].carrier)
+    for overlap in found.overlaps:
+        target[overlap.box.within(box)] = overlap_view(tensor, overlap, region)
     return target
 
 
 def whole(tensor: Tensor, region: RegionBytes) -> Array:
     """Return a complete tensor as one C-contiguous array, without a copy where it lies so."""
-    box = Box((0,) * len(tensor.shape), tensor.shape)
-    if len(tensor.parts) == 1 and box_of(tensor.parts[0]) == box:
-        part = tensor.parts[0]
+    box = Box.whole(tensor.shape)
+    part = tensor.parts[0]
+    if len(tensor.parts) == 1 and box_of(part) == box:
         return np.ascontiguousarray(piece_view(region(part.rank, part.region), part))
-    return assemble(tensor.parts, box, dtype=tensor.dtype, region=region)
+    return assemble(tensor, box, region=region)
+
+
+def pack(
+    index: Iterable[CanonicalPiece], *, region: str
+) -> tuple[list[tuple[CanonicalPiece, CanonicalPiece]], int]:
+    """Return each distinct piece with its aligned place in `region`, and the bytes of all."""
+    placed, offset = [], 0
+    for tensor in tensors(index):
+        for part in tensor.parts:
+            box, target = box_of(part), CanonicalPiece()
+            target.CopyFrom(part)
+            target.region, target.offset = region, offset
+            target.stride[:] = packed_strides(box)
+            placed.append((part, target))
+            nbytes = box.volume * DTYPES[part.dtype].carrier.itemsize
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return placed, offset
+
+
+def packed_strides(box: Box) -> list[int]:
+    """Return the C-order strides of a box, in elements.
+
+    >>> packed_strides(Box((0, 0), (3, 5)))
+    [5, 1]
+    """
+    return [math.prod(box.size[axis + 1 :]) for axis in range(len(box.size))]

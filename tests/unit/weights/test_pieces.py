@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import PlexError
-from plexsvc.statemanager import pieces
-from plexsvc.statemanager.pieces import Box
-from plexsvc.statemanager.publishing import place
+from plexsvc.weights import pieces
+from plexsvc.weights.boxes import Box
 
 Cut = tuple[list[CanonicalPiece], dict[int, np.ndarray]]
 Case = tuple[np.ndarray, list[Box]]
@@ -72,16 +71,14 @@ def test_every_cut_without_one_box_is_incomplete(case: Case) -> None:
         (tensor,) = pieces.tensors(index)
         assert not pieces.is_complete(tensor)
         with pytest.raises(PlexError, match="not_found"):
-            pieces.assemble(
-                tensor.parts, boxes[0], dtype="F32", region=lambda rank, _name: regions[rank]
-            )
+            pieces.assemble(tensor, boxes[0], region=lambda rank, _name: regions[rank])
 
 
 @given(cuts())
 def test_published_pieces_are_aligned_disjoint_and_each_box_once(case: Case) -> None:
     array, boxes = case
     index, _ = cut(array, boxes)
-    placed, nbytes = place(index)
+    placed, nbytes = pieces.pack(index, region="published")
     ends = 0
     for _, target in placed:
         assert target.offset % 64 == 0

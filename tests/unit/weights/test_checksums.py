@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
-from plexsvc.rollout.versions import BLOCK_BYTES, verify
+from plexsvc.weights.checksums import BLOCK_BYTES, verify
 from tests.fakes.fake_instances import publish
 
 DATA = bytes(range(256)) * (BLOCK_BYTES // 256 + 3)

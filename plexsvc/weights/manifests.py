@@ -1,0 +1,39 @@
+"""Manifests of published versions: which to read from, and what complete copies say of ranks.
+
+A version has one manifest per node that holds pieces of it. A *complete* copy holds what managed
+state holds between two operations: parameters, masters and moments, the scalars of each rank, and
+the last applied number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
+
+Scalars = dict[str, int | float | str]
+
+
+def adds_pieces(manifest: VersionManifest, held: Iterable[VersionManifest]) -> bool:
+    """Return whether a manifest has boxes that no manifest of `held` has."""
+    boxes = {_key(piece) for other in held for piece in other.pieces}
+    return not boxes.issuperset(map(_key, manifest.pieces))
+
+
+def scalars_by_rank(copies: Sequence[VersionManifest]) -> dict[int, Scalars]:
+    """Return the scalars of each rank that complete copies know."""
+    found: dict[int, Scalars] = {}
+    for copy in copies:
+        table = json.loads(copy.scalars_json or "{}")
+        found |= {int(rank): dict(scalars) for rank, scalars in table.items()}
+    return found
+
+
+def applied_seq(copies: Sequence[VersionManifest]) -> int:
+    """Return the last number that every rank had applied; 0 without copies."""
+    return min((copy.applied_seq for copy in copies), default=0)
+
+
+def _key(piece: CanonicalPiece) -> tuple[object, ...]:
+    return piece.kind, piece.name, tuple(piece.start), tuple(piece.size)
