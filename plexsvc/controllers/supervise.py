@@ -25,6 +25,7 @@ from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_
 from plexsvc.log import Log, setup
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.retry import Patience, retry
 
 log = Log(__name__)
 
@@ -142,21 +143,29 @@ class Supervisor:
             reason=end.reason,
             exit_code=end.exit_code if end.signal == 0 else 128 + end.signal,
         )
-        for _ in range(END_TRIES):
-            try:
-                job = await self._stub.EndJob(
-                    request, timeout=6 * CALL_TIMEOUT_S, metadata=self._metadata
-                )
-            except grpc.aio.AioRpcError as failure:
-                error = error_from(failure)
-            else:
-                self._ended_job = job if job.state in ENDED - {request.outcome} else None
-                return self._ended_job is not None
-            log.warning("job's end not recorded yet", job_id=request.job_id, error=error)
-            if not error.retryable:
-                return False
-            await self._clock.sleep(WATCH_PERIOD_US)
-        return False
+
+        async def tell() -> service_pb2.Job:
+            return await self._stub.EndJob(
+                request, timeout=6 * CALL_TIMEOUT_S, metadata=self._metadata
+            )
+
+        async def may_pass(failure: grpc.aio.AioRpcError) -> bool:
+            return error_from(failure).retryable
+
+        try:
+            job = await retry(
+                tell,
+                on=grpc.aio.AioRpcError,
+                again=may_pass,
+                clock=self._clock,
+                patience=Patience(pause_us=WATCH_PERIOD_US, max_tries=END_TRIES),
+                what=f"end of {request.job_id}",
+            )
+        except grpc.aio.AioRpcError as failure:
+            log.warning("job's end not recorded", job_id=request.job_id, error=error_from(failure))
+            return False
+        self._ended_job = job if job.state in ENDED - {request.outcome} else None
+        return self._ended_job is not None
 
 
 def last_lines(path: Path) -> str:

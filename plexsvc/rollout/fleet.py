@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +30,7 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.retry import Patience, retry
 
 log = Log(__name__)
 
@@ -234,19 +234,25 @@ class Fleet:
         return reply
 
     async def _revive(self, instance: Instance) -> None:
+        async def probe() -> None:
+            if self._is_closed or instance not in self.instances:
+                return
+            await self._catch_up(instance)
+            if instance not in self.serving():
+                raise PlexError(ErrorCode.UNAVAILABLE, instance.lost_because)
+            log.info("instance back", address=instance.address, version=instance.version)
+
+        patience = Patience(pause_us=self._config.probe_us, max_tries=MAX_PROBES)
         try:
-            for _ in range(MAX_PROBES):
-                await self._clock.sleep(self._config.probe_us)
-                if self._is_closed or instance not in self.instances:
-                    return
-                with suppress(PlexError):  # it does not answer yet
-                    await self._catch_up(instance)
-                if instance in self.serving():
-                    log.info("instance back", address=instance.address, version=instance.version)
-                    return
+            await self._clock.sleep(self._config.probe_us)
+            await retry(
+                probe, on=PlexError, clock=self._clock, patience=patience, what=instance.address
+            )
+        except PlexError:
+            because = instance.lost_because
+            log.error("instance given up", address=instance.address, because=because)  # noqa: TRY400 - no bug
         finally:
             instance.is_sought = False
-        log.error("instance given up", address=instance.address, because=instance.lost_because)
 
     async def _probe(self, instance: Instance) -> int:
         try:

@@ -39,6 +39,7 @@ from plexsvc.router.validation import (
     rules_of,
 )
 from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.retry import Patience, retry
 
 log = Log(__name__)
 
@@ -307,25 +308,30 @@ async def announce(
     Raises:
         PlexError: `unavailable` when the operation did not come, else what the scheduler says.
     """
-    deadline_us = clock.monotonic_us() + timeout_us
-    pause_us = FIRST_RETRY_US
-    while True:
-        try:
-            await scheduler.PayloadStaged(request, None)
-        except PlexError as error:
-            if error.code != ErrorCode.NOT_FOUND:
-                raise
-            if clock.monotonic_us() + pause_us > deadline_us:
-                raise PlexError(
-                    ErrorCode.UNAVAILABLE,
-                    f"the payload of {show(request.operation_id)} is staged but its operation has "
-                    f"not come within {timeout_us // 1_000_000} s (router.announce_timeout_us); "
-                    "submit it and send the payload again",
-                ) from error
-        else:
-            return
-        await clock.sleep(pause_us)
-        pause_us = min(2 * pause_us, LAST_RETRY_US)
+
+    async def is_unknown(error: PlexError) -> bool:
+        return error.code is ErrorCode.NOT_FOUND
+
+    try:
+        await retry(
+            lambda: scheduler.PayloadStaged(request, None),
+            on=PlexError,
+            again=is_unknown,
+            clock=clock,
+            patience=Patience(
+                pause_us=FIRST_RETRY_US, longest_pause_us=LAST_RETRY_US, within_us=timeout_us
+            ),
+            what=f"announcing the payload of {show(request.operation_id)}",
+        )
+    except PlexError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"the payload of {show(request.operation_id)} is staged but its operation has "
+            f"not come within {timeout_us // 1_000_000} s (router.announce_timeout_us); "
+            "submit it and send the payload again",
+        ) from error
 
 
 def _header(message: bytes) -> service_pb2.StageHeader:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
+from plexsvc.rpc.retry import Patience
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 
@@ -23,7 +24,7 @@ log = Log(__name__)
 CALL_TIMEOUT_S: Final = 120.0
 """Longest wait for an answer of the state manager; fresh memory costs up to 0.6 s per GiB."""
 
-RETRY_S: Final = 0.05
+RETRY_US: Final = 50_000
 
 Facts = Mapping[str, Any]
 
@@ -97,13 +98,15 @@ class StateSession:
         """
         log.warning("state manager left", error=cause)
         failure: Exception = cause
-        deadline_s = time.monotonic() + self._patience_s
-        while not self._leaving.is_set() and time.monotonic() < deadline_s:
+        patience = Patience(pause_us=RETRY_US, within_us=int(self._patience_s * 1e6))
+        for pause_us in patience.pauses(SystemClock()):
+            if self._leaving.is_set():
+                break
             try:
                 self._join({"resume": True, **returning})
             except (OSError, EOFError) as error:
                 failure = error
-                self._leaving.wait(RETRY_S)
+                self._leaving.wait(pause_us / 1e6)
             except PlexError as error:
                 failure = error
                 break

@@ -17,6 +17,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.rpc.errors import first_failure
+from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     CarryState,
@@ -201,17 +202,24 @@ class Executor:
 
     async def _insist(self, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
         """Try a teardown call until it succeeds, the node is lost, or tries run out."""
-        for _ in range(self._reach.config.max_stop_tries):
-            if not self._reach.nodes.is_up(node_id):
-                return  # its lease ran out: the agent has killed every rank
-            try:
+        config = self._reach.config
+
+        async def call_if_up() -> None:
+            if self._reach.nodes.is_up(node_id):  # else its agent has killed every rank
                 await call()
-            except (grpc.aio.AioRpcError, PlexError) as error:
-                log.warning("teardown call failed", node=node_id, error=error)
-                await self._reach.clock.sleep(self._reach.config.connect_retry_us)
-            else:
-                return
-        log.error("teardown call gave up", node=node_id, tries=self._reach.config.max_stop_tries)
+
+        try:
+            await retry(
+                call_if_up,
+                on=(grpc.aio.AioRpcError, PlexError),
+                clock=self._reach.clock,
+                patience=Patience(
+                    pause_us=config.connect_retry_us, max_tries=config.max_stop_tries
+                ),
+                what=f"teardown on {node_id}",
+            )
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.error("teardown call gave up", node=node_id, error=error)  # noqa: TRY400 - no bug
 
     async def _move(self, action: MoveState) -> None:
         try:
@@ -292,22 +300,30 @@ class Executor:
                 usually said more.
         """
         timeout_s = self._reach.config.operation_timeout_us / 1e6 + self._reach.rpc_s
-        last = ""
-        for _ in range(MAX_EXECUTE_TRIES):
+
+        async def execute() -> worker_pb2.ExecuteReply:
             if rank.is_closed:
-                break  # its WPG was forgotten meanwhile: nobody waits for this answer
-            try:
-                return await rank.execute(request, timeout_s=timeout_s)
-            except (grpc.aio.AioRpcError, OSError) as error:
-                last = _shown(error)
-                log.warning("execute call broke", rank=rank.proc_id, error=last)
-            await self._reach.clock.sleep(self._reach.config.exit_report_us // MAX_EXECUTE_TRIES)
-        raise PlexError(
-            ErrorCode.WORKER_DIED,
-            f"{rank.proc_id} at {rank.address} stopped answering during "
-            f"{show(request.operation.operation_id)} ({last}); deploy again to go on",
-            worker=rank.proc_id,
-        )
+                raise ConnectionAbortedError("its WPG was forgotten")
+            return await rank.execute(request, timeout_s=timeout_s)
+
+        try:
+            return await retry(
+                execute,
+                on=(grpc.aio.AioRpcError, OSError),
+                clock=self._reach.clock,
+                patience=Patience(
+                    pause_us=self._reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1),
+                    max_tries=MAX_EXECUTE_TRIES,
+                ),
+                what=f"execute on {rank.proc_id}",
+            )
+        except (grpc.aio.AioRpcError, OSError) as error:
+            raise PlexError(
+                ErrorCode.WORKER_DIED,
+                f"{rank.proc_id} at {rank.address} stopped answering during "
+                f"{show(request.operation.operation_id)} ({_shown(error)}); deploy again to go on",
+                worker=rank.proc_id,
+            ) from error
 
     async def _finished(
         self,

@@ -11,13 +11,11 @@ import grpc.aio
 from plexclient.wire.v1 import common_pb2, statemanager_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.ids import NodeId
-from plexsvc.log import Log
+from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.versions import Versions
-
-log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -55,18 +53,25 @@ class Reach:
                 in `state_manager_retry_us`.
             PlexError: `node_lost`; what `ask` raises.
         """
-        deadline_us = self.clock.monotonic_us() + self.config.state_manager_retry_us
-        while True:
-            link = self.nodes.link(node_id)
-            try:
-                return await ask(link.state)
-            except grpc.aio.AioRpcError as error:
-                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
-                is_over = self.clock.monotonic_us() >= deadline_us
-                if not is_gone or is_over or not await link.has_agent():
-                    raise
-                log.warning("a state manager is gone", node=node_id, error=error.details())
-            await self.clock.sleep(self.config.connect_retry_us)
+
+        async def ask_once() -> T:
+            return await ask(self.nodes.link(node_id).state)
+
+        async def has_successor(error: grpc.aio.AioRpcError) -> bool:
+            is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
+            return is_gone and await self.nodes.link(node_id).has_agent()
+
+        return await retry(
+            ask_once,
+            on=grpc.aio.AioRpcError,
+            again=has_successor,
+            clock=self.clock,
+            patience=Patience(
+                pause_us=self.config.connect_retry_us,
+                within_us=self.config.state_manager_retry_us,
+            ),
+            what=f"state manager of {node_id}",
+        )
 
     def fence(self, *, lease_no: int, incarnation: int = 1) -> common_pb2.Fence:
         """Return the numbers that an order carries."""

@@ -91,7 +91,10 @@ async def test_a_call_is_repeated_until_a_successor_answers(reach: Reach) -> Non
     assert call.made == 4
 
 
-async def test_a_call_is_not_repeated_for_ever(reach: Reach) -> None:
+async def test_a_call_is_not_repeated_for_ever(
+    reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, _high: 1.0)
     call = FakeCall([DOWN] * 100)
     with pytest.raises(grpc.aio.AioRpcError):
         await reach.ask_state(NODE, call)
