@@ -1,57 +1,65 @@
-"""Client of a cluster's router for commands: one channel, a token, a deadline on each call."""
+"""Client of a cluster's router for commands: a typed stub with token, deadline and typed errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 import grpc
-from google.protobuf.message import Message
 
 from plexclient.failures import error_of
 from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.cluster.places import Card
 from plexsvc.rpc.channels import CHANNEL_OPTIONS
 
-Reply = TypeVar("Reply", bound=Message)
 CALL_TIMEOUT_S: Final = 10.0
 
 
-class RouterCalls:
-    """Blocking calls to a router; every failure is a `PlexError`."""
+@contextmanager
+def router(card: Card) -> Iterator[service_pb2_grpc.RouterStub]:
+    """Yield the stub of the router that `card` names.
 
-    def __init__(self, channel: grpc.Channel, *, card: Card) -> None:
-        self._stub = service_pb2_grpc.RouterStub(channel)
+    Calls have a deadline of `CALL_TIMEOUT_S` unless they give one. They raise a `PlexError`: what
+    the service answered, or `unavailable` when nobody did.
+    """
+    with grpc.insecure_channel(card.address, options=list(CHANNEL_OPTIONS)) as channel:
+        yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _Caller(card)))
+
+
+@dataclass(frozen=True)
+class _Details(grpc.ClientCallDetails):
+    method: str
+    timeout: float | None
+    metadata: tuple[tuple[str, str | bytes], ...] | None
+    credentials: grpc.CallCredentials | None = None
+    wait_for_ready: bool | None = None
+    compression: grpc.Compression | None = None
+
+
+class _Caller(grpc.UnaryUnaryClientInterceptor):
+    """Adds token and deadline to each call, and turns failures into `PlexError`s."""
+
+    def __init__(self, card: Card) -> None:
         self._card = card
 
-    def call(
+    def intercept_unary_unary(
         self,
-        method: str,
-        request: Message,
-        reply_type: type[Reply],
-        *,
-        timeout_s: float = CALL_TIMEOUT_S,
-    ) -> Reply:
-        """Return the reply of Router method `method`.
-
-        Raises:
-            PlexError: what the service answered, or `unavailable` when nobody did.
-        """
-        function: Callable[..., Message] = getattr(self._stub, method)
-        metadata = (("authorization", f"Bearer {self._card.token}"),)
+        continuation: Callable[[grpc.ClientCallDetails, Any], Any],
+        client_call_details: grpc.ClientCallDetails,
+        request: Any,  # noqa: ANN401 - whatever the method takes
+    ) -> Any:  # noqa: ANN401 - gRPC's call
+        details = _Details(
+            method=client_call_details.method,
+            timeout=client_call_details.timeout or CALL_TIMEOUT_S,
+            metadata=(("authorization", f"Bearer {self._card.token}"),),
+        )
+        call = continuation(details, request)
         try:
-            reply = function(request, timeout=timeout_s, metadata=metadata)
+            call.result()
         except grpc.RpcError as failure:
             address = self._card.address
             text = f"no answer from the cluster at {address}; is `plexctl up` running there?"
             raise error_of(failure, text=text) from failure
-        assert isinstance(reply, reply_type), reply
-        return reply
-
-
-@contextmanager
-def router(card: Card) -> Iterator[RouterCalls]:
-    """Yield calls to the router that `card` names."""
-    with grpc.insecure_channel(card.address, options=list(CHANNEL_OPTIONS)) as channel:
-        yield RouterCalls(channel, card=card)
+        return call

@@ -82,13 +82,13 @@ def submit(
         job_id=job_id, name=name, argv=(sys.executable, *argv), cwd=str(Path.cwd()), env=dict(env)
     )
     place = _prepare(state_dir, order)
-    with router(card) as calls:
+    with router(card) as stub:
         request = service_pb2.CreateJobRequest(
             job_id=job_id, name=name, labels={"script": script.name}
         )
         request.MergeFrom(terms or service_pb2.CreateJobRequest())
         try:
-            calls.call("CreateJob", request, service_pb2.Job)
+            stub.CreateJob(request)
         except PlexError:
             shutil.rmtree(place, ignore_errors=True)
             raise

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.cluster.calls import RouterCalls, router
+from plexclient.wire.v1.service_pb2_grpc import RouterStub
+from plexsvc.cluster.calls import router
 from plexsvc.cluster.embedded import ClusterConfig, NodeConfig
 from plexsvc.cluster.places import job_dir, read_card
 from plexsvc.controllers.submit import LOG
@@ -61,7 +62,7 @@ class Stage:
         plan: how the jobs last shared a group of devices; None before they did.
     """
 
-    def __init__(self, state_dir: Path, *, pid: int, calls: RouterCalls) -> None:
+    def __init__(self, state_dir: Path, *, pid: int, calls: RouterStub) -> None:
         self.pid = pid
         self.job_names: dict[str, str] = {}
         self.plan: service_pb2.PackReply | None = None
@@ -114,14 +115,14 @@ class Stage:
         )
 
     def _note_plan(self) -> None:
-        plan = self._calls.call("GetPack", service_pb2.PackRequest(), service_pb2.PackReply)
+        plan = self._calls.GetPack(service_pb2.PackRequest())
         if any(len(group.residents) > 1 for group in plan.groups):
             self.plan = plan
 
     def status(self) -> service_pb2.ClusterStatus:
         """Return the cluster's status."""
         request = service_pb2.GetStatusRequest()
-        return self._calls.call("GetStatus", request, service_pb2.ClusterStatus)
+        return self._calls.GetStatus(request)
 
     def spans(self) -> list[Span]:
         """Return all that the devices did so far."""
@@ -129,7 +130,7 @@ class Stage:
         found: list[service_pb2.Span] = []
         while True:
             request = service_pb2.TimelineRequest(after_index=found[-1].index if found else 0)
-            reply = self._calls.call("Timeline", request, service_pb2.TimelineReply)
+            reply = self._calls.Timeline(request)
             if not reply.spans:
                 return from_wire(found, kinds=kinds)
             found += reply.spans
@@ -146,7 +147,7 @@ class Stage:
                 outcome=service_pb2.JOB_STATE_CANCELLED,
                 reason="the demo was interrupted",
             )
-            self._calls.call("EndJob", request, service_pb2.Job, timeout_s=STOP_TIMEOUT_S)
+            self._calls.EndJob(request, timeout=STOP_TIMEOUT_S)
 
 
 @contextmanager
@@ -203,7 +204,7 @@ def _config(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Cluste
 @contextmanager
 def _calls(
     process: subprocess.Popen[bytes], *, state_dir: Path, log_path: Path
-) -> Iterator[RouterCalls]:
+) -> Iterator[RouterStub]:
     deadline = time.monotonic() + UP_TIMEOUT_S
     while (card := read_card(state_dir)) is None:
         if process.poll() is not None or time.monotonic() > deadline:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from plexsvc.cli.options import (
-    Address,
-    Commands,
-    Json,
-    StateDir,
-    Token,
-    calls_to,
-    print_message,
-    show,
-)
-
-if TYPE_CHECKING:
-    from plexclient.wire.v1 import service_pb2
-    from plexsvc.cluster.calls import RouterCalls
+from plexsvc.cli.app import At, Commands, command
 
 job_app = typer.Typer(
     cls=Commands,
@@ -30,111 +17,68 @@ job_app = typer.Typer(
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
 
-@job_app.command("list", epilog="Example: plexctl job list --all")
+@command(job_app, "list", example="plexctl job list --all")
 def job_list(
+    at: At,
     all_jobs: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """List your jobs."""
     from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.ListJobsRequest(include_ended=all_jobs)
-    with calls_to(state_dir, address=address, token=token) as calls:
-        reply = calls.call("ListJobs", request, service_pb2.ListJobsReply)
-    if json:
-        print_message(reply)
-        return
     from plexsvc.show.status import jobs_view
 
-    show(jobs_view(list(reply.jobs)))
+    with at.router() as router:
+        reply = router.ListJobs(service_pb2.ListJobsRequest(include_ended=all_jobs))
+    at.show(reply, jobs_view(list(reply.jobs)))
 
 
-@job_app.command("cancel", epilog="Example: plexctl job cancel job-1f0c9a3b7d52")
+@command(job_app, "cancel", example="plexctl job cancel job-1f0c9a3b7d52")
 def job_cancel(
+    at: At,
     job: JobId,
     reason: Annotated[str, typer.Option(help="Kept with the job.")] = "cancelled by plexctl",
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """Cancel a job: its running operation ends, its devices are freed, its controller stops."""
     from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.status import state_name
 
     request = service_pb2.EndJobRequest(
         job_id=job, outcome=service_pb2.JOB_STATE_CANCELLED, reason=reason
     )
-    with calls_to(state_dir, address=address, token=token) as calls:
-        reply = calls.call("EndJob", request, service_pb2.Job, timeout_s=60)
-    if json:
-        print_message(reply)
-    else:
-        from plexsvc.show.status import state_name
-
-        typer.echo(f"{reply.job_id} {state_name(reply)}")
+    with at.router() as router:
+        reply = router.EndJob(request, timeout=60)
+    at.show(reply, f"{reply.job_id} {state_name(reply)}")
 
 
-@job_app.command("move", epilog="Example: plexctl job move job-1f0c9a3b7d52 --to node-b")
+@command(job_app, "move", example="plexctl job move job-1f0c9a3b7d52 --to node-b")
 def job_move(
+    at: At,
     job: JobId,
     to: Annotated[str, typer.Option(help="The node; by default wherever it fits best.")] = "",
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """Move a job's training deployments to other devices while it goes on (operators)."""
     from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.MoveJobRequest(job_id=job, node_id=to)
-    with calls_to(state_dir, address=address, token=token) as calls:
-        reply = calls.call("MoveJob", request, service_pb2.MovesReply)
-    if json:
-        print_message(reply)
-        return
     from plexsvc.show.pack import moves_view
 
-    show(moves_view(reply))
+    with at.router() as router:
+        reply = router.MoveJob(service_pb2.MoveJobRequest(job_id=job, node_id=to))
+    at.show(reply, moves_view(reply))
 
 
-@job_app.command("pin", epilog="Example: plexctl job pin job-1f0c9a3b7d52")
-def job_pin(
-    job: JobId,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
+@command(job_app, "pin", example="plexctl job pin job-1f0c9a3b7d52")
+def job_pin(at: At, job: JobId) -> None:
     """Keep a job on its devices: repacking leaves it alone (operators)."""
-    with calls_to(state_dir, address=address, token=token) as calls:
-        _print_pin(_pin(calls, job, is_pinned=True), json=json)
+    _pin(at, job, is_pinned=True)
 
 
-@job_app.command("unpin", epilog="Example: plexctl job unpin job-1f0c9a3b7d52")
-def job_unpin(
-    job: JobId,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
+@command(job_app, "unpin", example="plexctl job unpin job-1f0c9a3b7d52")
+def job_unpin(at: At, job: JobId) -> None:
     """Let repacking move a job again (operators)."""
-    with calls_to(state_dir, address=address, token=token) as calls:
-        _print_pin(_pin(calls, job, is_pinned=False), json=json)
+    _pin(at, job, is_pinned=False)
 
 
-def _pin(calls: RouterCalls, job: str, *, is_pinned: bool) -> service_pb2.PinJobReply:
+def _pin(at: At, job: str, *, is_pinned: bool) -> None:
     from plexclient.wire.v1 import service_pb2
 
-    request = service_pb2.PinJobRequest(job_id=job, is_pinned=is_pinned)
-    return calls.call("PinJob", request, service_pb2.PinJobReply)
-
-
-def _print_pin(reply: service_pb2.PinJobReply, *, json: bool) -> None:
-    if json:
-        print_message(reply)
-    else:
-        typer.echo(f"{reply.job_id} {'pinned' if reply.is_pinned else 'unpinned'}")
+    with at.router() as router:
+        reply = router.PinJob(service_pb2.PinJobRequest(job_id=job, is_pinned=is_pinned))
+    at.show(reply, f"{reply.job_id} {'pinned' if reply.is_pinned else 'unpinned'}")

@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from plexsvc.cli.options import (
-    FAILED,
-    Address,
-    Commands,
-    Json,
-    StateDir,
-    Token,
-    calls_to,
-    print_message,
-    show,
-)
+from plexsvc.cli.app import FAILED, At, Commands, command
 
 if TYPE_CHECKING:
     from plexclient.wire.v1 import service_pb2
-    from plexsvc.cluster.calls import RouterCalls
+    from plexclient.wire.v1.service_pb2_grpc import RouterStub
 
 _POLL_S: Final = 0.5
 _ADD_TIMEOUT_S: Final = 60.0
@@ -34,54 +24,34 @@ node_app = typer.Typer(
 NodeId = Annotated[str, typer.Argument(help="The node's name.")]
 
 
-@node_app.command("list", epilog="Example: plexctl node list")
-def node_list(
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
+@command(node_app, "list", example="plexctl node list")
+def node_list(at: At) -> None:
     """Show every node: its state, its devices, who lives there, its host memory."""
     from plexclient.wire.v1 import service_pb2
-
-    with calls_to(state_dir, address=address, token=token) as calls:
-        reply = calls.call("ListNodes", service_pb2.ListNodesRequest(), service_pb2.ListNodesReply)
-    if json:
-        print_message(reply)
-        return
     from plexsvc.show.nodes import nodes_view
 
-    show(nodes_view(list(reply.nodes)))
+    with at.router() as router:
+        reply = router.ListNodes(service_pb2.ListNodesRequest())
+    at.show(reply, nodes_view(list(reply.nodes)))
 
 
-@node_app.command("cordon", epilog="Example: plexctl node cordon node-b")
-def node_cordon(
-    node: NodeId,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
+@command(node_app, "cordon", example="plexctl node cordon node-b")
+def node_cordon(at: At, node: NodeId) -> None:
     """Place nothing further on a node; what lives there stays (operators)."""
-    with calls_to(state_dir, address=address, token=token) as calls:
-        _print_node(_change(calls, node, "CORDON"), json=json)
+    with at.router() as router:
+        _show_node(at, _change(router, node, "CORDON"))
 
 
-@node_app.command("uncordon", epilog="Example: plexctl node uncordon node-b")
-def node_uncordon(
-    node: NodeId,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
+@command(node_app, "uncordon", example="plexctl node uncordon node-b")
+def node_uncordon(at: At, node: NodeId) -> None:
     """Let a cordoned or drained node take work again (operators)."""
-    with calls_to(state_dir, address=address, token=token) as calls:
-        _print_node(_change(calls, node, "UNCORDON"), json=json)
+    with at.router() as router:
+        _show_node(at, _change(router, node, "UNCORDON"))
 
 
-@node_app.command("drain", epilog="Example: plexctl node drain node-b --wait --timeout 600")
+@command(node_app, "drain", example="plexctl node drain node-b --wait --timeout 600")
 def node_drain(
+    at: At,
     node: NodeId,
     wait: Annotated[
         bool,
@@ -90,10 +60,6 @@ def node_drain(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait at most; then exit 1, the drain goes on.")
     ] = 3600.0,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """Move everything off a node, and place nothing further there (operators).
 
@@ -102,23 +68,20 @@ def node_drain(
     node's agent running until the operations that waited meanwhile are answered: their payloads and
     the published versions they pull may still lie there.
     """
-    with calls_to(state_dir, address=address, token=token) as calls:
-        found = _change(calls, node, "DRAIN")
+    with at.router() as router:
+        found = _change(router, node, "DRAIN")
         if wait:
-            found = _until_drained(calls, found, timeout_s=timeout)
-        _print_node(found, json=json)
+            found = _until_drained(router, found, timeout_s=timeout)
+        _show_node(at, found)
     if wait and found.state != "drained":
         typer.echo(f"{node} is {found.state}, not drained: {found.reason}", err=True)
         raise typer.Exit(FAILED)
 
 
-@node_app.command("add", epilog="Example: plexctl node add 10.0.0.7:50061")
+@command(node_app, "add", example="plexctl node add 10.0.0.7:50061")
 def node_add(
+    at: At,
     agent: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where its agent listens.")],
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """Take one more node agent in, until the service restarts (operators).
 
@@ -127,21 +90,20 @@ def node_add(
     """
     from plexclient.wire.v1 import service_pb2
 
-    request = service_pb2.AddNodeRequest(agent=agent)
-    with calls_to(state_dir, address=address, token=token) as calls:
-        found = calls.call("AddNode", request, service_pb2.NodeView, timeout_s=_ADD_TIMEOUT_S)
-    _print_node(found, json=json)
+    with at.router() as router:
+        found = router.AddNode(service_pb2.AddNodeRequest(agent=agent), timeout=_ADD_TIMEOUT_S)
+    _show_node(at, found)
 
 
-def _change(calls: RouterCalls, node: str, change: str) -> service_pb2.NodeView:
+def _change(router: RouterStub, node: str, change: str) -> service_pb2.NodeView:
     from plexclient.wire.v1 import service_pb2
 
     request = service_pb2.ChangeNodeRequest(node_id=node, change=f"NODE_CHANGE_{change}")
-    return calls.call("ChangeNode", request, service_pb2.NodeView)
+    return router.ChangeNode(request)
 
 
 def _until_drained(
-    calls: RouterCalls, found: service_pb2.NodeView, *, timeout_s: float
+    router: RouterStub, found: service_pb2.NodeView, *, timeout_s: float
 ) -> service_pb2.NodeView:
     """Ask until the node is drained, telling on stderr what it waits for whenever that changes."""
     import time
@@ -154,15 +116,12 @@ def _until_drained(
             told = found.reason
             typer.echo(f"{found.node_id}: {told}", err=True)
         time.sleep(_POLL_S)
-        reply = calls.call("ListNodes", service_pb2.ListNodesRequest(), service_pb2.ListNodesReply)
+        reply = router.ListNodes(service_pb2.ListNodesRequest())
         found = next((n for n in reply.nodes if n.node_id == found.node_id), found)
     return found
 
 
-def _print_node(node: service_pb2.NodeView, *, json: bool) -> None:
-    if json:
-        print_message(node)
-        return
+def _show_node(at: At, node: service_pb2.NodeView) -> None:
     from plexsvc.show.nodes import nodes_view
 
-    show(nodes_view([node]))
+    at.show(node, nodes_view([node]))

@@ -1,45 +1,32 @@
 """`plexctl pack`: show the plan of each node group, answer what-if questions, repack."""
 
-# ruff: noqa: PLR0913, PLR0917 - a command's parameters are its options
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from plexsvc.cli.options import (
-    Address,
-    Json,
-    StateDir,
-    Token,
-    calls_to,
-    console,
-    live,
-    print_json,
-    print_message,
-    show,
-    to_dict,
-)
+from plexsvc.cli.app import At, console
 
 if TYPE_CHECKING:
     from plexclient.wire.v1 import service_pb2
-    from plexsvc.cluster.calls import RouterCalls
 
 _MAX_WINDOW_S: Final = 1e9
 _MAX_EXPECTED_US: Final = 1 << 62
 _ANY_NODES: Final = 1 << 30
 _ANY_GB: Final = 1e9
 _APPLY_TIMEOUT_S: Final = 60.0
-_REFRESH_S: Final = 1.0
+
+Window: TypeAlias = Annotated[
+    float,
+    typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0, max=_MAX_WINDOW_S),
+]
 
 
 def pack(
-    window: Annotated[
-        float,
-        typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0, max=_MAX_WINDOW_S),
-    ] = 0.0,
+    at: At,
+    window: Window = 0.0,
     png: Annotated[Path | None, typer.Option(help="Also write the picture to this file.")] = None,
     what_if: Annotated[
         Path | None,
@@ -52,87 +39,26 @@ def pack(
     apply: Annotated[
         bool, typer.Option("--apply", help="Repack now and print the moves ordered (operators).")
     ] = False,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
 ) -> None:
     """Show who owns which slots of each node group, with slowdowns predicted and measured."""
+    from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.pack import moves_view, pack_view, what_if_view
+
     if sum([what_if is not None, apply, png is not None]) > 1:
         raise typer.BadParameter("give one of --png, --what-if and --apply")
     shape = None if what_if is None else _shape(what_if)
-    with calls_to(state_dir, address=address, token=token) as calls:
+    with at.router() as router:
         if shape is not None:
-            _what_if(calls, shape, json=json)
+            answer = router.WhatIf(service_pb2.WhatIfRequest(job=shape))
+            at.show(answer, what_if_view(answer))
         elif apply:
-            _apply(calls, json=json)
+            moves = router.Repack(service_pb2.RepackRequest(), timeout=_APPLY_TIMEOUT_S)
+            at.show(moves, moves_view(moves))
         else:
-            _picture(calls, window_us=round(window * 1e6), png=png, json=json)
-
-
-def top(
-    window: Annotated[
-        float,
-        typer.Option(help="Seconds to show from now; 0: a few cycles.", min=0, max=_MAX_WINDOW_S),
-    ] = 0.0,
-    state_dir: StateDir = None,
-    address: Address = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """Keep jobs, devices and the rings of their groups on the screen until Ctrl-C.
-
-    In a pipe, and with --json, they are printed once.
-    """
-    from rich.console import Group
-
-    from plexsvc.show.pack import pack_view
-    from plexsvc.show.status import status_view
-
-    window_us = round(window * 1e6)
-    with calls_to(state_dir, address=address, token=token) as calls:
-        if json:
-            _print_both(calls, window_us=window_us)
-            return
-        width = console().width
-        live(
-            (
-                Group(status_view(_status(calls)), pack_view(_pack(calls, window_us), width=width))
-                for _ in count()
-            ),
-            every_s=_REFRESH_S,
-        )
-
-
-def _print_both(calls: RouterCalls, *, window_us: int) -> None:
-    """Print what `top` shows, once."""
-    status, pack = _status(calls), _pack(calls, window_us)
-    print_json({"status": to_dict(status), "pack": to_dict(pack)})
-
-
-def _status(calls: RouterCalls) -> service_pb2.ClusterStatus:
-    from plexclient.wire.v1 import service_pb2
-
-    return calls.call("GetStatus", service_pb2.GetStatusRequest(), service_pb2.ClusterStatus)
-
-
-def _pack(calls: RouterCalls, window_us: int) -> service_pb2.PackReply:
-    from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.PackRequest(window_us=window_us)
-    return calls.call("GetPack", request, service_pb2.PackReply)
-
-
-def _picture(calls: RouterCalls, *, window_us: int, png: Path | None, json: bool) -> None:
-    reply = _pack(calls, window_us)
-    if png is not None:
-        _draw(png, reply)
-    if json:
-        print_message(reply)
-        return
-    from plexsvc.show.pack import pack_view
-
-    show(pack_view(reply, width=console().width))
+            picture = router.GetPack(service_pb2.PackRequest(window_us=round(window * 1e6)))
+            if png is not None:
+                _draw(png, picture)
+            at.show(picture, pack_view(picture, width=console().width))
 
 
 def _draw(path: Path, reply: service_pb2.PackReply) -> None:
@@ -153,33 +79,6 @@ def _draw(path: Path, reply: service_pb2.PackReply) -> None:
             f"--png {path} could not be written: {error}; give a file name that ends in .png in a "
             "directory that exists",
         ) from error
-
-
-def _what_if(calls: RouterCalls, shape: service_pb2.JobShape, *, json: bool) -> None:
-    from plexclient.wire.v1 import service_pb2
-
-    request = service_pb2.WhatIfRequest(job=shape)
-    reply = calls.call("WhatIf", request, service_pb2.WhatIfReply)
-    if json:
-        print_message(reply)
-        return
-    from plexsvc.show.pack import what_if_view
-
-    show(what_if_view(reply))
-
-
-def _apply(calls: RouterCalls, *, json: bool) -> None:
-    from plexclient.wire.v1 import service_pb2
-
-    reply = calls.call(
-        "Repack", service_pb2.RepackRequest(), service_pb2.MovesReply, timeout_s=_APPLY_TIMEOUT_S
-    )
-    if json:
-        print_message(reply)
-        return
-    from plexsvc.show.pack import moves_view
-
-    show(moves_view(reply))
 
 
 def _shape(path: Path) -> service_pb2.JobShape:

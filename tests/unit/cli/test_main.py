@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from plexsvc.cli.app import live
 from plexsvc.cli.commands.pack import _shape
 from plexsvc.cli.main import app
-from plexsvc.cli.options import live
 from plexsvc.cluster.places import Card, find_cluster, job_dir, read_card, write_card
 from plexsvc.errors import ErrorCode, PlexError
 

@@ -1,9 +1,13 @@
-"""Options that commands share: the cluster's address, `--json`, printing of replies."""
+"""Command line application: its groups, the options that commands share, printing of replies."""
 
 from __future__ import annotations
 
+import inspect
 import json as jsonlib
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console, RenderableType
 
-    from plexsvc.cluster.calls import RouterCalls
+    from plexclient.wire.v1.service_pb2_grpc import RouterStub
     from plexsvc.cluster.places import Card
 
 MISUSED: Final = 2
@@ -36,6 +40,76 @@ Address = Annotated[
 ]
 Token = Annotated[str | None, typer.Option(envvar="PLEX_TOKEN", help="Your token.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """The options of every command that speaks to a cluster: which one, and how to print."""
+
+    state_dir: StateDir = None
+    address: Address = None
+    token: Token = None
+    json: Json = False
+
+    @property
+    def card(self) -> Card:
+        """Return how to reach the cluster."""
+        from plexsvc.cluster.places import find_cluster
+
+        place = state_dir_of(self.state_dir)
+        return find_cluster(place, address=self.address, token=self.token)
+
+    def router(self) -> AbstractContextManager[RouterStub]:
+        """Return the stub of the cluster's router; its calls raise `PlexError`s."""
+        from plexsvc.cluster.calls import router
+
+        return router(self.card)
+
+    def show(self, reply: Message, view: RenderableType) -> None:
+        """Print a reply: as one line of JSON, every field present, or as people read it."""
+        if self.json:
+            print_json(to_dict(reply))
+        elif isinstance(view, str):
+            typer.echo(view)
+        else:
+            console().print(view)
+
+
+def command(
+    app: typer.Typer,
+    name: str | None = None,
+    *,
+    example: str,
+    **settings: Any,  # noqa: ANN401 - typer's own
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command whose first parameter is an `At`; its options are added at the end."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        hints = inspect.get_annotations(At, eval_str=True)
+        shared = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(At)
+        ]
+
+        @wraps(function)
+        def run(**given: Any) -> None:  # noqa: ANN401 - as the command declares
+            at = At(**{field.name: given.pop(field.name) for field in fields(At)})
+            function(at, **given)
+
+        parameters = [*own, *shared]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(name, epilog=f"Example: {example}", **settings)(run)
+        return function
+
+    return add
 
 
 class Commands(typer.core.TyperGroup):
@@ -64,30 +138,9 @@ def state_dir_of(given: Path | None) -> Path:
     return given or default_state_dir()
 
 
-def card_of(state_dir: Path | None, *, address: str | None, token: str | None) -> Card:
-    """Return how to reach the cluster."""
-    from plexsvc.cluster.places import find_cluster
-
-    return find_cluster(state_dir_of(state_dir), address=address, token=token)
-
-
-def calls_to(
-    state_dir: Path | None, *, address: str | None, token: str | None
-) -> AbstractContextManager[RouterCalls]:
-    """Return calls to the cluster's router."""
-    from plexsvc.cluster.calls import router
-
-    return router(card_of(state_dir, address=address, token=token))
-
-
 def print_json(value: object) -> None:
     """Print a value as one line of JSON."""
     typer.echo(jsonlib.dumps(value))
-
-
-def print_message(message: Message) -> None:
-    """Print a reply as one line of JSON, every field present."""
-    print_json(to_dict(message))
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -97,11 +150,6 @@ def to_dict(message: Message) -> dict[str, Any]:
     return MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-
-
-def show(view: RenderableType) -> None:
-    """Print a view to the terminal."""
-    console().print(view)
 
 
 def console() -> Console:
