@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -53,8 +54,9 @@ class Lane:
     applied: list[tuple[int, str]] = field(default_factory=list)
 
 
-def fake_logprobs(tokens: npt.ArrayLike, targets: npt.ArrayLike) -> npt.NDArray[np.float32]:
+def fake_logprobs(tokens: npt.ArrayLike, targets: npt.ArrayLike | None) -> npt.NDArray[np.float32]:
     """Return what the fake answers to `forward`."""
+    assert targets is not None
     mixed = np.asarray(tokens, np.int64) * 31 + np.asarray(targets, np.int64) * 7
     return (-(mixed % 97) / 97).astype(np.float32)
 
@@ -62,6 +64,10 @@ def fake_logprobs(tokens: npt.ArrayLike, targets: npt.ArrayLike) -> npt.NDArray[
 def fake_tokens(prompt: list[int], sample_index: int, max_tokens: int) -> list[int]:
     """Return the tokens the fake generates."""
     return [(sum(prompt) + 3 * sample_index + k) % VOCAB for k in range(max_tokens)]
+
+
+Message = TypeVar("Message")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class FakeRouter(service_pb2_grpc.RouterServicer):
@@ -106,7 +112,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- jobs
 
-    async def CreateJob(self, request, context):  # noqa: ANN001, ANN201, N802 - gRPC's names
+    async def CreateJob(  # noqa: N802
+        self, request: service_pb2.CreateJobRequest, context: Context
+    ) -> service_pb2.Job:
         fault = await self._meet("CreateJob", context)
         job = service_pb2.Job(
             job_id=request.job_id,
@@ -118,26 +126,38 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         await self._lose(fault, context)
         return reply
 
-    async def KeepAlive(self, request, context):  # noqa: ANN001, ANN201, N802
+    async def KeepAlive(  # noqa: N802
+        self, request: service_pb2.KeepAliveRequest, context: Context
+    ) -> service_pb2.KeepAliveReply:
         await self._meet("KeepAlive", context)
         self.keepalives.append(request)
         return service_pb2.KeepAliveReply(state=self.job_state, reason="as the test says")
 
-    async def EndJob(self, request, context):  # noqa: ANN001, ANN201, N802
+    async def EndJob(  # noqa: N802
+        self, request: service_pb2.EndJobRequest, context: Context
+    ) -> service_pb2.Job:
         fault = await self._meet("EndJob", context)
         self.ended.append(request)
         await self._lose(fault, context)
         return service_pb2.Job(job_id=request.job_id, state=request.outcome)
 
-    async def GetStatus(self, request, context):  # noqa: ANN001, ANN201, ARG002, N802
+    async def GetStatus(  # noqa: N802
+        self,
+        request: service_pb2.GetStatusRequest,  # noqa: ARG002
+        context: Context,
+    ) -> service_pb2.ClusterStatus:
         await self._meet("GetStatus", context)
         return service_pb2.ClusterStatus(jobs=self.jobs.values())
 
-    async def ExplainOperation(self, request, context):  # noqa: ANN001, ANN201, N802
+    async def ExplainOperation(  # noqa: N802
+        self, request: service_pb2.ExplainRequest, context: Context
+    ) -> service_pb2.ExplainReply:
         await self._meet("ExplainOperation", context)
         return service_pb2.ExplainReply(text=f"{request.operation_id.hex()} is done")
 
-    async def CreateDeployment(self, request, context):  # noqa: ANN001, ANN201, N802
+    async def CreateDeployment(  # noqa: N802
+        self, request: service_pb2.CreateDeploymentRequest, context: Context
+    ) -> service_pb2.Deployment:
         fault = await self._meet("CreateDeployment", context)
         reply = service_pb2.Deployment(
             deployment_id=request.deployment_id,
@@ -153,7 +173,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- operations
 
-    async def Operate(self, request_iterator, context):  # noqa: ANN001, ANN201, N802
+    async def Operate(  # type: ignore[override] # noqa: N802 - it writes by itself
+        self, request_iterator: AsyncIterator[operations_pb2.Operation], context: Context
+    ) -> None:
         del request_iterator
         self.calls.append("Operate")
         await self._authenticate(context)
@@ -161,7 +183,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         stream = FakeStream(context, cut=asyncio.get_running_loop().create_future())
         try:
             stream.start(self._take(stream))
-            await asyncio.wait({*stream.tasks, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Future[Any]] = {*stream.tasks, stream.cut}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stream.end()
         if stream.cut.done():
@@ -286,7 +309,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- bytes
 
-    async def StagePayload(self, request_iterator, context):  # noqa: ANN001, ANN201, N802
+    async def StagePayload(  # noqa: N802
+        self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Context
+    ) -> service_pb2.StageReply:
         fault = await self._meet("StagePayload", context)
         data, header, seen = bytearray(), None, 0
         async for part in request_iterator:
@@ -306,14 +331,18 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         await self._lose(fault, context)
         return service_pb2.StageReply(nbytes=len(data))
 
-    async def FetchResult(self, request, context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: ANN001, N802
+    async def FetchResult(  # noqa: N802
+        self, request: service_pb2.FetchResultRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Chunk]:
         fault = await self._meet("FetchResult", context)
         data = self._payloads[request.operation_id, request.shard]
         chunks = tensors.chunks([memoryview(data)], start=request.offset)
         async for chunk in self._cut(chunks, fault, context):
             yield chunk
 
-    async def FetchModelFile(self, request, context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: ANN001, N802
+    async def FetchModelFile(  # noqa: N802
+        self, request: service_pb2.FetchModelFileRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Chunk]:
         fault = await self._meet("FetchModelFile", context)
         if request.name not in self.files:
             await self._abort(context, PlexError(ErrorCode.NOT_FOUND, f"no file {request.name}"))
@@ -325,7 +354,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     def _generate(self, operation: operations_pb2.Operation, version: int) -> None:
         """Record the frames: every sample grows by `frame_tokens` a frame, then the result."""
-        params, frames = operation.generate.sampling, []
+        params = operation.generate.sampling
+        frames: list[operations_pb2.GenerateFrame] = []
         for start in range(0, params.max_tokens, self.frame_tokens):
             deltas = [
                 self._delta(list(prompt.token_ids), p, i, start, params.max_tokens, version)
@@ -354,7 +384,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             delta.versions.add(version=version, start=0, end=max_tokens)
         return delta
 
-    async def StreamGenerate(self, request, context) -> AsyncIterator[operations_pb2.GenerateFrame]:  # noqa: ANN001, N802
+    async def StreamGenerate(  # noqa: N802
+        self, request: service_pb2.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[operations_pb2.GenerateFrame]:
         fault = await self._meet("StreamGenerate", context)
         if request.operation_id not in self._answers:
             await self._abort(context, PlexError(ErrorCode.NOT_FOUND, "not known yet"))
@@ -366,15 +398,15 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     # ---- faults
 
-    async def _authenticate(self, context) -> None:  # noqa: ANN001
-        if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
+    async def _authenticate(self, context: Context) -> None:
+        if ("authorization", f"Bearer {TOKEN}") not in tuple(context.invocation_metadata() or ()):
             await self._abort(context, PlexError(ErrorCode.UNAUTHENTICATED, "unknown token"))
 
     def _fault(self, method: str, *, faults_of: str = "") -> Fault | None:
         queue = self.faults[faults_of] or self.faults[method]
         return queue.popleft() if queue else None
 
-    async def _meet(self, method: str, context) -> Fault | None:  # noqa: ANN001
+    async def _meet(self, method: str, context: Context) -> Fault | None:
         self.calls.append(method)
         await self._authenticate(context)
         fault = self._fault(method)
@@ -384,17 +416,19 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             await self._abort(context, fault.refuse)
         return fault
 
-    async def _lose(self, fault: Fault | None, context) -> None:  # noqa: ANN001
+    async def _lose(self, fault: Fault | None, context: Context) -> None:
         if fault is not None and fault.lose_reply:
             await context.abort(fault.status, "lost on the way out, by the test")
 
-    async def _cut(self, messages, fault: Fault | None, context):  # noqa: ANN001, ANN202
+    async def _cut(
+        self, messages: Iterable[Message], fault: Fault | None, context: Context
+    ) -> AsyncIterator[Message]:
         for sent, message in enumerate(messages):
             if fault is not None and fault.cut_after == sent:
                 await context.abort(fault.status, "cut by the test")
             yield message
 
-    async def _abort(self, context, error: PlexError) -> None:  # noqa: ANN001
+    async def _abort(self, context: Context, error: PlexError) -> NoReturn:
         trailing = (("plex-error-bin", to_wire(error).SerializeToString()),)
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message, trailing)
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -195,7 +196,9 @@ class _OnTheWire:
 async def serve(fake: FakeScheduler) -> AsyncIterator[str]:
     """Serve the fake on a free port of loopback; yield its target."""
     server: grpc.aio.Server = new_server()
-    service_pb2_grpc.add_SchedulerServicer_to_server(_OnTheWire(fake), server)
+    service_pb2_grpc.add_SchedulerServicer_to_server(
+        cast("service_pb2_grpc.SchedulerServicer", _OnTheWire(fake)), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 
@@ -13,7 +14,12 @@ from plexclient.wire.v1 import operations_pb2
 class FakeStream:
     """Tasks that end with the stream, and turns to write on it."""
 
-    def __init__(self, context, *, cut: asyncio.Future[grpc.StatusCode]) -> None:  # noqa: ANN001
+    def __init__(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        *,
+        cut: asyncio.Future[grpc.StatusCode],
+    ) -> None:
         self.context = context
         self.cut = cut
         self.tasks: set[asyncio.Task[None]] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, TypeAlias
 
 import grpc.aio
 import pytest
@@ -16,7 +17,8 @@ PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])
 TIMEOUT_S = 30
 LONG = 120
 TRIES = 3
-Stub = rollout_pb2_grpc.RolloutInstanceStub
+Stub: TypeAlias = "rollout_pb2_grpc.RolloutInstanceAsyncStub"
+Frames: TypeAlias = "grpc.aio.UnaryStreamCall[Any, rollout_pb2.InstanceFrame]"
 
 
 async def answers(
@@ -28,7 +30,7 @@ async def answers(
     return found
 
 
-async def refusal(call_: grpc.aio.UnaryStreamCall) -> ErrorCode:
+async def refusal(call_: Frames) -> ErrorCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call_:
             pass

@@ -137,7 +137,7 @@ class Persistent:
                     return method(request, timeout=timeout, wait_for_ready=True)
                 except grpc.RpcError as error:
                     is_over = time.monotonic() > deadline_s
-                    if is_over or error.code() is not grpc.StatusCode.UNAVAILABLE:  # type: ignore[attr-defined]
+                    if is_over or error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
 
         return call

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 
@@ -57,15 +58,15 @@ class PacedJob:
                     rollout.sync(actor)
         return self.cycles
 
-    def _rollout(self, job: plex.Job, actor: plex.Deployment) -> plex.Rollout | None:
+    def _rollout(self, job: plex.Job, actor: plex.Actor) -> plex.Rollout | None:
         if not self.samples:
             return None
         rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=128)
         rollout.sync(actor)
         return rollout
 
-    def _train(self, actor: plex.Deployment, cycle: int) -> None:
-        waiting = []
+    def _train(self, actor: plex.Actor, cycle: int) -> None:
+        waiting: list[Future[Any]] = []
         for part in range(self.passes):
             seed = 10_000 * self.seed + self.passes * cycle + part
             batch = fixed_batch(seed, sequences=self.sequences, longest=self.longest)

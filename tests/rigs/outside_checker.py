@@ -7,8 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-Line = Mapping[str, object]
+Line = Mapping[str, Any]
 CLOSE_S = 2e-6
 
 
@@ -37,18 +38,19 @@ def check_lines(lines: Sequence[Line]) -> None:
 def check_work(line: Line) -> None:
     """Every operation ran for its sampled time, in the order of the cycle, as often as asked."""
     busy, phases = line["busy"], line["phases"]
-    segments = {s["phase"]: s["duration_s"] for s in line["segment_s"]}  # type: ignore[index, attr-defined]
-    assert len(busy) == len(phases), line["job_id"]  # type: ignore[arg-type]
-    for phase, (start_s, end_s) in zip(phases, busy, strict=True):  # type: ignore[call-overload]
+    segments = {s["phase"]: s["duration_s"] for s in line["segment_s"]}
+    assert len(busy) == len(phases), line["job_id"]
+    for phase, (start_s, end_s) in zip(phases, busy, strict=True):
         assert math.isclose(end_s - start_s, segments[phase], abs_tol=CLOSE_S), line["job_id"]
-    for one, two in itertools.pairwise(busy):  # type: ignore[call-overload]
+    for one, two in itertools.pairwise(busy):
         assert one[1] <= two[0] + CLOSE_S, line["job_id"]
-    ran, cycles = Counter(phases), int(str(line["cycles"]))  # type: ignore[call-overload]
+    ran: Counter[str] = Counter(phases)
+    cycles = int(line["cycles"])
     is_boundary = line["sync_at"] == "boundary" and line["mode"] == "async1"
     for phase in segments:
         least = cycles
         if is_boundary and phase == "sync":  # the last two publish nothing; a restart publishes
-            least = max(0, cycles - 2 - 2 * len(line["restarts"]))  # type: ignore[arg-type]
+            least = max(0, cycles - 2 - 2 * len(line["restarts"]))
         if line["restarts"]:
             assert ran[phase] >= least, (line["job_id"], phase)
         else:
@@ -57,18 +59,18 @@ def check_work(line: Line) -> None:
     took_s = float(str(line["finish_s"])) - float(str(line["start_s"]))
     assert took_s >= float(str(line["alone_s"])) - CLOSE_S, line["job_id"]
     tiers = line["bytes"]
-    parked = tiers["host_per_node"] + tiers["disk_per_node"]  # type: ignore[index]
-    assert parked == tiers["device_per_node"], line["job_id"]  # type: ignore[index]
+    parked = tiers["host_per_node"] + tiers["disk_per_node"]
+    assert parked == tiers["device_per_node"], line["job_id"]
 
 
 def spans_of(line: Line) -> list[tuple[Span, list[str]]]:
     stays = line["stays"]
     found = []
     for name, kind in (("busy", "run"), ("lost", "run"), ("switch", "in"), ("prefetch", "in")):
-        for start_s, end_s in line[name]:  # type: ignore[attr-defined]
-            stay = [s for s in stays if s["since_s"] <= start_s + CLOSE_S][-1]  # type: ignore[attr-defined]
+        for start_s, end_s in line[name]:
+            stay = [s for s in stays if s["since_s"] <= start_s + CLOSE_S][-1]
             moves = line["moves"]
-            is_moving = any(s < end_s - CLOSE_S and start_s < e - CLOSE_S for s, e in moves)  # type: ignore[attr-defined]
+            is_moving = any(s < end_s - CLOSE_S and start_s < e - CLOSE_S for s, e in moves)
             assert not (is_moving and kind == "run"), (line["job_id"], "runs while it moves")
             job_id, cost_s = str(line["job_id"]), float(str(line["switch_cost_s"]))
             found.append((Span(start_s, end_s, kind, job_id, cost_s), stay["nodes"]))

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import parse
 from plexsvc.worker.executor import Executor
+from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_state_client import FakeStateClient
 
 ANSWER_S = 90.0
@@ -178,7 +179,8 @@ def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:  # noqa: ANN401 - by
 
 
 def _collect(ranks: list[tuple[int, Connection]]) -> list[Any]:
-    answers, failures = [], []
+    answers: list[Any] = []
+    failures: list[str] = []
     for rank, (_, pipe) in enumerate(ranks):
         if not pipe.poll(ANSWER_S):
             raise TimeoutError(f"rank {rank} did not answer in {ANSWER_S} s")
@@ -255,7 +257,7 @@ class _Rank:
         self.backend = registry.create(parsed)
         self.executor = Executor(parsed, self.backend, clock=SystemClock())
         self.client = FakeStateClient(self.executor)
-        self.executor.build(self.client)
+        self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
 
     def execute(self, operation: bytes, manifests: list[bytes]) -> bytes:
         outcome = self.executor.execute(
@@ -313,7 +315,8 @@ class _Rank:
             finalize_model_grads,
         )
 
-        finalize_model_grads([self.backend._trained.ddp], None)
+        trained = self.backend._trained  # type: ignore[attr-defined]  # megatron's
+        finalize_model_grads([trained.ddp], None)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import numpy as np
@@ -28,7 +29,9 @@ class RawClient:
     next_seq: int = 1
 
     def operation(
-        self, payload: Arrays | None = None, **body: object
+        self,
+        payload: Arrays | None = None,
+        **body: Any,  # noqa: ANN401 - fields of a message
     ) -> tuple[operations_pb2.Operation, bytes]:
         """Return the next operation and the bytes to stage (empty when its payload is inline)."""
         operation = operations_pb2.Operation(
@@ -36,7 +39,7 @@ class RawClient:
             job_id=self.job_id,
             deployment_id=self.deployment_id,
             seq=self.next_seq,
-            **body,  # type: ignore[arg-type]
+            **body,
         )
         self.next_seq += 1
         if payload is None:
@@ -70,8 +73,8 @@ class RawClient:
         return service_pb2_grpc.RouterStub(self.channel)
 
     @property
-    def _metadata(self) -> list[tuple[str, str]]:
-        return [("authorization", f"Bearer {self.token}")]
+    def _metadata(self) -> tuple[tuple[str, str]]:
+        return (("authorization", f"Bearer {self.token}"),)
 
     def _stage_requests(
         self, operation: operations_pb2.Operation, data: bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, rollout_pb2
 
@@ -55,7 +56,7 @@ def request(
     temperature: float = 1.0,
     generated: Sequence[int] = (),
     draws_used: int | None = None,
-    **sampling: object,
+    **sampling: Any,  # noqa: ANN401 - fields of a message
 ) -> rollout_pb2.InstanceRequest:
     """Return one request as the manager would send it."""
     return rollout_pb2.InstanceRequest(

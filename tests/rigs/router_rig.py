@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import grpc.aio
 import numpy as np
@@ -18,7 +19,7 @@ from plexclient.wire.v1 import common_pb2, service_pb2_grpc
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import SystemClock
-from plexsvc.router.api import FrameSource
+from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.rpc.channels import new_server, open_channel
@@ -56,7 +57,7 @@ def batch(lengths: list[int], *, seed: int = 0) -> dict[str, npt.NDArray[np.gene
     }
 
 
-def actor(**changes: object) -> pb.Deployment:
+def actor(**changes: Any) -> pb.Deployment:  # noqa: ANN401 - fields of a message
     """Return a ready actor deployment of job-1."""
     deployment = pb.Deployment(
         deployment_id=ACTOR,
@@ -87,10 +88,10 @@ class RawClient:
     deployment_id: str = ACTOR
 
     @property
-    def stub(self) -> service_pb2_grpc.RouterStub:
+    def stub(self) -> service_pb2_grpc.RouterAsyncStub:
         return service_pb2_grpc.RouterStub(self.channel)
 
-    def operation(self, arrays: Arrays | None = None, **body: object) -> ops.Operation:
+    def operation(self, arrays: Arrays | None = None, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
         """Return the next operation; a large payload is only announced."""
         operation = ops.Operation(
             operation_id=new_operation_id(),
@@ -173,7 +174,12 @@ async def start_rig(
         )
         deployed = scheduler.deploy(actor(staging_nodes=[node]))
         deployed.spec.model = str(model or "")
-        router = RouterServicer(scheduler, config=config, clock=SystemClock(), frames=frames)
+        router = RouterServicer(
+            cast("SchedulerApi", scheduler),  # operators' methods are not asked for here
+            config=config,
+            clock=SystemClock(),
+            frames=frames,
+        )
         stack.push_async_callback(router.aclose)
         server = new_server()
         add_to_server(router, server)

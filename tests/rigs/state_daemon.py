@@ -70,7 +70,7 @@ class Daemon:
     ) -> statemanager_pb2.MoveReply:
         request = statemanager_pb2.MoveRequest(
             wpg_id=wpg_id,
-            to=common_pb2.Residency.Value(f"RESIDENCY_{to}"),
+            to=f"RESIDENCY_{to}",
             fence=common_pb2.Fence(**fence),
             move_id=move_id,
         )

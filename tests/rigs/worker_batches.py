@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,11 +53,12 @@ def operation(
     arrays: Arrays | None = None,
     *,
     split: operations_pb2.DispatchPlan | None = None,
-    **fields: object,
+    **fields: Any,  # noqa: ANN401 - fields of a message
 ) -> operations_pb2.Operation:
     """Return operation `kind` with number `seq`; its id says both."""
+    body: dict[str, Any] = {kind: fields}
     made = operations_pb2.Operation(
-        operation_id=f"{seq:06d}-{kind}".ljust(16, "-")[:16].encode(), seq=seq, **{kind: fields}
+        operation_id=f"{seq:06d}-{kind}".ljust(16, "-")[:16].encode(), seq=seq, **body
     )
     if arrays is not None:
         made.payload.inline.CopyFrom(tensors.encode(arrays))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +13,7 @@ import plexclient as plex
 from plexclient.wire.v1 import service_pb2
 
 VOCAB = 50
-PPO_ARGS = {"clip": 0.2}
+PPO_ARGS: Final[dict[str, Any]] = {"clip": 0.2}
 
 
 def fixed_batch(
@@ -37,7 +38,7 @@ def fixed_batch(
 class Program:
     """Fixed-data training of one deployment, advanced one operation at a time."""
 
-    deployment: plex.Deployment
+    deployment: plex.Actor
     seed: int
     steps: int = 3
     metrics: list[dict[str, float]] = field(default_factory=list)

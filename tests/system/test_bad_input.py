@@ -29,8 +29,8 @@ class Victims:
     """A job with a deployment under attack, one beside it, and a careless client."""
 
     job: plex.Job
-    actor: plex.Deployment
-    attacked: plex.Deployment
+    actor: plex.Actor
+    attacked: plex.Actor
     raw: RawClient
 
 
@@ -79,7 +79,7 @@ def foreign_token() -> dict[str, Any]:
 
 
 def short_mask() -> dict[str, Any]:
-    return raw_arrays(mask=fixed_batch(3).mask[:-1])
+    return raw_arrays(mask=fixed_batch(3).arrays()["mask"][:-1])
 
 
 def overlong() -> dict[str, Any]:

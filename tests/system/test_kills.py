@@ -37,7 +37,7 @@ with plex.connect(sys.argv[1], token=sys.argv[2]) as cluster:
 """
 
 
-def deploy(job: plex.Job, model: Path) -> plex.Deployment:
+def deploy(job: plex.Job, model: Path) -> plex.Actor:
     return job.deploy("actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2))
 
 

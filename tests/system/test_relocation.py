@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ def deploy(
     backend: str = "megatron",
     parallel: plex.Parallel = ONE,
     seed: int,
-) -> plex.Deployment:
+) -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
@@ -167,14 +169,14 @@ def test_what_waits_during_the_move_runs_after_it_payloads_included(
 ) -> None:
     big = fixed_batch(4, sequences=800, longest=40)
 
-    def train(actor: plex.Deployment, *, moves: bool) -> dict[str, str]:
+    def train(actor: plex.Actor, *, moves: bool) -> dict[str, str]:
         actor.forward_backward(fixed_batch(1), loss="ppo")
         actor.step()
         if moves:
             gate = Gate(inner, monkeypatch)
             inner.relocate(actor, ("right", 1))
             gate.wait_until_entered()
-        waiting = [
+        waiting: list[Future[Any]] = [
             actor.forward_backward.submit(big, loss="ppo"),
             actor.step.submit(),
             actor.forward.submit(big),

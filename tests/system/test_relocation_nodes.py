@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]
 
 
-def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Deployment:
+def deploy(job: plex.Job, model: Path, *, seed: int) -> plex.Actor:
     return job.deploy(
         "actor", model=str(model), backend="megatron", optimizer=plex.AdamW(lr=1e-2), seed=seed
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +55,7 @@ def training_batch(step: int) -> plex.Batch:
 
 def train(actor: plex.Actor) -> list[dict[str, float]]:
     """Train with all calls in flight at once; return their metrics in order."""
-    calls = []
+    calls: list[Future[Any]] = []
     for step in range(NUM_STEPS):
         calls.append(actor.forward_backward.submit(training_batch(step), loss="ppo", **PPO_ARGS))
         calls.append(actor.step.submit(lr=1e-2))

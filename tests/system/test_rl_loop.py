@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPTS = [[3, 4, 12, 5, 16], [7, 7, 12, 9, 16, 3]]
 
+Loop: TypeAlias = tuple[plex.Job, plex.Actor, plex.Rollout]
+
 
 @pytest.fixture(scope="module")
-def loop(cluster: LiveCluster, tiny_model: Path):  # noqa: ANN201 - a generator of three clients
+def loop(cluster: LiveCluster, tiny_model: Path) -> Iterator[Loop]:
     with cluster.connect() as connection, connection.job("loop") as job:
         actor = job.deploy(
             "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
@@ -25,14 +29,14 @@ def loop(cluster: LiveCluster, tiny_model: Path):  # noqa: ANN201 - a generator 
         yield job, actor, rollout
 
 
-def gap(actor: plex.Deployment, samples: plex.Samples) -> tuple[float, float]:
+def gap(actor: plex.Actor, samples: plex.Samples) -> tuple[float, float]:
     batch = plex.Batch.from_samples(samples, advantages=np.zeros(len(samples)))
     trained = actor.forward(batch).logprobs
     difference = np.abs(trained - batch.logprobs)[batch.mask > 0]
     return float(difference.mean()), float(difference.max())
 
 
-def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop) -> None:  # noqa: ANN001
+def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop: Loop) -> None:
     _, actor, rollout = loop
     versions = []
     for step in range(3):
@@ -52,7 +56,7 @@ def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop)
     assert versions == sorted(set(versions))
 
 
-def test_a_sync_submitted_before_a_step_carries_the_weights_before_it(loop) -> None:  # noqa: ANN001
+def test_a_sync_submitted_before_a_step_carries_the_weights_before_it(loop: Loop) -> None:
     _, actor, rollout = loop
     rollout.sync(actor)
     batch = plex.Batch.from_samples(
@@ -71,7 +75,7 @@ def test_a_sync_submitted_before_a_step_carries_the_weights_before_it(loop) -> N
     assert np.abs(actor.forward(batch).logprobs - before).max() > 1e-3
 
 
-def test_the_same_seeds_give_the_same_samples(loop) -> None:  # noqa: ANN001
+def test_the_same_seeds_give_the_same_samples(loop: Loop) -> None:
     _, actor, rollout = loop
     rollout.sync(actor)
     first = rollout.generate(PROMPTS, n=3, max_tokens=12, seed=7)
@@ -81,14 +85,14 @@ def test_the_same_seeds_give_the_same_samples(loop) -> None:  # noqa: ANN001
     assert [s.tokens for s in first] != [s.tokens for s in other]
 
 
-def test_text_in_gives_text_out(loop) -> None:  # noqa: ANN001
+def test_text_in_gives_text_out(loop: Loop) -> None:
     _, _, rollout = loop
     samples = rollout.generate(["12+3="], n=2, max_tokens=5, seed=0)
     assert all(isinstance(sample.text, str) for sample in samples)
     assert [s.prompt_tokens for s in samples] == [[3, 4, 12, 5, 16]] * 2
 
 
-def test_streamed_samples_equal_the_whole_answer(loop) -> None:  # noqa: ANN001
+def test_streamed_samples_equal_the_whole_answer(loop: Loop) -> None:
     _, _, rollout = loop
     whole = rollout.generate(PROMPTS, n=2, max_tokens=10, seed=3)
     streamed = {

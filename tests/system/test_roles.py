@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -58,7 +59,7 @@ def train(actor: plex.Actor, *, first: int, steps: int = 2) -> list[dict[str, fl
 
 
 def value_batch(seed: int) -> plex.Batch:
-    arrays = fixed_batch(seed).arrays()
+    arrays: dict[str, Any] = dict(fixed_batch(seed).arrays())
     returns = np.random.default_rng(seed).normal(0.5, 1, arrays["tokens"].size)
     return plex.Batch(**{**arrays, "returns": returns.astype(np.float32)})
 
@@ -138,7 +139,7 @@ def test_an_export_is_a_model_that_transformers_loads(cast: Cast, tmp_path: Path
     assert np.abs(found - wanted).max() <= TOLERANCE
 
 
-def deploy_pair(job: plex.Job, model: Path, *, names: tuple[str, ...]) -> list[plex.Deployment]:
+def deploy_pair(job: plex.Job, model: Path, *, names: tuple[str, ...]) -> list[plex.Actor]:
     found = []
     for name in names:
         found.append(
@@ -174,9 +175,9 @@ def lognormal_batch(seed: int) -> plex.Batch:
     lengths = np.clip(rng.lognormal(4.0, 1.0, 64), 4, 500).astype(np.int64)
     total = int(lengths.sum())
     return plex.Batch(
-        tokens=rng.integers(2, VOCAB, total),
+        tokens=rng.integers(2, VOCAB, total).astype(np.int32),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]),
-        target_tokens=rng.integers(2, VOCAB, total),
+        target_tokens=rng.integers(2, VOCAB, total).astype(np.int32),
         weights=np.full(total, 1 / total, np.float32),
     )
 

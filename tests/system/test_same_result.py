@@ -24,7 +24,7 @@ LAYOUTS = {
 
 def deploy(
     job: plex.Job, model: Path, layout: tuple[str, plex.Parallel], *, seed: int
-) -> plex.Deployment:
+) -> plex.Actor:
     backend, parallel = layout
     return job.deploy(
         "actor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ NODES = {"left": [TRAIN, ROLLOUT], "right": [TRAIN]}
 PROMPT = [3, 4, 12, 5, 16]
 
 
-def train(job: plex.Job, name: str, model: Path, parallel: plex.Parallel) -> plex.Deployment:
+def train(job: plex.Job, name: str, model: Path, parallel: plex.Parallel) -> plex.Actor:
     actor = job.deploy(
         name,
         role="actor",
@@ -44,7 +45,9 @@ def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
     two_nodes: LiveCluster, tiny_model: Path, layout: str
 ) -> None:
     with two_nodes.connect() as connection, connection.job("two-nodes") as job:
-        spread = train(job, "spread", tiny_model, plex.Parallel(**{layout: 2}))
+        spread = train(
+            job, "spread", tiny_model, plex.Parallel(**cast("dict[str, Any]", {layout: 2}))
+        )
         single = train(job, "single", tiny_model, plex.Parallel())
         assert {block.node_id for block in spread.info.blocks} == {"left", "right"}
         batch = fixed_batch(2)

@@ -26,7 +26,7 @@ def check(arrays: Arrays, rules: service_pb2.BatchRules = RULES) -> None:
 
 
 def batch(**changes: np.ndarray | None) -> Arrays:
-    arrays = {
+    arrays: dict[str, np.ndarray | None] = {
         "cu_seqlens": np.array([0, 3, 5], np.int32),
         "tokens": np.array([1, 2, 3, 4, 49], np.int64),
         "target_tokens": np.array([2, 3, 4, 49, 0], np.int64),

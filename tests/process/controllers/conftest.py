@@ -26,7 +26,9 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         """Whether someone cancels a job just before its controller's end is told."""
         self.is_full = False
 
-    def CreateJob(self, request, context):  # noqa: ANN001, ANN201, N802
+    def CreateJob(  # noqa: N802
+        self, request: service_pb2.CreateJobRequest, context: grpc.ServicerContext
+    ) -> service_pb2.Job:
         _authenticate(context)
         if self.is_full:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more jobs")
@@ -38,7 +40,9 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         )
         return self.jobs.setdefault(request.job_id, job)
 
-    def EndJob(self, request, context):  # noqa: ANN001, ANN201, N802
+    def EndJob(  # noqa: N802
+        self, request: service_pb2.EndJobRequest, context: grpc.ServicerContext
+    ) -> service_pb2.Job:
         _authenticate(context)
         if self.unavailable_ends > 0:
             self.unavailable_ends -= 1
@@ -53,7 +57,9 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
             job.exit_code = request.exit_code
         return job
 
-    def ListJobs(self, request, context):  # noqa: ANN001, ANN201, N802
+    def ListJobs(  # noqa: N802
+        self, request: service_pb2.ListJobsRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ListJobsReply:
         _authenticate(context)
         ended = {
             service_pb2.JOB_STATE_COMPLETED,
@@ -63,11 +69,17 @@ class FakeJobsRouter(service_pb2_grpc.RouterServicer):
         jobs = [j for j in self.jobs.values() if request.include_ended or j.state not in ended]
         return service_pb2.ListJobsReply(jobs=jobs)
 
-    def GetStatus(self, request, context):  # noqa: ANN001, ANN201, N802, ARG002
+    def GetStatus(  # noqa: N802
+        self,
+        request: service_pb2.GetStatusRequest,  # noqa: ARG002
+        context: grpc.ServicerContext,
+    ) -> service_pb2.ClusterStatus:
         _authenticate(context)
         return service_pb2.ClusterStatus(now_us=1, jobs=list(self.jobs.values()))
 
-    def ExplainOperation(self, request, context):  # noqa: ANN001, ANN201, N802
+    def ExplainOperation(  # noqa: N802
+        self, request: service_pb2.ExplainRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ExplainReply:
         _authenticate(context)
         return service_pb2.ExplainReply(text=f"{request.operation_id.hex()} waits", facts=["why"])
 

@@ -27,7 +27,7 @@ class RunningAgent:
     """An agent process and a stub to it."""
 
     process: asyncio.subprocess.Process
-    stub: node_pb2_grpc.NodeStub
+    stub: node_pb2_grpc.NodeAsyncStub
     runtime_dir: Path
     seen: list[node_pb2.NodeEvent] = field(default_factory=list)
 

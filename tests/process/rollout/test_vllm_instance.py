@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from plexclient.errors import ErrorCode
-from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc, statemanager_pb2
 from plexsvc.rpc.channels import open_channel
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
@@ -190,7 +190,9 @@ def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
     ]
 
 
-async def load(stub: Stub, manifest: object, *, version: int) -> rollout_pb2.LoadVersionReply:
+async def load(
+    stub: Stub, manifest: statemanager_pb2.VersionManifest, *, version: int
+) -> rollout_pb2.LoadVersionReply:
     return await stub.LoadVersion(
         rollout_pb2.LoadVersionRequest(fence=FENCE, manifests=[manifest], version=version),
         timeout=TIMEOUT_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
 
 import grpc.aio
 import pytest
@@ -17,6 +18,7 @@ from tests.rigs.router_rig import TENANT, TOKEN, Rig, batch, metadata, start_rig
 pytestmark = pytest.mark.process
 
 LARGE = batch([400] * 40)
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
 PPO = ops.ForwardBackward(loss="ppo")
 
 
@@ -26,12 +28,12 @@ async def rig() -> AsyncIterator[Rig]:
         yield started
 
 
-def open_stream(rig: Rig, *, token: str = TOKEN) -> grpc.aio.StreamStreamCall:
+def open_stream(rig: Rig, *, token: str = TOKEN) -> Stream:
     """Return a stream as a client opens it: it waits for the headers before it writes."""
     return rig.client.stub.Operate(metadata=metadata(token), timeout=20)
 
 
-async def send(stream: grpc.aio.StreamStreamCall, *operations: ops.Operation) -> None:
+async def send(stream: Stream, *operations: ops.Operation | bytes) -> None:
     await stream.initial_metadata()
     for operation in operations:
         await stream.write(operation)
@@ -51,7 +53,13 @@ async def known(rig: Rig, *operations: ops.Operation) -> None:
     await until(lambda: all(op.operation_id in rig.scheduler.records for op in operations))
 
 
-async def ended_with(stream: grpc.aio.StreamStreamCall) -> ErrorCode:
+async def answer(stream: Stream) -> ops.OperationResult:
+    result = await stream.read()
+    assert isinstance(result, ops.OperationResult)
+    return result
+
+
+async def ended_with(stream: Stream) -> ErrorCode:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stream.read()
     return error_from(failure.value).code
@@ -66,7 +74,7 @@ async def test_operations_are_answered_as_by_calls_of_their_own(rig: Rig) -> Non
     await send(stream, good, bad, nameless)
     found = {}
     for _ in range(3):
-        result = await stream.read()
+        result = await answer(stream)
         found[result.operation_id] = result
     assert found[good.operation_id].state == ops.OPERATION_STATE_ANSWERED
     assert found[bad.operation_id].error.code == ErrorCode.UNKNOWN_LOSS
@@ -80,9 +88,9 @@ async def test_an_answer_does_not_wait_for_those_before_it(rig: Rig) -> None:
     stream = open_stream(rig)
     first, second = waiting(rig), noop(rig)
     await send(stream, first, second)
-    assert (await stream.read()).operation_id == second.operation_id
+    assert (await answer(stream)).operation_id == second.operation_id
     await rig.client.stage(first, LARGE)
-    assert (await stream.read()).operation_id == first.operation_id
+    assert (await answer(stream)).operation_id == first.operation_id
 
 
 @pytest.mark.parametrize("token", ["wrong", ""])
@@ -97,21 +105,21 @@ async def test_a_stream_without_a_known_token_is_refused_before_it_is_read(
 async def test_another_tenants_operations_are_not_found(rig: Rig) -> None:
     stream = open_stream(rig, token="other")
     await send(stream, noop(rig))
-    assert (await stream.read()).error.code == ErrorCode.NOT_FOUND
+    assert (await answer(stream)).error.code == ErrorCode.NOT_FOUND
 
 
 async def test_bytes_that_are_no_operation_end_the_stream_and_not_what_runs(rig: Rig) -> None:
-    method = rig.client.channel.stream_stream("/plexsvc.v1.Router/Operate")
+    method: Any = rig.client.channel.stream_stream("/plexsvc.v1.Router/Operate")
     stream = method(metadata=metadata(), timeout=20)
     operation = waiting(rig)
-    await send(stream, operation.SerializeToString())  # type: ignore[arg-type] # as bytes
+    await send(stream, operation.SerializeToString())  # as bytes
     await known(rig, operation)
     await stream.write(b"\xff\xff\xff")
     assert await ended_with(stream) == ErrorCode.BAD_REQUEST
     await rig.client.stage(operation, LARGE)
     again = open_stream(rig)
     await send(again, operation)
-    assert (await again.read()).state == ops.OPERATION_STATE_ANSWERED
+    assert (await answer(again)).state == ops.OPERATION_STATE_ANSWERED
 
 
 async def test_beyond_the_limit_an_operation_is_refused_and_what_is_behind_it_is_read() -> None:
@@ -123,16 +131,16 @@ async def test_beyond_the_limit_an_operation_is_refused_and_what_is_behind_it_is
         await known(rig, first, second)
         for _ in range(3):
             await send(stream, third)
-            refused = await stream.read()
+            refused = await answer(stream)
             assert refused.operation_id == third.operation_id
             assert refused.error.code == ErrorCode.QUEUE_FULL
             assert refused.error.retryable
             assert "router.max_operations_per_stream" in refused.error.message
         await send(stream, first)  # is under way: takes no further place
         await rig.client.stage(first, LARGE)
-        assert (await stream.read()).operation_id == first.operation_id
+        assert (await answer(stream)).operation_id == first.operation_id
         await send(stream, third)
-        assert (await stream.read()).state == ops.OPERATION_STATE_ANSWERED
+        assert (await answer(stream)).state == ops.OPERATION_STATE_ANSWERED
 
 
 async def test_an_operation_sent_again_while_under_way_is_answered_once(rig: Rig) -> None:
@@ -141,10 +149,10 @@ async def test_an_operation_sent_again_while_under_way_is_answered_once(rig: Rig
     await send(stream, operation)
     await known(rig, operation)
     await send(stream, operation, operation, last)
-    assert (await stream.read()).operation_id == last.operation_id
+    assert (await answer(stream)).operation_id == last.operation_id
     await rig.client.stage(operation, LARGE)
     await stream.done_writing()
-    assert (await stream.read()).operation_id == operation.operation_id
+    assert (await answer(stream)).operation_id == operation.operation_id
     assert await stream.read() is grpc.aio.EOF
 
 
@@ -162,10 +170,10 @@ async def test_a_bug_in_one_operation_answers_it_and_leaves_the_rest(
     with monkeypatch.context() as patch:
         patch.setattr(rig.scheduler, "SubmitOperation", bug)
         await send(stream, broken)
-        result = await stream.read()
+        result = await answer(stream)
     assert (result.operation_id, result.error.code) == (broken.operation_id, ErrorCode.INTERNAL)
     await rig.client.stage(other, LARGE)
-    assert (await stream.read()).operation_id == other.operation_id
+    assert (await answer(stream)).operation_id == other.operation_id
 
 
 async def test_a_client_that_has_sent_all_still_gets_its_answers(rig: Rig) -> None:
@@ -175,7 +183,7 @@ async def test_a_client_that_has_sent_all_still_gets_its_answers(rig: Rig) -> No
     await stream.done_writing()
     await known(rig, operation)
     await rig.client.stage(operation, LARGE)
-    assert (await stream.read()).operation_id == operation.operation_id
+    assert (await answer(stream)).operation_id == operation.operation_id
     assert await stream.read() is grpc.aio.EOF
 
 
@@ -210,7 +218,7 @@ async def test_a_router_that_stops_ends_its_streams_when_they_owe_nothing(rig: R
     rig.router.stop()
     assert await ended_with(idle) == ErrorCode.UNAVAILABLE
     await rig.client.stage(operation, LARGE)
-    assert (await busy.read()).operation_id == operation.operation_id
+    assert (await answer(busy)).operation_id == operation.operation_id
     assert await ended_with(busy) == ErrorCode.UNAVAILABLE
     late = open_stream(rig)
     await late.initial_metadata()

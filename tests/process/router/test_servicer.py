@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -172,7 +173,7 @@ async def test_garbage_on_the_port_disturbs_nobody(rig: Rig, garbage: bytes) -> 
 
 
 async def test_bytes_that_are_no_operation_end_only_their_own_call(rig: Rig) -> None:
-    call = rig.client.channel.unary_unary("/plexsvc.v1.Router/SubmitOperation")
+    call: Any = rig.client.channel.unary_unary("/plexsvc.v1.Router/SubmitOperation")
     with pytest.raises(grpc.aio.AioRpcError):
         await call(b"\xff\xff\xff", metadata=metadata(), timeout=5)
     result = await rig.client.submit(rig.client.operation(noop=ops.Noop()))

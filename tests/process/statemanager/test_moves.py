@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,7 +168,7 @@ def test_a_rank_that_dies_inside_a_load_rolls_the_others_back(daemon: Daemon) ->
 def test_older_commands_and_ranks_are_refused(daemon: Daemon) -> None:
     a = daemon.client("a", incarnation=2)
     a("allocate", regions=[region("params", MIB)])
-    fence = {"scheduler_epoch": 5, "lease_no": 7, "incarnation": 2}
+    fence: dict[str, Any] = {"scheduler_epoch": 5, "lease_no": 7, "incarnation": 2}
     assert daemon.move("a", "HOST", **fence).error.code == ""
     for older in ({"scheduler_epoch": 4}, {"lease_no": 6}, {"incarnation": 1}):
         assert daemon.move("a", "DEVICE", **{**fence, **older}).error.code == "stale_fence"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import grpc
 import numpy as np
@@ -62,7 +63,7 @@ def stage(
     return daemon.stub.Stage(sent, timeout=30)
 
 
-def drop(daemon: Daemon, **fields: object) -> int:
+def drop(daemon: Daemon, **fields: Any) -> int:  # noqa: ANN401 - fields of a message
     request = statemanager_pb2.DropStagedRequest(**fields)
     return daemon.stub.DropStaged(request, timeout=30).freed_bytes
 

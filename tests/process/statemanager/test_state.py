@@ -44,7 +44,7 @@ def piece(array: np.ndarray, *, rows: slice, offset: int, **fields: object) -> d
     }
 
 
-def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: object) -> list[Client]:
+def build(daemon: Daemon, wpg_id: str, shards: list[slice], **identity: Any) -> list[Client]:  # noqa: ANN401 - passed on
     """Ranks holding WEIGHT by rows as param and, tenfold, exp_avg, 64 bytes into their regions."""
     ranks = []
     for i, rows in enumerate(shards):
@@ -249,7 +249,7 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
     assert sorted(p.name for p in tmp_path.iterdir() if "tmp-" in p.name) == []
 
 
-def materialize(daemon: Daemon, path: Path, **fields: object) -> statemanager_pb2.MaterializeReply:
+def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:  # noqa: ANN401 - fields of a message
     request = statemanager_pb2.MaterializeRequest(wpg_id="a", path=str(path), **fields)
     return daemon.stub.Materialize(request, timeout=30)
 

@@ -49,7 +49,7 @@ class StateManager:
     data_socket: str
     stub: statemanager_pb2_grpc.StateManagerStub
 
-    def move(self, wpg_id: str, to: int) -> None:
+    def move(self, wpg_id: str, to: common_pb2.Residency) -> None:
         reply = self.stub.Move(
             statemanager_pb2.MoveRequest(wpg_id=wpg_id, to=to), timeout=DEADLINE_S
         )

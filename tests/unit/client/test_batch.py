@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def sample(prompt: list[int], tokens: list[int], logprobs: list[float]) -> FakeS
     return FakeSample(prompt, tokens, np.array(logprobs, np.float32))
 
 
-def refused(code: str, **arrays: object) -> plex.PlexError:
+def refused(code: str, **arrays: Any) -> plex.PlexError:  # noqa: ANN401 - wrong on purpose
     with pytest.raises(plex.PlexError) as caught:
         plex.Batch(**arrays)
     assert caught.value.code == code
@@ -60,10 +61,11 @@ def test_advantages_may_be_given_per_token() -> None:
 )
 def test_every_generated_token_is_a_counted_target_exactly_once(samples: list[FakeSample]) -> None:
     batch = plex.Batch.from_samples(samples, advantages=np.arange(len(samples)))
-    targets = batch.per_sequence(batch.target_tokens)
-    masks = batch.per_sequence(batch.mask)
+    arrays = batch.arrays()
+    targets = batch.per_sequence(arrays["target_tokens"])
+    masks = batch.per_sequence(arrays["mask"])
     for item, target, mask in zip(samples, targets, masks, strict=True):
-        assert target[mask > 0].tolist() == item.tokens
+        assert target[mask.astype(bool)].tolist() == item.tokens
     assert batch.mask.sum() == sum(len(item.tokens) for item in samples)
 
 
@@ -86,7 +88,7 @@ def test_texts_are_encoded_part_by_part() -> None:
 
 def test_arrays_cannot_change_after_the_batch_was_made() -> None:
     tokens = np.array([1, 2, 3])
-    batch = plex.Batch(tokens=tokens, cu_seqlens=[0, 3])
+    batch = plex.Batch(tokens=tokens, cu_seqlens=np.array([0, 3]))
     tokens[0] = 9
     assert batch.tokens.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
@@ -94,7 +96,7 @@ def test_arrays_cannot_change_after_the_batch_was_made() -> None:
 
 
 def test_replace_checks_again_and_leaves_the_original() -> None:
-    batch = plex.Batch(tokens=[1, 2], cu_seqlens=[0, 2])
+    batch = plex.Batch(tokens=np.array([1, 2]), cu_seqlens=np.array([0, 2]))
     weighted = batch.replace(weights=[1, 2])
     assert weighted.weights.tolist() == [1, 2]
     assert batch.weights is None
@@ -151,7 +153,7 @@ def test_a_sequence_too_short_to_predict_anything_is_refused() -> None:
 
 
 @pytest.mark.parametrize("advantages", [[1.0], [[1.0], [1.0, 2.0]]])
-def test_advantages_that_do_not_fit_the_samples_are_refused(advantages: list[object]) -> None:
+def test_advantages_that_do_not_fit_the_samples_are_refused(advantages: list[Any]) -> None:
     samples = [sample([1, 2], [3, 4], [0, 0]), sample([1], [5, 6], [0, 0])]
     with pytest.raises(plex.PlexError) as caught:
         plex.Batch.from_samples(samples, advantages=advantages)

@@ -139,7 +139,7 @@ def test_sync_refuses_itself_and_other_jobs(loop: Loop, cluster: plex.Cluster) -
 def test_a_blocking_call_in_a_callback_is_refused_instead_of_hanging(
     loop: Loop, router: FakeRouter
 ) -> None:
-    caught: list[BaseException] = []
+    caught: list[plex.PlexError] = []
     done = threading.Event()
 
     def callback(_: object) -> None:

@@ -28,9 +28,9 @@ def rl_loop(job: plex.Job) -> None:
         ]
         assert {v for s in samples for v in s.versions} == {version}
         large = plex.Batch(
-            tokens=rng.integers(0, 50, 12_000),
+            tokens=rng.integers(0, 50, 12_000).astype(np.int32),
             cu_seqlens=np.linspace(0, 12_000, 30).astype(np.int32),
-            target_tokens=rng.integers(0, 50, 12_000),
+            target_tokens=rng.integers(0, 50, 12_000).astype(np.int32),
         )
         expected = fake_logprobs(large.tokens, large.target_tokens)
         np.testing.assert_array_equal(actor.forward(large).logprobs, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -215,7 +216,7 @@ def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
 
 @pytest.mark.parametrize("wrong", [{"role": "judge"}, {"kind": "borrowed", "role": "rollout"}])
 def test_a_deployment_of_an_unknown_role_or_kind_is_refused(
-    loop: Loop, wrong: dict[str, str]
+    loop: Loop, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(PlexError) as caught:
         loop.job.deploy("x", model="/m", backend="vllm", **wrong)
@@ -233,7 +234,9 @@ def test_a_deployment_of_an_unknown_role_or_kind_is_refused(
     ],
 )
 def test_a_number_that_no_deployment_can_have_is_refused_by_name(
-    loop: Loop, name: str, value: object
+    loop: Loop,
+    name: str,
+    value: Any,  # noqa: ANN401 - wrong on purpose
 ) -> None:
     with pytest.raises(PlexError, match=f"{name}=.* must be an integer in"):
         loop.job.deploy("odd", model="/m", backend="megatron", **{name: value})
@@ -244,7 +247,9 @@ def test_a_number_that_no_deployment_can_have_is_refused_by_name(
     [("priority", 2**31), ("session_ttl_s", -1), ("session_ttl_s", "x"), ("max_slowdown", -0.5)],
 )
 def test_terms_that_no_job_can_have_are_refused_by_name(
-    cluster: plex.Cluster, name: str, value: object
+    cluster: plex.Cluster,
+    name: str,
+    value: Any,  # noqa: ANN401 - wrong on purpose
 ) -> None:
     with pytest.raises(PlexError, match=f"{name}=.* must be"):
         cluster.job("odd", **{name: value})

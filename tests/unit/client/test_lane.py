@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
 import pytest
 
@@ -69,7 +71,7 @@ def test_a_final_error_is_raised_as_the_service_said_it(loop: Loop, router: Fake
 
 
 @pytest.fixture
-def impatient(router: FakeRouter):  # noqa: ANN201 - a generator of a loop
+def impatient(router: FakeRouter) -> Iterator[plex.Actor]:
     options = plex.ClientOptions(retry_for_s=0.0)
     with (
         plex.connect(router.address, token=TOKEN, options=options) as cluster,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -56,11 +57,12 @@ async def scripted(*scripts: Script) -> AsyncIterator[Operations]:
     """Yield operations on a router whose streams follow `scripts`, one each."""
     left = list(scripts)
 
-    async def operate(_: object, context: grpc.aio.ServicerContext) -> None:
+    async def operate(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await left.pop(0)(Peer(context))
 
     server = grpc.aio.server()
-    methods = {"Operate": grpc.stream_stream_rpc_method_handler(operate)} if scripts else {}
+    handlers: Any = grpc.stream_stream_rpc_method_handler(operate)
+    methods = {"Operate": handlers} if scripts else {}
     handler = grpc.method_handlers_generic_handler("plexsvc.v1.Router", methods)
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -19,9 +19,9 @@ def large_batch(num_tokens: int = 300_000) -> plex.Batch:
     rng = np.random.default_rng(0)
     bounds = np.linspace(0, num_tokens, 50).astype(np.int32)
     return plex.Batch(
-        tokens=rng.integers(0, 50, num_tokens),
+        tokens=rng.integers(0, 50, num_tokens).astype(np.int32),
         cu_seqlens=bounds,
-        target_tokens=rng.integers(0, 50, num_tokens),
+        target_tokens=rng.integers(0, 50, num_tokens).astype(np.int32),
     )
 
 

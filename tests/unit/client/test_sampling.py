@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plexclient import sampling
@@ -46,7 +48,7 @@ def test_a_seed_of_zero_is_a_seed() -> None:
         {"best_of": 3},
     ],
 )
-def test_options_out_of_range_are_refused_by_name(options: dict[str, object]) -> None:
+def test_options_out_of_range_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(PlexError) as caught:
         sampling.to_wire(**options)
     assert caught.value.code == "bad_request"
@@ -70,6 +72,6 @@ def test_texts_and_token_ids_may_be_mixed() -> None:
         ([[1], 2], "prompt 1 is neither"),
     ],
 )
-def test_prompts_no_model_could_read_are_refused(prompts: object, found: str) -> None:
+def test_prompts_no_model_could_read_are_refused(prompts: Any, found: str) -> None:  # noqa: ANN401 - wrong on purpose
     with pytest.raises(PlexError, match=found):
         sampling.encode_prompts(prompts, encode=encode, vocab_size=50)

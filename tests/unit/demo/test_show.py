@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -70,7 +71,7 @@ def test_the_verdict_names_speed_cap_and_failed_checks() -> None:
     assert "FAILED  learning of bits: no gain" in out.getvalue()
 
 
-def test_pictures_are_written(tmp_path) -> None:  # noqa: ANN001 - pytest's own
+def test_pictures_are_written(tmp_path: Path) -> None:
     run = make_run("bits", rewards=[0.1, 0.2, 0.4])
     spans = [make_span("step", 0, 4_000_000), make_span("load", 4_000_000, 5_000_000)]
     plot_rewards(tmp_path / "r.png", alone=[run], shared=[run])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,12 @@ FAST = RolloutConfig(frame_us=1000, probe_us=2000, instance_wait_us=300_000, fra
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9]]
 
 
+async def next_frame(
+    frames: AsyncIterator[operations_pb2.GenerateFrame],
+) -> operations_pb2.GenerateFrame:
+    return await anext(frames)
+
+
 @dataclass(slots=True)
 class Bench:
     """A running manager and its instances."""
@@ -36,7 +43,10 @@ class Bench:
     )
 
     def operation(
-        self, *, operation_id: bytes | None = None, **body: object
+        self,
+        *,
+        operation_id: bytes | None = None,
+        **body: Any,  # noqa: ANN401 - fields of a message
     ) -> operations_pb2.Operation:
         self.seq += 1
         return operations_pb2.Operation(
@@ -48,7 +58,9 @@ class Bench:
         )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: object
+        self,
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+        **sampling: Any,  # noqa: ANN401 - fields of a message
     ) -> operations_pb2.Operation:
         options = {"n": 2, "max_tokens": 12, "temperature": 1.0} | sampling
         return self.operation(
@@ -59,7 +71,9 @@ class Bench:
         )
 
     async def execute(
-        self, operation: operations_pb2.Operation, **more: object
+        self,
+        operation: operations_pb2.Operation,
+        **more: Any,  # noqa: ANN401 - fields of a message
     ) -> operations_pb2.OperationResult:
         request = worker_pb2.ExecuteRequest(
             fence=self.fence, wpg_id=self.wpg_id, operation=operation, **more
@@ -79,7 +93,7 @@ class Bench:
             instance_addresses=[instance.address for instance in self.instances],
         )
 
-    async def pull(self, version: int, **manifest: object) -> operations_pb2.OperationResult:
+    async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:  # noqa: ANN401 - fields of a message
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
         return await self.execute(
             self.operation(pull=body), manifests=[publish(version, **manifest)]
@@ -180,7 +194,7 @@ async def test_a_stream_opened_before_its_operation_starts_follows_it_live() -> 
         request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
         stream = b.manager.StreamFrames(request, None)
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(anext(stream))
+            first = group.create_task(next_frame(stream))
             running = group.create_task(b.execute(operation))
             b.instances[0].engine.allow(1)
             assert len((await first).deltas) == 4
@@ -454,7 +468,7 @@ async def test_streams_of_one_deployment_leave_room_for_others() -> None:
         with pytest.raises(PlexError, match=r"2 streams of rollout .*per_deployment"):
             await b.frames(b"3" * 16)
         request = worker_pb2.StreamFramesRequest(operation_id=b"4" * 16, deployment_id="other")
-        other = group.create_task(anext(b.manager.StreamFrames(request, None)))
+        other = group.create_task(next_frame(b.manager.StreamFrames(request, None)))
         await asyncio.sleep(0)
         with pytest.raises(PlexError, match=r"3 streams are open"):
             await b.frames(b"5" * 16)

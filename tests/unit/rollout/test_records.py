@@ -28,7 +28,13 @@ def record(*, generated: int = 0, samples: int = 1) -> OperationRecord:
     return made
 
 
-def delta(start: int, end: int, *, version: int = 1, finish: int = 0) -> operations_pb2.SampleDelta:
+def delta(
+    start: int,
+    end: int,
+    *,
+    version: int = 1,
+    finish: operations_pb2.FinishReason = operations_pb2.FINISH_REASON_UNSPECIFIED,
+) -> operations_pb2.SampleDelta:
     made = operations_pb2.SampleDelta(
         position=start,
         token_ids=TOKENS[start:end],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -78,7 +79,7 @@ async def test_a_tenant_looks_as_itself_whatever_it_claims(request_: Message) ->
     assert [(r.tenant, r.is_operator) for r in scheduler.seen] == [("lab", False)]  # type: ignore[attr-defined]
 
 
-def shape(*segments: tuple[int, int], **more: int) -> pb.JobShape:
+def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:  # noqa: ANN401 - fields of a message
     cycle = [pb.CycleSegment(offset_us=o, duration_us=d) for o, d in segments]
     return pb.JobShape(**{"num_devices": 1, "period_us": 10} | more, segments=cycle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def spec(**changes: object) -> pb.DeploymentSpec:
-    base: dict[str, object] = {"role": "actor", "backend": "megatron", "model": "/m"}
+def spec(**changes: Any) -> pb.DeploymentSpec:  # noqa: ANN401 - fields of a message
+    base: dict[str, Any] = {"role": "actor", "backend": "megatron", "model": "/m"}
     return pb.DeploymentSpec(**(base | changes))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plexclient.wire.v1 import service_pb2 as pb
@@ -12,11 +14,11 @@ from plexsvc.router.config import RouterConfig
 CONFIG = RouterConfig(max_name_chars=16, max_labels=1, max_metrics=1)
 
 
-def job(**changes: object) -> pb.CreateJobRequest:
+def job(**changes: Any) -> pb.CreateJobRequest:  # noqa: ANN401 - fields of a message
     return pb.CreateJobRequest(**{"job_id": "job-1", "name": "größe ☃", **changes})
 
 
-def deployment(**changes: object) -> pb.CreateDeploymentRequest:
+def deployment(**changes: Any) -> pb.CreateDeploymentRequest:  # noqa: ANN401 - fields of a message
     asked = {"job_id": "job-1", "name": "a/b", "deployment_id": "job-1/a/b", **changes}
     return pb.CreateDeploymentRequest(**asked)
 

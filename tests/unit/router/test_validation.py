@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,7 +24,7 @@ PPO = ops.ForwardBackward(loss="ppo")
 RULES = OperationRules(RouterConfig(max_batch_tokens=4096, max_batch_sequences=16, max_prompts=2))
 
 
-def operation(arrays: Arrays | None = None, **body: object) -> ops.Operation:
+def operation(arrays: Arrays | None = None, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
     made = ops.Operation(
         operation_id=new_operation_id(), job_id="job-1", deployment_id="job-1/actor", seq=1, **body
     )
@@ -31,7 +33,7 @@ def operation(arrays: Arrays | None = None, **body: object) -> ops.Operation:
     return made
 
 
-def announced(arrays: Arrays, **body: object) -> ops.Operation:
+def announced(arrays: Arrays, **body: Any) -> ops.Operation:  # noqa: ANN401 - fields of a message
     made = operation(**body)
     specs, nbytes = tensors.layout(arrays)
     made.payload.staged.tensors.extend(specs)
@@ -171,7 +173,7 @@ def test_a_loss_argument_must_be_known_finite_and_not_negative(
     ],
 )
 def test_an_operation_that_makes_no_sense_says_why(
-    role: str, body: dict[str, object], word: str
+    role: str, body: dict[str, Any], word: str
 ) -> None:
     error = refusal(operation(**body), on=deployment(role))
     assert error.code == ErrorCode.BAD_REQUEST
@@ -224,9 +226,7 @@ def test_every_kind_of_operation_has_its_roles() -> None:
         ({"after": [b"x"]}, "16 bytes"),
     ],
 )
-def test_an_operation_that_cannot_be_placed_is_refused(
-    change: dict[str, object], word: str
-) -> None:
+def test_an_operation_that_cannot_be_placed_is_refused(change: dict[str, Any], word: str) -> None:
     made = operation(noop=ops.Noop())
     for name in change:
         made.ClearField(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.trace import _OPTIONAL, _REQUIRED, read_cluster, read_trace
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "job_id": "a",
     "arrival_s": 1.5,
     "nodes": 2,
@@ -54,7 +55,7 @@ def test_a_switch_costs_the_state_out_and_in_over_the_link(tmp_path: Path) -> No
 
 
 def with_segment(**changes: object) -> dict[str, object]:
-    first, second = GOOD["segments"]  # type: ignore[misc]  # the list above
+    first, second = GOOD["segments"]
     return {**GOOD, "segments": [first, {**second, **changes}]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ PAGE = mapping.PAGE_BYTES
 
 
 @pytest.fixture
-def file() -> None:
+def file() -> Iterator[int]:
     fd = os.memfd_create("test")
     os.ftruncate(fd, 4 * PAGE)
     yield fd

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ needs_huge_pages = pytest.mark.skipif(
 
 
 @pytest.fixture
-def tier(request: pytest.FixtureRequest) -> None:
+def tier(request: pytest.FixtureRequest) -> Iterator[DeviceTier]:
     device = DeviceConfig(index=0, bytes_total=64 * PAGE, memory=request.param)
     opened = open_tier(device, keep_pages=True)
     yield opened

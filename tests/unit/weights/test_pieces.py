@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -112,7 +114,7 @@ def test_a_scalar_tensor_is_one_element() -> None:
 def test_a_piece_that_contradicts_itself_or_its_region_is_refused(
     change: dict[str, object],
 ) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "kind": "param", "name": "w", "dtype": "F32", "region": "r", "offset": 0,
         "global_shape": [4, 4], "start": [0, 0], "size": [4, 4], "stride": [4, 1],
     }  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker import batches
 from plexsvc.worker.backends.base import ModelFacts, Shard
@@ -67,7 +68,7 @@ def test_micro_batches_hold_every_token_once_and_padding_weighs_nothing(
     ],
     ids=["one rank for two", "missing", "twice", "uneven micro-batches", "out of range"],
 )
-def test_a_plan_that_does_not_fit_is_refused(split: object) -> None:
+def test_a_plan_that_does_not_fit_is_refused(split: operations_pb2.DispatchPlan) -> None:
     with pytest.raises(PlexError) as caught:
         batches.split(random_batch(0), split, names=(), shard=shard(0, 2))
     assert caught.value.code == ErrorCode.BAD_REQUEST

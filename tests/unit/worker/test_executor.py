@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -238,7 +239,7 @@ class Served:
     ) -> worker_pb2.ExecuteReply:
         fence = common_pb2.Fence(scheduler_epoch=1, lease_no=lease_no, incarnation=1)
         request = worker_pb2.ExecuteRequest(wpg_id=wpg_id, fence=fence, operation=made)
-        return await self.servicer.Execute(request, None)
+        return await self.servicer.Execute(request, Mock())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_engines_with_work_take_turns() -> None:
     first, second = Counter("a", 3, trace), Counter("b", 2, trace)
     holding = executor.call(lambda: gate.wait(10))
     for engine in (first, second):
-        executor.call(lambda engine=engine: executor._engines.append(engine))
+        executor.call(partial(executor._engines.append, engine))
     gate.set()
     assert holding.result(10)
     assert first.done.wait(10)

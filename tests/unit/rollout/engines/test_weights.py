@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # importing torch warns of th
 ARRAY = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
-def fill(tmp_path: Path, *, ops: tuple[object, ...], live: object, shards: int = 1) -> int:
+def fill(tmp_path: Path, *, ops: tuple[Any, ...], live: object, shards: int = 1) -> int:
     from plexsvc.rollout.engines.weights import Target, fill  # noqa: PLC0415 - imports torch
 
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1, shards=shards)
@@ -37,7 +38,7 @@ def fill(tmp_path: Path, *, ops: tuple[object, ...], live: object, shards: int =
     ],
 )
 def test_a_weight_gets_exactly_what_its_loader_would_take(
-    tmp_path: Path, shards: int, ops: tuple[object, ...], expected: np.ndarray
+    tmp_path: Path, shards: int, ops: tuple[Any, ...], expected: np.ndarray
 ) -> None:
     import torch  # noqa: PLC0415 - seconds, and only here
 

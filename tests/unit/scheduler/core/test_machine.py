@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import MoveId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
+    Action,
     AnswerOperation,
     CancelOperation,
     DeploymentChanged,
@@ -54,7 +55,7 @@ def world() -> FakeWorld:
     return world
 
 
-def codes(actions: list[object]) -> list[ErrorCode]:
+def codes(actions: list[Action]) -> list[ErrorCode]:
     return [action.fault.code for action in actions if isinstance(action, RefuseOperation)]
 
 
@@ -71,7 +72,9 @@ def test_a_deployment_is_spawned_initialised_and_ready() -> None:
         "SetTimer",
         "SetTimer",
     ]
-    assert actions[2] == SpawnWpg(wpg_id=A, deployment_id="a/actor", incarnation=1, places=(place,))
+    assert actions[2] == SpawnWpg(
+        wpg_id=A, deployment_id=DeploymentId("a/actor"), incarnation=1, places=(place,)
+    )
     started = world.report_next(SpawnWpg)
     assert started[-1] == StartOperation(operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1)
     ready = world.report_next(StartOperation)
@@ -244,7 +247,7 @@ def test_an_after_that_nobody_submits_is_given_up(world: FakeWorld) -> None:
 def test_an_after_that_was_acknowledged_is_still_known(world: FakeWorld) -> None:
     world.submit("one", job="b", seq=1)
     world.drain()
-    acknowledged = Acknowledged(at_us=world.tick(), deployment_id="b/actor", seq=1)
+    acknowledged = Acknowledged(at_us=world.tick(), deployment_id=DeploymentId("b/actor"), seq=1)
     assert world.tell(acknowledged) == [ReleaseOperation(operation_id=op_id("one"))]
     world.submit("two", job="b", seq=2, after=("one",))
     assert world.started[-1] == op_id("two")
@@ -270,7 +273,7 @@ def test_a_payload_that_comes_again_after_its_operation_ended_is_dropped(world: 
     world.drain()
     late = world.tell(PayloadStaged(at_us=world.tick(), operation_id=again))
     assert late == [DropPayload(operation_id=again)]
-    world.tell(Acknowledged(at_us=world.tick(), deployment_id="b/actor", seq=1))
+    world.tell(Acknowledged(at_us=world.tick(), deployment_id=DeploymentId("b/actor"), seq=1))
     late = world.tell(PayloadStaged(at_us=world.tick(), operation_id=again))
     assert late == [DropPayload(operation_id=again)]
 
@@ -496,7 +499,7 @@ def test_an_ended_job_lets_its_running_operation_end_then_frees_everything(
     assert world.report_next(StopWpg) == [ForgetWpg(wpg_id=B, lease_no=2)]
     actions = world.report_next(ForgetWpg)
     assert actions[-1] == JobChanged(
-        job_id="b", state=JobState.COMPLETED, reason="done", device_us=actions[-1].device_us
+        job_id=JobId("b"), state=JobState.COMPLETED, reason="done", device_us=actions[-1].device_us
     )
     assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.JOB_ENDED]
 

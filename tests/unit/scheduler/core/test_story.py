@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, WpgId
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.life import lifecycle
@@ -60,7 +60,7 @@ def test_it_names_payload_and_dependencies(world: FakeWorld) -> None:
 
 def test_it_tells_how_an_operation_ended(world: FakeWorld) -> None:
     world.submit("b1", job="b", seq=1)
-    world.die("wpg-1-2")
+    world.die(WpgId("wpg-1-2"))
     story = explain(world.core.cluster, op_id("b1"), now_us=world.now_us)
     assert story is not None
     assert story.state is OperationState.FAILED

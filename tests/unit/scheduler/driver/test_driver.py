@@ -12,7 +12,7 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import NodeId
+from plexsvc.ids import NodeId, OperationId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
 from plexsvc.scheduler.driver import journal
@@ -180,7 +180,7 @@ async def test_acknowledged_answers_are_dropped(rig: Rig) -> None:
         service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT, acks={"job-1/actor": 1})
     )
     await rig.run("job-1")
-    assert rig.driver.results.get(operation.operation_id) is None
+    assert rig.driver.results.get(OperationId(operation.operation_id)) is None
     again = await rig.scheduler.SubmitOperation(operation)
     assert (again.state, again.error.code) == (REFUSED, ErrorCode.RESULT_GONE)
     assert operation.operation_id in rig.rollout.released

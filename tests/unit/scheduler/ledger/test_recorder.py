@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plexsvc.ids import OperationId
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.rigs.scheduler_rig import start_rig
 
@@ -15,7 +16,7 @@ async def test_answers_nobody_acknowledged_go_with_their_job(tmp_path: Path) -> 
             await rig.job(job)
             await rig.deploy(job)
             operation = await rig.run(job, "step")
-            assert rig.driver.results.get(operation.operation_id) is not None
+            assert rig.driver.results.get(OperationId(operation.operation_id)) is not None
             await rig.end(job)
         assert list(rig.driver.registry.jobs) == ["b"]
         assert len(rig.driver.results) == 1

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId, NodeId
-from plexsvc.scheduler.core.planning.board import Board, Group, NodeRoom
+from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.fit import Fitter
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import NodeRoom
 from plexsvc.scheduler.core.structures.ring import Ring, divisors_of
 
 SIZE = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import MoveId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -58,7 +58,7 @@ def world() -> FakeWorld:
 
 def changed(stage: RelocationStage, fault: Fault | None = None) -> RelocationChanged:
     return RelocationChanged(
-        deployment_id="a/actor", stage=stage, places=TO, reason="asked", fault=fault
+        deployment_id=DeploymentId("a/actor"), stage=stage, places=TO, reason="asked", fault=fault
     )
 
 
@@ -86,7 +86,7 @@ def fault_of(actions: list[Action]) -> Fault:
 
 def runs_on(world: FakeWorld, name: str, wpg_id: WpgId) -> None:
     """Submit the next operation and see it run on a WPG."""
-    seq = world.core.cluster.deployments["a/actor"].next_seq
+    seq = world.core.cluster.deployments[DeploymentId("a/actor")].next_seq
     started = [a for a in world.submit(name, job="a", seq=seq) if isinstance(a, StartOperation)]
     assert [(order.operation_id, order.wpg_id) for order in started] == [(op_id(name), wpg_id)]
     world.report(started[0])
@@ -95,17 +95,23 @@ def runs_on(world: FakeWorld, name: str, wpg_id: WpgId) -> None:
 def test_the_whole_way(world: FakeWorld) -> None:
     assert world.relocate("a", places=TO) == [
         changed(RelocationStage.SPAWNING),
-        SpawnWpg(wpg_id=NEW, deployment_id="a/actor", incarnation=2, places=TO, replaces=OLD),
+        SpawnWpg(
+            wpg_id=NEW,
+            deployment_id=DeploymentId("a/actor"),
+            incarnation=2,
+            places=TO,
+            replaces=OLD,
+        ),
         SetTimer(key=f"spawn/{NEW}", at_us=world.now_us + 180_000_000),
         SetTimer(key=f"relocate/{NEW}", at_us=world.now_us + 600_000_000),
     ]
     runs_on(world, "a1", OLD)
-    initialize_id = world.core.cluster.deployments["a/actor~2"].initialize_id
+    initialize_id = world.core.cluster.deployments[DeploymentId("a/actor~2")].initialize_id
     assert world.report_next(SpawnWpg) == [
         changed(RelocationStage.WAITING),
         changed(RelocationStage.CARRYING),
         CarryState(
-            deployment_id="a/actor",
+            deployment_id=DeploymentId("a/actor"),
             from_wpg_id=OLD,
             to_wpg_id=NEW,
             initialize_id=initialize_id,
@@ -121,11 +127,14 @@ def test_the_whole_way(world: FakeWorld) -> None:
     done = world.report(start)
     assert done == [
         AnswerOperation(operation_id=initialize_id, queued_us=0, switch_us=0, run_us=500),
-        CutOver(deployment_id="a/actor", from_wpg_id=OLD, to_wpg_id=NEW),
+        CutOver(deployment_id=DeploymentId("a/actor"), from_wpg_id=OLD, to_wpg_id=NEW),
         DropCarried(move_id=CARRY),
         changed(RelocationStage.DONE),
         DeploymentChanged(
-            deployment_id="a/actor", state=DeploymentState.READY, wpg_id=NEW, fault=None
+            deployment_id=DeploymentId("a/actor"),
+            state=DeploymentState.READY,
+            wpg_id=NEW,
+            fault=None,
         ),
         StopWpg(wpg_id=OLD),
         StartOperation(operation_id=op_id("a2"), wpg_id=NEW, lease_no=2),
@@ -135,7 +144,7 @@ def test_the_whole_way(world: FakeWorld) -> None:
     cluster = world.core.cluster
     assert list(cluster.wpgs) == [NEW]
     assert list(cluster.deployments) == ["a/actor"]
-    assert cluster.jobs["a"].deployments == ["a/actor"]
+    assert cluster.jobs[JobId("a")].deployments == ["a/actor"]
 
 
 def test_it_waits_until_no_gradients_are_accumulated(world: FakeWorld) -> None:
@@ -150,7 +159,7 @@ def test_it_waits_until_no_gradients_are_accumulated(world: FakeWorld) -> None:
 
 
 def test_a_broken_window_is_open_until_zero_grad(world: FakeWorld) -> None:
-    deployment = world.core.cluster.deployments["a/actor"]
+    deployment = world.core.cluster.deployments[DeploymentId("a/actor")]
     broke = Fault(code=ErrorCode.WINDOW_BROKEN, message="nan")
     for number, (kind, fault, is_open) in enumerate(
         [
@@ -191,7 +200,7 @@ def test_a_payload_that_arrives_on_the_way_waits_with_its_operation(world: FakeW
 
 def test_the_new_place_is_shared_like_any_other(world: FakeWorld) -> None:
     world.bring_up("b")
-    assert world.core.cluster.wpgs["wpg-1-2"].places == TO
+    assert world.core.cluster.wpgs[WpgId("wpg-1-2")].places == TO
     world.submit("b1", job="b", seq=1)
     world.relocate("a", places=TO)
     world.report_next(SpawnWpg)
@@ -217,7 +226,7 @@ def test_new_processes_that_die_change_nothing(world: FakeWorld, stage: str, dro
         world.report_next(StartOperation)
     if stage == "restoring":
         world.report(carry(world))
-    assert world.core.cluster.deployments["a/actor"].relocation.stage == stage
+    assert world.core.cluster.deployments[DeploymentId("a/actor")].relocation.stage == stage
     actions = world.die(NEW)
     assert fault_of(actions).code is ErrorCode.WORKER_DIED
     assert "stays where it is and goes on" in fault_of(actions).message
@@ -273,7 +282,7 @@ def test_no_step_boundary_in_time_ends_it(world: FakeWorld) -> None:
     fault = fault_of(world.fire(f"relocate/{NEW}"))
     assert fault.code is ErrorCode.OPERATION_TIMEOUT
     assert "step or zero_grad" in fault.message
-    assert world.core.cluster.deployments["a/actor"].relocation_fault == fault
+    assert world.core.cluster.deployments[DeploymentId("a/actor")].relocation_fault == fault
 
 
 def test_its_time_does_not_run_while_the_deployment_is_held(world: FakeWorld) -> None:
@@ -319,8 +328,8 @@ def test_it_may_be_tried_again(world: FakeWorld) -> None:
     world.drain()
     world.relocate("a", places=TO)
     world.drain()
-    assert world.core.cluster.deployments["a/actor"].wpg_id == "wpg-1-3"
-    assert world.core.cluster.wpgs["wpg-1-3"].incarnation == 3
+    assert world.core.cluster.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
+    assert world.core.cluster.wpgs[WpgId("wpg-1-3")].incarnation == 3
 
 
 @pytest.mark.parametrize(
@@ -365,7 +374,7 @@ def test_instances_move_to_idle_devices_once_what_runs_has_ended() -> None:
     done = world.report_next(StartOperation)
     assert done[-1] == StartOperation(operation_id=op_id("g2"), wpg_id=NEW, lease_no=2)
     board = world.core.cluster.planning.planner("rollout").board
-    assert board.exclusive["a/rollout"] == ("n1:0",)
+    assert board.exclusive[JobId("a/rollout")] == ("n1:0",)
     world.drain()
     assert list(board.exclusive) == ["a/rollout"]
     assert list(board.idle) == ["n0:0"]
