@@ -36,11 +36,11 @@ def workload(*, seed: int, gangs: tuple[int, ...]) -> Workload:
         replace(
             job,
             cycles=int(dice.integers(10, 40)),
-            demand=replace(job.demand, num_nodes=int(dice.choice(gangs))),
+            demand=replace(job.demand, num_units=int(dice.choice(gangs))),
         )
         for job in cluster_256(seed=seed, num_jobs=JOBS).jobs
     ]
-    work_us = sum(j.demand.num_nodes * j.cycles * j.demand.profile.period_us for j in jobs)
+    work_us = sum(j.demand.num_units * j.cycles * j.demand.profile.period_us for j in jobs)
     arrivals_us = np.sort(dice.uniform(0, work_us / (LOAD * DEVICES), JOBS))
     placed = [
         replace(

@@ -9,12 +9,12 @@ import tracemalloc
 
 import numpy as np
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     if asked.memory:
         tracemalloc.start()
     planner = Planner(
-        Board(NodeRoom(node_id=NodeId(f"n{i:05d}")) for i in range(asked.nodes)), policy=PLEX
+        Board(UnitRoom(unit_id=UnitId(f"n{i:05d}")) for i in range(asked.nodes)), policy=PLEX
     )
     made = 0
     gang_sizes = _gang_sizes(asked.nodes, asked.residents)
@@ -61,7 +61,7 @@ def main() -> None:
         "placed": placed,
         "memory_mb": round(memory / 1e6, 1) if asked.memory else None,
         "pruned_share": round(planner.fitter.pruned.share, 4),
-        "pruned_by_free_nodes": round(planner.fitter.pruned.free_nodes_share, 4),
+        "pruned_by_free_nodes": round(planner.fitter.pruned.free_units_share, 4),
     }
     for name, values in (("cpu", cpu), ("wall", wall)):
         for q in (50, 99):
@@ -93,7 +93,10 @@ def _demand(number: int, dice: np.random.Generator, gang_sizes: list[int]) -> De
         jitter_ppm=150_000,
     )
     return Demand(
-        job_id=JobId(f"job-{number}"), num_nodes=size, profile=profile, expected_us=3600 * SECOND_US
+        resident_id=ResidentId(f"job-{number}"),
+        num_units=size,
+        profile=profile,
+        expected_us=3600 * SECOND_US,
     )
 
 

@@ -21,6 +21,12 @@ MoveId = NewType("MoveId", str)
 ProcId = NewType("ProcId", str)
 """One process: `<wpg id>/<rank>`."""
 
+ResidentId = NewType("ResidentId", str)
+"""What planning gives a place: a deployment; in a simulation of planning alone, a job."""
+
+UnitId = NewType("UnitId", str)
+"""What planning gives out: a device, `<node id>:<index>`; in a simulation of planning, a node."""
+
 __all__ = [
     "DeploymentId",
     "JobId",
@@ -28,7 +34,9 @@ __all__ = [
     "NodeId",
     "OperationId",
     "ProcId",
+    "ResidentId",
     "TenantId",
+    "UnitId",
     "WpgId",
     "new_deployment_id",
     "new_job_id",

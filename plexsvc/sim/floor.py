@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.decisions import Placed
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -79,9 +79,9 @@ class Playing:
     """All waiting of its operations so far: the clock its cycle is measured on stands still."""
 
     @property
-    def job_id(self) -> JobId:
+    def job_id(self) -> ResidentId:
         """Return the job's id."""
-        return self.record.job.demand.job_id
+        return self.record.job.demand.resident_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Floor:
         self.cluster = cluster
         self.planner = planner
         self.seed = seed
-        self.playing: dict[JobId, Playing] = {}
+        self.playing: dict[ResidentId, Playing] = {}
         self.groups: dict[int, SimGroup] = {}
         self.counts = Counts()
         self.now = 0
@@ -127,24 +127,24 @@ class Floor:
     def place(self, record: Record, placed: Placed) -> None:
         """Start a job, or start it again after its nodes were lost."""
         shift_us = placed.shift_slots * self.board.slot_us
-        group_id = self.board.group_of[placed.job_id]
-        record.stays.append(Stay(since_us=self.now, group_id=group_id, nodes=placed.nodes))
+        group_id = self.board.group_of[placed.resident_id]
+        record.stays.append(Stay(since_us=self.now, group_id=group_id, nodes=placed.units))
         if record.start_us is None:
             record.start_us, record.shift_us = self.now, shift_us
         group = self.board.groups[group_id]
-        profile = group.residents[placed.job_id].demand.profile
-        playing = self.playing.get(placed.job_id)
+        profile = group.residents[placed.resident_id].demand.profile
+        playing = self.playing.get(placed.resident_id)
         if playing is None:
             run = run_of(record.job, record.job.rollout_us(self.seed))
             playing = Playing(record=record, run=run, group_id=group_id, profile=profile)
-            self.playing[placed.job_id] = playing
+            self.playing[placed.resident_id] = playing
         playing.group_id = group_id
-        self._park(playing, placed.nodes)
+        self._park(playing, placed.units)
         first_us = self.now + shift_us + profile.slack_us + profile.segments[0].offset_us
         self.group_at(group_id).runtime.join(
-            placed.job_id, profile, nodes=frozenset(placed.nodes), expected_us=first_us
+            placed.resident_id, profile, units=frozenset(placed.units), expected_us=first_us
         )
-        self.push(self.now + shift_us, Kind.BEGIN, placed.job_id, playing.epoch)
+        self.push(self.now + shift_us, Kind.BEGIN, placed.resident_id, playing.epoch)
 
     def group_at(self, group_id: int) -> SimGroup:
         """Return a group of the board as played, from now on if it was not yet."""
@@ -173,13 +173,13 @@ class Floor:
         record.moves.append((self.now, self.now + charge_us))
         self._park(playing, nodes)
         runtime = self.group_at(playing.group_id).runtime
-        runtime.join(job_id, playing.profile, nodes=frozenset(nodes), expected_us=expected_us)
+        runtime.join(job_id, playing.profile, units=frozenset(nodes), expected_us=expected_us)
         self.push(self.now + charge_us, Kind.MOVE_END, job_id, playing.epoch)
 
     def _park(self, playing: Playing, nodes: Gang) -> None:
         """Note where a job's state is parked: in host memory while there is room, else on disk."""
         there = self.board.groups[self.board.group_of[playing.job_id]].on(nodes)
-        others = [r.demand.job_id for r in there if r.demand.job_id != playing.job_id]
+        others = [r.demand.resident_id for r in there if r.demand.resident_id != playing.job_id]
         taken = sum(self.playing[j].record.host_bytes for j in others if j in self.playing)
         record = playing.record
         room = max(0, int(self.cluster.host_gb * GB) - taken)
@@ -246,9 +246,9 @@ class Floor:
         """Do what a group's runtime decided."""
         for decision in decisions:
             match decision:
-                case Run(job_id=job_id):
+                case Run(resident_id=job_id):
                     self._run(self.playing[job_id])
-                case SwitchTo(job_id=job_id, is_prefetch=is_prefetch):
+                case SwitchTo(resident_id=job_id, is_prefetch=is_prefetch):
                     playing = self.playing[job_id]
                     end = self.now + self._switch_us(playing.record)
                     spans = playing.record.prefetch if is_prefetch else playing.record.switch
@@ -263,7 +263,7 @@ class Floor:
         end = self.now + operation.duration_us
         self.push(end, Kind.OPERATION_END, playing.job_id, playing.epoch)
 
-    def busy_jobs(self) -> set[JobId]:
+    def busy_jobs(self) -> set[ResidentId]:
         """Return the jobs that run, switch or move: they stay where they are for now."""
         return {
             job_id
@@ -284,7 +284,7 @@ class Floor:
         group.runtime.leave(playing.job_id)
         self.wake([group_id, *self.settle_groups()])
 
-    def lose(self, jobs: Sequence[JobId]) -> None:
+    def lose(self, jobs: Sequence[ResidentId]) -> None:
         """Queue jobs whose nodes are gone: each goes on from its last trained cycle.
 
         Raises:

@@ -49,7 +49,7 @@ class SimJob:
             own -= sum(s.duration_us for s in profile.segments if s.phase == SYNC_PHASE)
         if self.jitter_cv == 0:
             return [own] * self.cycles
-        dice = np.random.default_rng([seed, crc32(self.demand.job_id.encode())])
+        dice = np.random.default_rng([seed, crc32(self.demand.resident_id.encode())])
         sigma = float(np.sqrt(np.log1p(self.jitter_cv**2)))
         factors = dice.lognormal(-sigma * sigma / 2, sigma, self.cycles)
         return [int(x) for x in np.rint(factors * own)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, News
@@ -31,10 +31,10 @@ class Learner:
     """The profilers of cold jobs, fed with what ran."""
 
     def __init__(self) -> None:
-        self._profilers: dict[JobId, CycleProfiler] = {}
+        self._profilers: dict[ResidentId, CycleProfiler] = {}
 
     def observe(
-        self, job_id: JobId, guess: Profile, phase: str, *, start_us: int, end_us: int
+        self, job_id: ResidentId, guess: Profile, phase: str, *, start_us: int, end_us: int
     ) -> Profile | None:
         """Take a finished operation; returns the job's cycle when it became known or changed.
 

@@ -55,7 +55,7 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
     """Return what became of one job, in seconds, complete enough to be checked from outside."""
     demand = record.job.demand
     return {
-        "job_id": demand.job_id,
+        "job_id": demand.resident_id,
         "tenant": demand.tenant,
         "arrival_s": demand.arrived_us / SECOND_US,
         "start_s": _s(record.start_us),
@@ -90,7 +90,7 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
             "device_per_node": demand.state_bytes,
             "host_per_node": record.host_bytes,
             "disk_per_node": record.disk_bytes,
-            "moved": demand.state_bytes * demand.num_nodes * len(record.moves),
+            "moved": demand.state_bytes * demand.num_units * len(record.moves),
             "total": round(record.job.state_gb * GB),
         },
     }
@@ -105,10 +105,10 @@ def _spans(spans: list[tuple[int, int]]) -> list[list[float]]:
 
 
 def _perfetto(outcome: Outcome) -> Iterator[dict[str, object]]:
-    started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.job_id))
+    started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.resident_id))
     for at, record in enumerate(started[:_MAX_PERFETTO_JOBS]):
         group = {"pid": record.stays[-1].group_id, "tid": at}
-        name = {"name": record.job.demand.job_id}
+        name = {"name": record.job.demand.resident_id}
         yield {"ph": "M", "name": "thread_name", **group, "args": name}
         for phase, (start, end) in zip(record.phases, record.busy, strict=True):
             yield {"ph": "X", "name": phase, "ts": start, "dur": end - start, **group}
@@ -151,7 +151,7 @@ def busy_share(
             while at < end - first:
                 bucket = at // width
                 until = min(end - first, (bucket + 1) * width)
-                busy[bucket] += (until - at) * record.job.demand.num_nodes
+                busy[bucket] += (until - at) * record.job.demand.num_units
                 at = until
     hours = (np.arange(buckets) * width / SECOND_US / 3600).tolist()
     return hours, (busy[:buckets] / (width * cluster.nodes)).tolist()

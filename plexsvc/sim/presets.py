@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
@@ -123,9 +123,9 @@ def few_jobs(
     jobs = tuple(
         SimJob(
             demand=Demand(
-                job_id=JobId(f"{model}-{at}"),
-                num_nodes=cycle.train_devices,
-                rollout_nodes=cycle.rollout_devices,
+                resident_id=ResidentId(f"{model}-{at}"),
+                num_units=cycle.train_devices,
+                rollout_units=cycle.rollout_devices,
                 profile=profile,
                 expected_us=profile.period_us * FEW_CYCLES,
             ),
@@ -179,7 +179,7 @@ def cluster_256(
     )
     if counts_rollout:
         jobs = tuple(
-            replace(job, demand=replace(job.demand, rollout_nodes=-(-job.demand.num_nodes // 4)))
+            replace(job, demand=replace(job.demand, rollout_units=-(-job.demand.num_units // 4)))
             for job in jobs
         )
     return Workload(jobs=jobs, cluster=cluster)
@@ -238,8 +238,8 @@ def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
         jitter_ppm=150_000,
     )
     demand = Demand(
-        job_id=JobId(name),
-        num_nodes=gang,
+        resident_id=ResidentId(name),
+        num_units=gang,
         profile=profile,
         arrived_us=round(arrival_s * SECOND_US),
         expected_us=period_us * cycles,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plexsvc.ids import NodeId
+from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.planning.runtime import Counts
 from plexsvc.sim.jobs import SimJob
 
@@ -15,7 +15,7 @@ class Stay:
 
     since_us: int
     group_id: int
-    nodes: tuple[NodeId, ...]
+    nodes: tuple[UnitId, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Record:
 class Drained:
     """A node that was asked to be empty, and when it was."""
 
-    node_id: NodeId
+    node_id: UnitId
     asked_us: int
     empty_us: int | None = None
 

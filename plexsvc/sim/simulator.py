@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.planning.repack import Repacking, propose, relieve
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.sim.cluster import GB, NodeAction, SimCluster
 from plexsvc.sim.floor import Floor, Kind, Playing
 from plexsvc.sim.jobs import SimJob
@@ -43,17 +43,17 @@ class Simulator(Floor):
     ) -> None:
         rooms = (self._room(cluster, node_name(at)) for at in range(cluster.nodes))
         super().__init__(cluster=cluster, planner=Planner(Board(rooms), policy=policy), seed=seed)
-        self.records: dict[JobId, Record] = {}
+        self.records: dict[ResidentId, Record] = {}
         self.events = 0
         self.learner = Learner() if is_cold else None
-        self.drains: dict[NodeId, Drained] = {}
+        self.drains: dict[UnitId, Drained] = {}
         self._unfinished = len(jobs)
         self._repacked_us = 0
         self._repack_at_us = 0
         for job in jobs:
             samples = job.rollout_us(seed)
-            self.records[job.demand.job_id] = Record(job=job, alone_us=job.alone_us(samples))
-            self.push(job.demand.arrived_us, Kind.ARRIVAL, job.demand.job_id)
+            self.records[job.demand.resident_id] = Record(job=job, alone_us=job.alone_us(samples))
+            self.push(job.demand.arrived_us, Kind.ARRIVAL, job.demand.resident_id)
         for at, event in enumerate(cluster.events):
             self.push(round(event.at_s * SECOND_US), Kind.NODE_EVENT, event.node, at)
         if cluster.faults.node_mtbf_h:
@@ -114,9 +114,9 @@ class Simulator(Floor):
             job_id=first,
         )
 
-    def _room(self, cluster: SimCluster, node_id: NodeId) -> NodeRoom:
+    def _room(self, cluster: SimCluster, node_id: UnitId) -> UnitRoom:
         parked = int((cluster.host_gb + cluster.disk_gb) * GB)
-        return NodeRoom(node_id=node_id, num_devices=cluster.devices_per_node, parked_bytes=parked)
+        return UnitRoom(unit_id=node_id, num_devices=cluster.devices_per_node, parked_bytes=parked)
 
     def _admit(self) -> None:
         self._place_waiting()
@@ -135,7 +135,7 @@ class Simulator(Floor):
     def _place_waiting(self) -> None:
         admitted = self.planner.admit(self.now)
         for placed in admitted:
-            self.place(self.records[placed.job_id], placed)
+            self.place(self.records[placed.resident_id], placed)
         if any(placed.merged for placed in admitted):
             self.wake(self.settle_groups())
 
@@ -155,17 +155,17 @@ class Simulator(Floor):
         moves = list(relief.moves)
         if not moves:
             moves = propose(self.planner, busy=busy, rules=rules, now_us=self.now)
-        left = {self.playing[move.job_id].group_id for move in moves}
+        left = {self.playing[move.resident_id].group_id for move in moves}
         for move in moves:
-            playing = self.playing[move.job_id]
+            playing = self.playing[move.resident_id]
             was = playing.group_id
-            self.planner.move(move.job_id, move.nodes, now_us=self.now)
-            self.carry(playing, move.nodes, was=was)
+            self.planner.move(move.resident_id, move.units, now_us=self.now)
+            self.carry(playing, move.units, was=was)
         self.wake(sorted(left.union(self.settle_groups())))
         if self.planner.has_news:
             self._place_waiting()
 
-    def _evacuate(self, jobs: Sequence[JobId] | dict[JobId, Playing]) -> None:
+    def _evacuate(self, jobs: Sequence[ResidentId] | dict[ResidentId, Playing]) -> None:
         """Move jobs off draining nodes that have another place and do not run just now."""
         if not self.drains or all(drain.empty_us is not None for drain in self.drains.values()):
             return
@@ -174,13 +174,13 @@ class Simulator(Floor):
         left: dict[int, None] = {}
         for job_id in [job_id for job_id in jobs if job_id in self.board.group_of]:
             playing = self.playing[job_id]
-            nodes = self.planner.group_of(job_id).residents[job_id].nodes
+            nodes = self.planner.group_of(job_id).residents[job_id].units
             if job_id in busy or not any(node_id in nodes for node_id in draining):
                 continue
             placed = self.planner.rehome(job_id, now_us=self.now, avoid=draining)
             if placed is not None:
                 left[playing.group_id] = None
-                self.carry(playing, placed.nodes, was=playing.group_id)
+                self.carry(playing, placed.units, was=playing.group_id)
         self.wake([*left, *self.settle_groups()])
         self._note_empty()
 
@@ -190,16 +190,16 @@ class Simulator(Floor):
                 drain.empty_us = self.now
 
     def _on_arrival(self, subject: str, _: int) -> None:
-        demand = self.records[JobId(subject)].job.demand
+        demand = self.records[ResidentId(subject)].job.demand
         self.planner.submit(demand if self.learner is None else as_cold(demand))
 
     def _on_begin(self, subject: str, epoch: int) -> None:
-        playing = self.playing[JobId(subject)]
+        playing = self.playing[ResidentId(subject)]
         if playing.epoch == epoch:
             self._timers(playing, playing.run.restart(self.now))
 
     def _on_job_timer(self, subject: str, detail: int) -> None:
-        playing = self.playing.get(JobId(subject))
+        playing = self.playing.get(ResidentId(subject))
         if playing is not None and playing.epoch == detail >> 1:
             self._timers(playing, playing.run.timer(detail & 1, self.now))
             self.submit(playing)
@@ -209,7 +209,7 @@ class Simulator(Floor):
             self.push(at, Kind.JOB_TIMER, playing.job_id, playing.epoch << 1 | kind)
 
     def _on_operation_end(self, subject: str, epoch: int) -> None:
-        playing = self.playing.get(JobId(subject))
+        playing = self.playing.get(ResidentId(subject))
         if playing is None or playing.epoch != epoch:
             return
         operation = playing.run.head
@@ -249,13 +249,13 @@ class Simulator(Floor):
             self.groups[playing.group_id].runtime.relearn(playing.job_id, profile)
 
     def _on_switch_end(self, subject: str, epoch: int) -> None:
-        playing = self.playing.get(JobId(subject))
+        playing = self.playing.get(ResidentId(subject))
         if playing is not None and playing.epoch == epoch:
             group = self.groups[playing.group_id]
             self.perform(group.runtime.switched(playing.job_id, now_us=self.now))
 
     def _on_move_end(self, subject: str, epoch: int) -> None:
-        playing = self.playing.get(JobId(subject))
+        playing = self.playing.get(ResidentId(subject))
         if playing is not None and playing.epoch == epoch:
             playing.is_submitted = playing.is_moving = False
             self.submit(playing)
@@ -269,7 +269,7 @@ class Simulator(Floor):
     def _on_node_lost(self, subject: str, _: int) -> None:
         self._check_hope()
         self._plan_next_loss()
-        node_id = NodeId(subject)
+        node_id = UnitId(subject)
         if node_id not in self.board.rooms:
             return
         self.lose(self.board.cordon(node_id))
@@ -278,11 +278,11 @@ class Simulator(Floor):
         self.push(back, Kind.NODE_BACK, node_id)
 
     def _on_node_back(self, subject: str, _: int) -> None:
-        if NodeId(subject) not in self.board.rooms:  # else an operator joined it before
-            self.board.join(self._room(self.cluster, NodeId(subject)))
+        if UnitId(subject) not in self.board.rooms:  # else an operator joined it before
+            self.board.join(self._room(self.cluster, UnitId(subject)))
 
     def _on_node_event(self, subject: str, at: int) -> None:
-        node_id = NodeId(subject)
+        node_id = UnitId(subject)
         match self.cluster.events[at].action:
             case NodeAction.JOIN:
                 if node_id not in self.board.rooms:
@@ -298,13 +298,13 @@ class Simulator(Floor):
                 self._evacuate(self.playing)
                 self._note_empty()
 
-    def _reopen(self, node_id: NodeId) -> None:
+    def _reopen(self, node_id: UnitId) -> None:
         self.board.uncordon(node_id)
         drain = self.drains.get(node_id)
         if drain is not None and drain.empty_us is None:
             del self.drains[node_id]
 
 
-def node_name(at: int) -> NodeId:
+def node_name(at: int) -> UnitId:
     """Return the name of a simulated node."""
-    return NodeId(f"n{at:05d}")
+    return UnitId(f"n{at:05d}")

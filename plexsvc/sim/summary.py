@@ -66,7 +66,7 @@ def drain_us(outcome: Outcome) -> int:
 
 def gpu_hours(outcome: Outcome, cluster: SimCluster) -> float:
     """Return device-hours held: groups while open, rollout nodes while their job has them."""
-    rollout = sum(_placed_us(r) * r.job.demand.rollout_nodes for r in outcome.records)
+    rollout = sum(_placed_us(r) * r.job.demand.rollout_units for r in outcome.records)
     node_us = outcome.group_node_us + rollout
     return node_us * cluster.devices_per_node / SECOND_US / 3600
 
@@ -84,8 +84,8 @@ def lower_bound_us(jobs: Sequence[SimJob], alone_us: Sequence[int], cluster: Sim
     """Return what no schedule can beat: all work over all nodes, and the last job to end alone."""
     first = min(job.demand.arrived_us for job in jobs)
     work = sum(
-        job.demand.num_nodes * job.demand.profile.busy_us * job.cycles
-        + job.demand.rollout_nodes * alone
+        job.demand.num_units * job.demand.profile.busy_us * job.cycles
+        + job.demand.rollout_units * alone
         for job, alone in zip(jobs, alone_us, strict=True)
     )
     last = max(j.demand.arrived_us + a for j, a in zip(jobs, alone_us, strict=True)) - first
@@ -103,7 +103,7 @@ def summarise(
     base_p99 = float(np.percentile(base_waits, 99))
     alone = [r.alone_us for r in records]
     drain, base = drain_us(outcome), drain_us(isolated)
-    busy = sum(r.job.demand.num_nodes * (end - start) for r in records for start, end in r.busy)
+    busy = sum(r.job.demand.num_units * (end - start) for r in records for start, end in r.busy)
     hours, base_hours = gpu_hours(outcome, cluster), gpu_hours(isolated, cluster)
     shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
     bound = lower_bound_us([r.job for r in records], alone, cluster)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, TenantId
+from plexsvc.ids import ResidentId, TenantId
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
@@ -128,7 +128,7 @@ def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
             continue
         at = _At(path=path, line=number, text=line)
         job = _job(_object(at), cluster, at)
-        job_id = job.demand.job_id
+        job_id = job.demand.resident_id
         if job_id in seen:
             at.refuse("job_id", f"{job_id!r} again", f"one line a job; line {seen[job_id]} has it")
         seen[job_id] = number
@@ -194,14 +194,14 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     profile = _profile(full, cluster.switch.cost_us(state_gb=state_gb, nodes=nodes), at)
     cycles = _integer(full, "cycles", at, low=1, high=MAX_CYCLES)
     demand = Demand(
-        job_id=JobId(_string(full, "job_id", at)),
-        num_nodes=nodes,
+        resident_id=ResidentId(_string(full, "job_id", at)),
+        num_units=nodes,
         profile=profile,
         arrived_us=_micros(full, "arrival_s", at),
         expected_us=profile.period_us * cycles,
         state_bytes=round(state_gb / nodes * GB),
         max_slowdown_ppm=round(_number(full, "max_slowdown", at, low=1) * PPM),
-        rollout_nodes=rollout_nodes,
+        rollout_units=rollout_nodes,
         priority=_integer(full, "priority", at, low=-(1 << 31), high=(1 << 31) - 1),
         tenant=TenantId(_string(full, "tenant", at)),
     )

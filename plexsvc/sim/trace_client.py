@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Final
 
 from plexsvc.errors import PlexError
-from plexsvc.ids import DeploymentId, OperationId
+from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import AnswerOperation, DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
@@ -65,14 +65,19 @@ class TraceClient(Client):
     _kinds: dict[str, OperationKind] = field(default_factory=dict)
 
     @property
+    def job_id(self) -> JobId:
+        """The job's id in the live core."""
+        return JobId(self.record.job.demand.resident_id)
+
+    @property
     def deployment_id(self) -> DeploymentId:
         """The job's one training deployment."""
-        return DeploymentId(f"{self.record.job.demand.job_id}/actor")
+        return DeploymentId(f"{self.job_id}/actor")
 
     @property
     def rollout_id(self) -> DeploymentId:
         """The deployment that its rollouts run on."""
-        return DeploymentId(f"{self.record.job.demand.job_id}/rollout")
+        return DeploymentId(f"{self.job_id}/rollout")
 
     @property
     def is_done(self) -> bool:
@@ -85,9 +90,9 @@ class TraceClient(Client):
         self._kinds = kinds_of(demand.profile)
         event = JobSubmitted(
             at_us=demand.arrived_us,
-            job_id=demand.job_id,
+            job_id=self.job_id,
             tenant=demand.tenant,
-            name=demand.job_id,
+            name=self.job_id,
             priority=demand.priority,
             max_slowdown_ppm=demand.max_slowdown_ppm,
         )
@@ -105,7 +110,7 @@ class TraceClient(Client):
             role="actor",
             backend="trace",
             device_kind=DEVICE_KIND,
-            num_devices=self.record.job.demand.num_nodes,
+            num_devices=self.record.job.demand.num_units,
             is_rollout=False,
             name="actor",
         )
@@ -160,8 +165,9 @@ class TraceClient(Client):
         if not self._run.is_done:
             return self._go_on(timers, now_us=now_us)
         self.record.finish_us = now_us
-        job_id = self.record.job.demand.job_id
-        end = JobEndRequested(at_us=now_us, job_id=job_id, outcome=JobState.COMPLETED, reason="")
+        end = JobEndRequested(
+            at_us=now_us, job_id=self.job_id, outcome=JobState.COMPLETED, reason=""
+        )
         return (Post(end),)
 
     def _go_on(self, timers: Sequence[tuple[int, int]], *, now_us: int) -> Posts:
@@ -211,7 +217,7 @@ class TraceClient(Client):
         event = OperationSubmitted(
             at_us=now_us,
             operation_id=operation_id,
-            job_id=self.record.job.demand.job_id,
+            job_id=self.job_id,
             deployment_id=deployment_id,
             seq=seq,
             kind=kind,

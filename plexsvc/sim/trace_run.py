@@ -129,8 +129,8 @@ class _Books:
 
     def _stay(self, action: SpawnWpg, *, at_us: int) -> None:
         """Note that a job lives on a WPG's devices: from its start, or since it took over."""
-        nodes = tuple(NodeId(f"{p.node_id}:{p.device}") for p in action.places)
-        stay = Stay(since_us=at_us, group_id=action.places[0].device, nodes=nodes)
+        units = tuple(map(placing.unit, action.places))
+        stay = Stay(since_us=at_us, group_id=action.places[0].device, nodes=units)
         record = self.records[action.deployment_id]
         record.stays.append(stay)
         record.host_bytes = record.job.demand.state_bytes  # whoever is not on its device is there
@@ -226,7 +226,7 @@ def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
 
 
 def _never_ended(records: Sequence[Record], core: Scheduler) -> PlexError:
-    job_ids = [record.job.demand.job_id for record in records if record.finish_us is None]
+    job_ids = [record.job.demand.resident_id for record in records if record.finish_us is None]
     first = DeploymentId(f"{job_ids[0]}/actor")
     deployment = core.cluster.deployments.get(first)
     why = "it ended early" if deployment is None else placing.why(core.cluster, deployment)
@@ -249,7 +249,10 @@ def _cluster_events(workload: Workload, *, is_warm: bool) -> list[Event]:
     kept = tuple(
         KeptProfile(
             key=ProfileKey(
-                tenant=job.demand.tenant, model="", layout="", name=f"{job.demand.job_id}/actor"
+                tenant=job.demand.tenant,
+                model="",
+                layout="",
+                name=f"{job.demand.resident_id}/actor",
             ),
             profile=_as_live(job.demand.profile),
             at_us=0,

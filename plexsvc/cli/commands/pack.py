@@ -95,8 +95,8 @@ def _shape(path: Path) -> service_pb2.JobShape:
     demand = read_job(path, cluster=anywhere).demand
     profile = demand.profile
     return service_pb2.JobShape(
-        job_id=demand.job_id,
-        num_devices=demand.num_nodes,
+        job_id=demand.resident_id,
+        num_devices=demand.num_units,
         period_us=profile.period_us,
         segments=[
             service_pb2.CycleSegment(
@@ -109,7 +109,7 @@ def _shape(path: Path) -> service_pb2.JobShape:
         jitter_ppm=profile.jitter_ppm,
         max_slowdown_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,
-        rollout_devices=demand.rollout_nodes,
+        rollout_devices=demand.rollout_units,
         priority=demand.priority,
         expected_us=min(demand.expected_us, _MAX_EXPECTED_US),
     )

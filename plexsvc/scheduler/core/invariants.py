@@ -104,5 +104,5 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     assert is_waiting == (key in planner.waiting), deployment
     assert (wpg is not None) == placing.is_placed(cluster, deployment), deployment
     if wpg is not None and deployment.deployment_id not in cluster.planning.moved:
-        booked = planner.group_of(key).residents[key].nodes
+        booked = planner.group_of(key).residents[key].units
         assert booked == tuple(map(placing.unit, wpg.places)), (deployment, booked)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.policies import POLICIES
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
 from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, SimCluster
@@ -22,7 +22,7 @@ def job(name: str, *, period_s: int = 100, nodes: int = 1, rollout_nodes: int = 
         segments=(Segment(phase="update", offset_us=0, duration_us=20 * SECOND_US),),
     )
     demand = Demand(
-        job_id=JobId(name), num_nodes=nodes, profile=profile, rollout_nodes=rollout_nodes
+        resident_id=ResidentId(name), num_units=nodes, profile=profile, rollout_units=rollout_nodes
     )
     return SimJob(demand=demand, cycles=20)
 
@@ -42,7 +42,7 @@ def test_a_lost_node_that_an_operator_joins_is_not_joined_again_when_repaired() 
     cluster = SimCluster(nodes=2, faults=Faults(node_mtbf_h=0.2, repair_s=300), events=joins)
     simulator = play(job("a"), cluster=cluster)
     simulator.board.check()
-    assert simulator.records[JobId("a")].restarts
+    assert simulator.records[ResidentId("a")].restarts
 
 
 @pytest.mark.parametrize("policy", ["isolated", "plex"])

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, in_service
 from plexsvc.scheduler.core.planning.profile import (
     SECOND_US,
@@ -56,8 +56,8 @@ def jobs(draw: st.DrawFn) -> list[SimJob]:
         )
         cycles = draw(st.integers(1, 8))
         demand = Demand(
-            job_id=JobId(f"j{at}"),
-            num_nodes=draw(st.sampled_from([1, 1, 2, 3])),
+            resident_id=ResidentId(f"j{at}"),
+            num_units=draw(st.sampled_from([1, 1, 2, 3])),
             profile=profile,
             arrived_us=draw(st.integers(0, 500)) * SECOND_US,
             expected_us=profile.period_us * cycles,

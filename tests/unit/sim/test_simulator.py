@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.policies import POLICIES
 from plexsvc.scheduler.core.planning.profile import (
     SECOND_US,
@@ -59,8 +59,8 @@ def job(
         jitter_ppm=round(jitter * 1e6),
     )
     demand = Demand(
-        job_id=JobId(name),
-        num_nodes=nodes,
+        resident_id=ResidentId(name),
+        num_units=nodes,
         profile=profile,
         arrived_us=arrival * SECOND_US,
         expected_us=profile.period_us * cycles,
@@ -81,7 +81,7 @@ def check(outcome: Outcome, *, cluster: SimCluster) -> None:
         spans += [(s, e, "run") for s, e in record.lost]
         for start, end, kind in spans:
             stay = next(s for s in reversed(record.stays) if s.since_us <= start)
-            assert len(stay.nodes) == demand.num_nodes
+            assert len(stay.nodes) == demand.num_units
             for node_id in stay.nodes:
                 by_node.setdefault(node_id, []).append((start, end, kind, record.job))
         if not cluster.faults.node_mtbf_h:
@@ -89,7 +89,7 @@ def check(outcome: Outcome, *, cluster: SimCluster) -> None:
             syncs = demand.profile.sync_at is SyncAt.BOUNDARY
             skipped = demand.profile.segments[-1].duration_us * 2 if syncs else 0
             whole = demand.profile.busy_us * record.job.cycles
-            assert whole - skipped <= work <= whole, demand.job_id
+            assert whole - skipped <= work <= whole, demand.resident_id
     for node_spans in by_node.values():
         node_spans.sort(key=lambda span: span[:2])
         for one, two in itertools.pairwise(node_spans):
@@ -175,7 +175,7 @@ def test_identical_jobs_started_together_settle_and_the_plan_follows_them() -> N
     (placed,) = simulator.planner.admit(simulator.now)
     assert placed.overlap_ppm == 0
     assert group.free.num_slots == 28_800 * 10 // 100, "five at five phases"
-    simulator.planner.remove(late.job_id)
+    simulator.planner.remove(late.resident_id)
     outcome = simulator.run()
     assert max(slowdown(record) for record in outcome.records) < 1.005
 

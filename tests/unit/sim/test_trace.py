@@ -37,7 +37,7 @@ def test_a_line_has_documented_defaults(tmp_path: Path) -> None:
     (job,) = read_trace(write(tmp_path, GOOD), cluster=SimCluster(nodes=4))
     profile = job.demand.profile
     assert (profile.mode, profile.sync_at, profile.switch_us) == (Mode.SYNC, SyncAt.UPDATE, 0)
-    assert (job.jitter_cv, job.demand.max_slowdown_ppm, job.demand.rollout_nodes) == (
+    assert (job.jitter_cv, job.demand.max_slowdown_ppm, job.demand.rollout_units) == (
         0,
         1_500_000,
         0,
@@ -124,7 +124,7 @@ def test_a_line_ends_where_jsonl_says_and_a_byte_order_mark_is_none_of_it(tmp_pa
     path = tmp_path / "trace.jsonl"
     path.write_text("\ufeff" + json.dumps({**GOOD, "job_id": "a\u2028b"}, ensure_ascii=False))
     (job,) = read_trace(path, cluster=SimCluster(nodes=4))
-    assert job.demand.job_id == "a\u2028b"
+    assert job.demand.resident_id == "a\u2028b"
 
 
 def test_a_refusal_names_the_line_in_a_cluster_file_of_many(tmp_path: Path) -> None:

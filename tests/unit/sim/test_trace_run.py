@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
 from plexsvc.errors import PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode
 from plexsvc.sim.cluster import SimCluster
@@ -111,7 +111,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 def test_a_trace_the_cluster_cannot_hold_is_no_silent_success() -> None:
     small = SimCluster(nodes=1, devices_per_node=1)
     wide = workload(jobs=1, nodes=1).jobs[0]
-    demand = replace(wide.demand, num_nodes=2, job_id=JobId("wide"))
+    demand = replace(wide.demand, num_units=2, resident_id=ResidentId("wide"))
     with pytest.raises(PlexError, match="no_placement"):
         play_live(
             Workload(jobs=(replace(wide, demand=demand),), cluster=small), policy=PLEX, seed=1

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.ids import DeploymentId, ResidentId, TenantId
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
@@ -103,11 +103,11 @@ def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpa
 
 
 def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
-    predicted, crowd = planner.predicted(group), group.crowd(group.nodes)
+    predicted, crowd = planner.predicted(group), group.crowd(group.units)
     view = service_pb2.PackGroup(
         kind=kind,
         group_id=group.group_id,
-        devices=group.nodes,
+        devices=group.units,
         duty_ppm=crowd.duty_ppm,
         duty_cap_ppm=planner.policy.duty_cap_ppm,
         state_bytes=group.parked_bytes - crowd.spare_bytes,
@@ -140,7 +140,7 @@ def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.Pack
         bound_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,
         is_cold=demand.is_cold,
-        devices=resident.nodes,
+        devices=resident.units,
         busy=busy_in_period(board, resident),
         segments=[
             service_pb2.CycleSegment(
@@ -149,7 +149,7 @@ def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.Pack
             for s in demand.profile.segments
         ],
     )
-    _live(look, view, deployment_id=DeploymentId(demand.job_id))
+    _live(look, view, deployment_id=DeploymentId(demand.resident_id))
     return view
 
 
@@ -205,14 +205,14 @@ def _demand(
         jitter_ppm=job.jitter_ppm,
     )
     return Demand(
-        job_id=JobId(job.job_id or "what-if"),
-        num_nodes=job.num_devices,
+        resident_id=ResidentId(job.job_id or "what-if"),
+        num_units=job.num_devices,
         profile=profile,
         arrived_us=now_us,
         expected_us=job.expected_us or limits.prior_job_us,
         state_bytes=job.state_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or limits.max_slowdown_ppm,
-        rollout_nodes=0,
+        rollout_units=0,
         is_cold=not profile.segments,
         priority=job.priority,
         tenant=tenant,
@@ -230,11 +230,11 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
 
 
 def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfReply:
-    if not found.nodes:
+    if not found.units:
         return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
     reply = service_pb2.WhatIfReply(
         fits=True,
-        devices=found.nodes,
+        devices=found.units,
         opens_group=found.opens,
         group_ids=found.group_ids,
         shift_us=found.shift_slots * planner.board.slot_us,
@@ -245,11 +245,11 @@ def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfR
         view = service_pb2.WhatIfNeighbour(
             before_ppm=meeting.before_ppm,
             after_ppm=meeting.after_ppm,
-            bound_ppm=planner.group_of(meeting.job_id)
-            .residents[meeting.job_id]
+            bound_ppm=planner.group_of(meeting.resident_id)
+            .residents[meeting.resident_id]
             .demand.max_slowdown_ppm,
         )
-        _name(look, view, deployment_id=DeploymentId(meeting.job_id))
+        _name(look, view, deployment_id=DeploymentId(meeting.resident_id))
         reply.neighbours.append(view)
     return reply
 

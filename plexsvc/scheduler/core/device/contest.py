@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import ResidentId, WpgId
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
@@ -33,7 +33,7 @@ def entries(cluster: Cluster, waiting: Mapping[WpgId, Operation]) -> list[Entry]
     found = [_entry(cluster, cluster.wpgs[w], operation) for w, operation in waiting.items()]
     for entry in found:
         others = [other.setup_us for other in found if other is not entry]
-        wpg = cluster.wpgs[WpgId(entry.job_id)]
+        wpg = cluster.wpgs[WpgId(entry.resident_id)]
         operation = waiting[wpg.wpg_id]
         if any(others):
             entry.continues_burst = _continues_burst(
@@ -118,7 +118,7 @@ def _ends_us(cluster: Cluster, holder: Wpg) -> int:
 def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
     expected = []
-    on_device: JobId | None = None
+    on_device: ResidentId | None = None
     for wpg_id in members:
         wpg = cluster.wpgs[wpg_id]
         deployment = cluster.deployments[wpg.deployment_id]
@@ -132,14 +132,16 @@ def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
         if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
             continue
         spread = spread_us(profile.period_us, profile.jitter_ppm)
-        key = JobId(wpg_id)
+        key = ResidentId(wpg_id)
         setup_us = switch_us(cluster, wpg)
-        expected.append(Expected(job_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us))
+        expected.append(
+            Expected(resident_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us)
+        )
     if not expected:
         return None
-    first = cluster.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.job_id)).job_id)]
+    first = cluster.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id)]
     if first.residency is Residency.DEVICE:
-        on_device = JobId(first.wpg_id)
+        on_device = ResidentId(first.wpg_id)
     chosen = next_arrival(
         expected,
         resident=on_device,
@@ -183,7 +185,7 @@ def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
     is_going_on = _is_going_on(deployment, max_gap_us=cost_us)
     return Entry(
-        job_id=JobId(wpg.wpg_id),
+        resident_id=ResidentId(wpg.wpg_id),
         phase=operation.kind,
         since_us=since_us,
         service_us=service_us,
@@ -224,6 +226,6 @@ def _is_going_on(deployment: Deployment, *, max_gap_us: int) -> bool:
     )
 
 
-def _prefetched(cluster: Cluster, members: tuple[WpgId, ...]) -> JobId | None:
-    found = [JobId(w) for w in members if cluster.wpgs[w].is_prefetched]
+def _prefetched(cluster: Cluster, members: tuple[WpgId, ...]) -> ResidentId | None:
+    found = [ResidentId(w) for w in members if cluster.wpgs[w].is_prefetched]
     return found[0] if found else None

@@ -87,7 +87,7 @@ def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
     claimed: dict[Place, int] = {}
     rules = cluster.planning.policy.rules
     for entry in contest.in_turn(entries, rules=rules, now_us=cluster.now_us):
-        wpg = cluster.wpgs[WpgId(entry.job_id)]
+        wpg = cluster.wpgs[WpgId(entry.resident_id)]
         ends_us = cluster.now_us + entry.effective_us
         is_open = all(claimed.get(place, ends_us) >= ends_us for place in wpg.places)
         free_us = contest.free_at(cluster, wpg, entry=entry)

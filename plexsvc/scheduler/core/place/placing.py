@@ -13,34 +13,34 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId
+from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
-from plexsvc.scheduler.core.planning.rooms import Gang, NodeRoom
+from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.state import Cluster, Deployment
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
 
 
-def unit(place: Place) -> NodeId:
+def unit(place: Place) -> UnitId:
     """Return a device's name on the board.
 
     >>> unit(Place(node_id=NodeId("node-a"), device=3))
     'node-a:3'
     """
-    return NodeId(f"{place.node_id}:{place.device}")
+    return UnitId(f"{place.node_id}:{place.device}")
 
 
-def place_of(name: NodeId) -> Place:
+def place_of(name: UnitId) -> Place:
     """Return the device of a unit."""
     node_id, _, device = name.rpartition(":")
     return Place(node_id=NodeId(node_id), device=int(device))
 
 
-def key_of(deployment: Deployment) -> JobId:
-    """Return a deployment's name on the board: there, it is what a job is in the simulator."""
-    return JobId(deployment.deployment_id)
+def key_of(deployment: Deployment) -> ResidentId:
+    """Return a deployment's name on the board."""
+    return ResidentId(deployment.deployment_id)
 
 
 def join(
@@ -57,8 +57,8 @@ def join(
             continue
         parked_bytes = host_bytes // len(devices)
         board.join(
-            NodeRoom(
-                node_id=name,
+            UnitRoom(
+                unit_id=name,
                 num_devices=1,
                 parked_bytes=parked_bytes,
                 host=node_id,
@@ -82,17 +82,17 @@ def reopen(cluster: Cluster, node_id: NodeId) -> None:
         planner.board.uncordon(name)
 
 
-def units_of(cluster: Cluster, node_id: NodeId) -> tuple[NodeId, ...]:
+def units_of(cluster: Cluster, node_id: NodeId) -> tuple[UnitId, ...]:
     """Return the names on the board of a node's devices."""
     return tuple(name for _, name in _units(cluster, node_id))
 
 
 def least_used(
-    cluster: Cluster, deployment: Deployment, *, among: Collection[NodeId]
-) -> tuple[NodeId, ...] | None:
+    cluster: Cluster, deployment: Deployment, *, among: Collection[UnitId]
+) -> tuple[UnitId, ...] | None:
     """Return the block of `among` on whose devices the fewest live; None if there is no block."""
 
-    def used(name: NodeId) -> int:
+    def used(name: UnitId) -> int:
         return len(cluster.devices[place_of(name)].wpgs)
 
     rooms = cluster.planning.planner(deployment.device_kind).board.rooms
@@ -101,7 +101,7 @@ def least_used(
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
 
 
-def planner_of(cluster: Cluster, deployment: Deployment) -> tuple[Planner, JobId]:
+def planner_of(cluster: Cluster, deployment: Deployment) -> tuple[Planner, ResidentId]:
     """Return the planner a deployment is, or will be, booked with, and its name there."""
     return cluster.planning.planner(deployment.device_kind), key_of(deployment)
 
@@ -148,8 +148,8 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
     for planner in cluster.planning.planners.values():
         if planner.has_news:
             for placed in planner.admit(cluster.now_us):
-                deployment = cluster.deployments[DeploymentId(placed.job_id)]
-                done.append((deployment, tuple(map(place_of, placed.nodes))))
+                deployment = cluster.deployments[DeploymentId(placed.resident_id)]
+                done.append((deployment, tuple(map(place_of, placed.units))))
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
         places = _elsewhere(cluster, deployment)
@@ -161,21 +161,21 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
 
 
 def hold_idle(
-    cluster: Cluster, deployment: Deployment, *, holder: DeploymentId, nodes: Gang | None = None
+    cluster: Cluster, deployment: Deployment, *, holder: DeploymentId, units: Gang | None = None
 ) -> Gang | None:
     """Book idle devices for a rollout deployment's next instances; None if there are too few."""
     board = cluster.planning.planner(deployment.device_kind).board
-    found = board.first_idle(deployment.num_devices) if nodes is None else nodes
-    if found is None or not all(node in board.idle for node in found):
+    found = board.first_idle(deployment.num_devices) if units is None else units
+    if found is None or not all(unit in board.idle for unit in found):
         return None
-    board.hold(JobId(holder), found)
+    board.hold(ResidentId(holder), found)
     return found
 
 
 def give_back(cluster: Cluster, deployment: Deployment, *, holder: DeploymentId) -> None:
     """Take back what `hold_idle` booked."""
     cluster.planning.has_changed = True
-    cluster.planning.planner(deployment.device_kind).release(JobId(holder))
+    cluster.planning.planner(deployment.device_kind).release(ResidentId(holder))
 
 
 def exchange(cluster: Cluster, one: Deployment, other: Deployment) -> None:
@@ -199,8 +199,8 @@ def demand(cluster: Cluster, deployment: Deployment) -> Demand:
     job = cluster.jobs[deployment.job_id]
     warm = cluster.planning.book.warm(profile_key(cluster, deployment), now_us=cluster.now_us)
     return Demand(
-        job_id=key_of(deployment),
-        num_nodes=deployment.num_devices,
+        resident_id=key_of(deployment),
+        num_units=deployment.num_devices,
         profile=GUESS if warm is None else warm.profile,
         arrived_us=deployment.requested_us,
         expected_us=cluster.limits.prior_job_us,
@@ -304,12 +304,12 @@ def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | 
     return None
 
 
-def _up(cluster: Cluster, kind: str) -> list[NodeId]:
+def _up(cluster: Cluster, kind: str) -> list[UnitId]:
     rooms = cluster.planning.planner(kind).board.rooms
     return [name for name in rooms if rooms[name].host in cluster.nodes]
 
 
-def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, NodeId]]:
+def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, UnitId]]:
     return [
         (planner, name)
         for planner in cluster.planning.planners.values()

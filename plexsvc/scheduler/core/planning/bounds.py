@@ -1,7 +1,7 @@
-"""Whether a job may live in a place: bounds over its nodes, and what sharing is predicted to cost.
+"""Whether a job may live in a place: bounds over its units, and what sharing is predicted to cost.
 
-Where every job of a group lives on all of its nodes, the group's sums are the nodes'. Where jobs
-live on some, each node has its own sums, and jobs that share no node do not slow each other.
+Where every job of a group lives on all of its units, the group's sums are the units'. Where jobs
+live on some, each unit has its own sums, and jobs that share no unit do not slow each other.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 
-NOBODY: Final = JobId("")
+NOBODY: Final = ResidentId("")
 
-_Lodger = tuple[Load, frozenset[NodeId]]
-"""A job of a group and its nodes."""
+_Lodger = tuple[Load, frozenset[UnitId]]
+"""A job of a group and its units."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Spot:
-    """A place a job could take: nodes, and the groups they are in; without one, idle nodes."""
+    """A place a job could take: units, and the groups they are in; without one, idle units."""
 
-    nodes: Gang
+    units: Gang
     groups: Sequence[Group] = ()
     is_whole: bool = False
-    """Whether it is all of one group, whose jobs all live on all of its nodes."""
+    """Whether it is all of one group, whose jobs all live on all of its units."""
 
     cost_ppm: int = 0
     """What all are predicted to lose there together, once `refusal` was asked."""
 
     @property
     def size(self) -> int:
-        """Return the number of nodes of all its groups together."""
-        return len(self.nodes) if self.is_whole else sum(group.size for group in self.groups)
+        """Return the number of units of all its groups together."""
+        return len(self.units) if self.is_whole else sum(group.size for group in self.groups)
 
     @property
     def is_probing(self) -> bool:
         """Whether the cycle of some job there is not known yet."""
         return any(group.probing for group in self.groups)
 
-    def met(self, *, without: JobId = NOBODY) -> list[Resident]:
-        """Return the jobs it would share nodes with."""
-        there = [r for group in self.groups for r in group.on(self.nodes)]
-        return [r for r in there if r.demand.job_id != without]
+    def met(self, *, without: ResidentId = NOBODY) -> list[Resident]:
+        """Return the jobs it would share units with."""
+        there = [r for group in self.groups for r in group.on(self.units)]
+        return [r for r in there if r.demand.resident_id != without]
 
     def crowd(self) -> Crowd:
-        """Return the most that lives on any of its nodes."""
+        """Return the most that lives on any of its units."""
         if self.is_whole:
             group = self.groups[0]
             spare_bytes = group.parked_bytes - group.state_bytes
             return Crowd(len(group.residents), group.duty_ppm, spare_bytes)
-        crowds = [g.crowd([n for n in self.nodes if n in g.nodes]) for g in self.groups]
+        crowds = [g.crowd([n for n in self.units if n in g.units]) for g in self.groups]
         return Crowd(
             num_jobs=max((c.num_jobs for c in crowds), default=0),
             duty_ppm=max((c.duty_ppm for c in crowds), default=0),
@@ -65,7 +65,7 @@ class Spot:
 
 
 def refusal(
-    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: JobId = NOBODY
+    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId = NOBODY
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
@@ -86,23 +86,23 @@ def refusal(
     return _breaks_bound(spot, load, policy=policy, without=without)
 
 
-def predicted(residents: Sequence[Resident]) -> dict[JobId, int]:
+def predicted(residents: Sequence[Resident]) -> dict[ResidentId, int]:
     """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
-    jobs = [(r.load, frozenset(r.nodes)) for r in residents]
-    return {r.demand.job_id: _among(job, jobs) for r, job in zip(residents, jobs, strict=True)}
+    jobs = [(r.load, frozenset(r.units)) for r in residents]
+    return {r.demand.resident_id: _among(job, jobs) for r, job in zip(residents, jobs, strict=True)}
 
 
 def predicted_with(
-    load: Load, nodes: Gang, residents: Sequence[Resident]
-) -> tuple[int, dict[JobId, int]]:
-    """Return the predicted slowdown of a job that comes to `nodes`, and of all it concerns then."""
-    own = (load, frozenset(nodes))
-    jobs = [*((r.load, frozenset(r.nodes)) for r in residents), own]
+    load: Load, units: Gang, residents: Sequence[Resident]
+) -> tuple[int, dict[ResidentId, int]]:
+    """Return the predicted slowdown of a job that comes to `units`, and of all it concerns then."""
+    own = (load, frozenset(units))
+    jobs = [*((r.load, frozenset(r.units)) for r in residents), own]
     others = zip(residents, jobs, strict=False)
-    return _among(own, jobs), {r.demand.job_id: _among(job, jobs) for r, job in others}
+    return _among(own, jobs), {r.demand.resident_id: _among(job, jobs) for r, job in others}
 
 
-def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: JobId) -> str | None:
+def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> str | None:
     """Say whether someone's slowdown would pass its bound; note what sharing would cost."""
     if spot.is_whole and not spot.groups[0].probing and without == NOBODY:
         loads = [*(r.load for r in spot.groups[0].residents.values()), load]
@@ -118,41 +118,41 @@ def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: JobId) -> 
     return None
 
 
-def _slowdowns(spot: Spot, load: Load, *, without: JobId) -> list[tuple[Load, int]]:
-    """Return the predicted slowdown of all concerned whose cycle is known, each by its nodes."""
+def _slowdowns(spot: Spot, load: Load, *, without: ResidentId) -> list[tuple[Load, int]]:
+    """Return the predicted slowdown of all concerned whose cycle is known, each by its units."""
     residents = [
         resident
         for group in spot.groups
-        for job_id, resident in group.residents.items()
-        if job_id != without and job_id not in group.probing
+        for resident_id, resident in group.residents.items()
+        if resident_id != without and resident_id not in group.probing
     ]
-    own, others = predicted_with(load, spot.nodes, residents)
-    loads = {r.demand.job_id: r.load for r in residents}
-    return [*((loads[job_id], ppm) for job_id, ppm in others.items()), (load, own)]
+    own, others = predicted_with(load, spot.units, residents)
+    loads = {r.demand.resident_id: r.load for r in residents}
+    return [*((loads[resident_id], ppm) for resident_id, ppm in others.items()), (load, own)]
 
 
 def _among(job: _Lodger, jobs: Sequence[_Lodger]) -> int:
     """Return the predicted slowdown of one of a group's jobs.
 
-    One that needs several nodes at once has them kept free while it waits for the last of them: so
+    One that needs several units at once has them kept free while it waits for the last of them: so
     it holds a neighbour up by what keeps it waiting elsewhere, too.
     """
-    load, nodes = job
+    load, units = job
     meets = {id(one): [k for k in jobs if k[0] is not one and k[1] & on] for one, on in jobs}
     others = []
     for other, _ in meets[id(load)]:
-        elsewhere = [k.held_us for k, at in meets[id(other)] if k is not load and not at & nodes]
+        elsewhere = [k.held_us for k, at in meets[id(other)] if k is not load and not at & units]
         others.append(replace(other, held_us=other.held_us + max(elsewhere, default=0)))
     total_ppm = max(
         sum(
             other.total_ppm
-            + sum(k.rest_us for k, at in meets[id(other)] if node_id not in at)
+            + sum(k.rest_us for k, at in meets[id(other)] if unit_id not in at)
             * PPM
             // other.period_us
             for other, on in jobs
-            if node_id in on
+            if unit_id in on
         )
-        for node_id in nodes
+        for unit_id in units
     )
     return slowdown_ppm(load, others, total_ppm=max(PPM, total_ppm))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.rooms import Gang
 
 
@@ -12,16 +12,16 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 class Placed:
     """A job that may start: where, and how far its cycle slides."""
 
-    job_id: JobId
+    resident_id: ResidentId
     group_id: int
-    nodes: Gang
-    """The nodes it uses; its group may have others besides."""
+    units: Gang
+    """The units it uses; its group may have others besides."""
 
-    rollout_nodes: Gang = ()
+    rollout_units: Gang = ()
     shift_slots: int = 0
     overlap_ppm: int = 0
     opened: bool = False
-    """Whether it has a group of its own, on nodes that were idle."""
+    """Whether it has a group of its own, on units that were idle."""
 
     merged: tuple[int, ...] = ()
     """Groups that became part of `group_id` for it."""
@@ -31,7 +31,7 @@ class Placed:
 class Meeting:
     """What a new job would cost one it meets: predicted slowdowns in ppm, before and after."""
 
-    job_id: JobId
+    resident_id: ResidentId
     before_ppm: int
     after_ppm: int
 
@@ -40,13 +40,13 @@ class Meeting:
 class WhatIf:
     """Where a job would go now; nothing was changed for the answer."""
 
-    nodes: Gang = ()
+    units: Gang = ()
     """Empty when there is no place for it."""
 
     group_ids: tuple[int, ...] = ()
     """The groups it would join; several would become one. None: it would open one."""
 
-    rollout_nodes: Gang = ()
+    rollout_units: Gang = ()
     shift_slots: int = 0
     overlap_ppm: int = 0
     slowdown_ppm: int = 1_000_000
@@ -59,4 +59,4 @@ class WhatIf:
     @property
     def opens(self) -> bool:
         """Whether it would have a group of its own."""
-        return bool(self.nodes) and not self.group_ids
+        return bool(self.units) and not self.group_ids

@@ -44,18 +44,18 @@ class Pruned:
     """How many (group, shift) pairs there were, and how many fell before an interval set."""
 
     pairs: int = 0
-    by_free_nodes: int = 0
+    by_free_units: int = 0
     by_slices: int = 0
 
     @property
-    def free_nodes_share(self) -> float:
-        """Return the share of all pairs that the count of free nodes alone pruned."""
-        return self.by_free_nodes / self.pairs if self.pairs else 0.0
+    def free_units_share(self) -> float:
+        """Return the share of all pairs that the count of free units alone pruned."""
+        return self.by_free_units / self.pairs if self.pairs else 0.0
 
     @property
     def share(self) -> float:
         """Return the pruned share of all pairs."""
-        return (self.by_free_nodes + self.by_slices) / self.pairs if self.pairs else 0.0
+        return (self.by_free_units + self.by_slices) / self.pairs if self.pairs else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class Fitter:
         period = self.board.period_slots(profile)
         segments = self.board.segments(profile)
         self.pruned.pairs += period * len(groups)
-        feasible = self._shifts_with_free_nodes(groups, period=period, segments=segments)
-        self.pruned.by_free_nodes += (period - int(feasible.sum())) * len(groups)
+        feasible = self._shifts_with_free_units(groups, period=period, segments=segments)
+        self.pruned.by_free_units += (period - int(feasible.sum())) * len(groups)
         best: Fit | None = None
         for slices, members in _by_slice(groups):
             blocked = slices.blocked(period=period, segments=segments)
@@ -127,14 +127,14 @@ class Fitter:
             assert met.is_clean, (best.group.group_id, best.shift_slots, met)
         return best
 
-    def _shifts_with_free_nodes(
+    def _shifts_with_free_units(
         self, groups: Sequence[Group], *, period: int, segments: Sequence[tuple[int, int]]
     ) -> Bools:
-        """Return the shifts at which enough nodes are free somewhere, from the global profile."""
+        """Return the shifts at which enough units are free somewhere, from the global profile."""
         need = min(group.size for group in groups)
-        if self.board.free_nodes.minimum(0, self.board.ring.size) >= need:
+        if self.board.free_units.minimum(0, self.board.ring.size) >= need:
             return np.ones(period, dtype=np.bool_)
-        short = (self.board.free_nodes.values() < need).reshape(-1, period).sum(axis=0)
+        short = (self.board.free_units.values() < need).reshape(-1, period).sum(axis=0)
         is_enough: Bools = overlap_by_shift(short.astype(np.int64), segments) == 0
         return is_enough
 

@@ -1,7 +1,7 @@
-"""A node group: the jobs that time-share its nodes, each on all of them or on some.
+"""A group of units: the jobs that time-share them, each on all of them or on some.
 
-Jobs are of one group when their nodes overlap, directly or over others. Nodes with the same jobs
-share one set of free windows: a *part*. The windows of a gang are the intersection of its nodes'.
+Jobs are of one group when their units overlap, directly or over others. Units with the same jobs
+share one set of free windows: a *part*. The windows of a gang are the intersection of its units'.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -21,30 +21,30 @@ from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_win
 
 @dataclass(slots=True, kw_only=True)
 class Resident:
-    """A job that lives in a group: on which of its nodes, and in which cells."""
+    """A job that lives in a group: on which of its units, and in which cells."""
 
     demand: Demand
-    nodes: Gang
+    units: Gang
     anchor_slot: int
     shift_slots: int
     cells: Footprint
     load: Load
 
-    def meets(self, nodes: Collection[NodeId]) -> bool:
-        """Whether it lives on one of `nodes`."""
-        return any(node_id in nodes for node_id in self.nodes)
+    def meets(self, units: Collection[UnitId]) -> bool:
+        """Whether it lives on one of `units`."""
+        return any(unit_id in units for unit_id in self.units)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes of a group on which the same jobs live, and when they are free."""
+    """Units of a group on which the same jobs live, and when they are free."""
 
-    nodes: Gang
+    units: Gang
     free: IntervalSet
 
 
 class Crowd(NamedTuple):
-    """The most that lives on any of some nodes: jobs, duty, and what parked state leaves free."""
+    """The most that lives on any of some units: jobs, duty, and what parked state leaves free."""
 
     num_jobs: int
     duty_ppm: int
@@ -53,40 +53,40 @@ class Crowd(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Nodes whose devices a set of jobs time-share."""
+    """Units whose devices a set of jobs time-share."""
 
     group_id: int
-    nodes: Gang
+    units: Gang
     parked_bytes: int
     lane: int
     slices: BitSlice
     parts: list[Part]
-    residents: dict[JobId, Resident] = field(default_factory=dict)
+    residents: dict[ResidentId, Resident] = field(default_factory=dict)
     duty_ppm: int = 0
     """Sum of the duties of its jobs."""
 
     state_bytes: int = 0
-    """Sum of the parked bytes a node of its jobs."""
+    """Sum of the parked bytes a unit of its jobs."""
 
     is_uniform: bool = True
-    """Whether every job lives on all of its nodes."""
+    """Whether every job lives on all of its units."""
 
-    late: dict[JobId, int] = field(default_factory=dict)
+    late: dict[ResidentId, int] = field(default_factory=dict)
     """Jobs whose measured cycle passed their bound, in ppm of the cycle alone."""
 
-    probing: dict[JobId, None] = field(default_factory=dict)
+    probing: dict[ResidentId, None] = field(default_factory=dict)
     """Cold jobs whose cycle is not known yet."""
 
-    paused: dict[JobId, str] = field(default_factory=dict)
+    paused: dict[ResidentId, str] = field(default_factory=dict)
     """Jobs that run only while no other of the group waits, and why."""
 
     is_closed: bool = False
-    """Takes no further job: one of its nodes is cordoned."""
+    """Takes no further job: one of its units is cordoned."""
 
     @property
     def size(self) -> int:
-        """Return its number of nodes."""
-        return len(self.nodes)
+        """Return its number of units."""
+        return len(self.units)
 
     @property
     def profiles(self) -> list[Profile]:
@@ -95,21 +95,21 @@ class Group:
 
     @property
     def free(self) -> IntervalSet:
-        """Return the windows in which all of its nodes are free."""
+        """Return the windows in which all of its units are free."""
         return gang_windows([part.free for part in self.parts])
 
-    def on(self, nodes: Collection[NodeId]) -> list[Resident]:
-        """Return the jobs that live on any of `nodes`."""
+    def on(self, units: Collection[UnitId]) -> list[Resident]:
+        """Return the jobs that live on any of `units`."""
         if self.is_uniform:
             return list(self.residents.values())
-        return [resident for resident in self.residents.values() if resident.meets(nodes)]
+        return [resident for resident in self.residents.values() if resident.meets(units)]
 
-    def crowd(self, nodes: Collection[NodeId]) -> Crowd:
-        """Return the most that lives on any of `nodes`. `O(nodes * jobs)` unless uniform."""
+    def crowd(self, units: Collection[UnitId]) -> Crowd:
+        """Return the most that lives on any of `units`. `O(units * jobs)` unless uniform."""
         if self.is_uniform:
             spare_bytes = self.parked_bytes - self.state_bytes
             return Crowd(len(self.residents), self.duty_ppm, spare_bytes)
-        there = [[r for r in self.residents.values() if n in r.nodes] for n in nodes]
+        there = [[r for r in self.residents.values() if n in r.units] for n in units]
         return Crowd(
             num_jobs=max(len(jobs) for jobs in there),
             duty_ppm=max(sum(r.load.duty_ppm for r in jobs) for jobs in there),
@@ -117,46 +117,46 @@ class Group:
             - max(sum(r.demand.state_bytes for r in jobs) for jobs in there),
         )
 
-    def duty_on(self, node_id: NodeId) -> int:
-        """Return the sum of the duties of the jobs on one node."""
+    def duty_on(self, unit_id: UnitId) -> int:
+        """Return the sum of the duties of the jobs on one unit."""
         if self.is_uniform:
             return self.duty_ppm
-        return sum(r.load.duty_ppm for r in self.residents.values() if node_id in r.nodes)
+        return sum(r.load.duty_ppm for r in self.residents.values() if unit_id in r.units)
 
 
-def connected(residents: Iterable[Resident]) -> list[tuple[set[NodeId], list[JobId]]]:
-    """Return the sets of jobs whose nodes overlap, with their nodes, in the order of their jobs."""
-    found: list[tuple[set[NodeId], list[JobId]]] = []
+def connected(residents: Iterable[Resident]) -> list[tuple[set[UnitId], list[ResidentId]]]:
+    """Return the sets of jobs whose units overlap, with their units, in the order of their jobs."""
+    found: list[tuple[set[UnitId], list[ResidentId]]] = []
     for resident in residents:
-        nodes, jobs = set(resident.nodes), [resident.demand.job_id]
+        units, jobs = set(resident.units), [resident.demand.resident_id]
         apart = []
-        for other_nodes, other_jobs in found:
-            if other_nodes.isdisjoint(nodes):
-                apart.append((other_nodes, other_jobs))
+        for other_units, other_jobs in found:
+            if other_units.isdisjoint(units):
+                apart.append((other_units, other_jobs))
             else:
-                nodes |= other_nodes
+                units |= other_units
                 jobs = [*other_jobs, *jobs]
-        found = [*apart, (nodes, jobs)]
+        found = [*apart, (units, jobs)]
     return found
 
 
-def check_group(group: Group, *, ring_size: int, cordoned: Collection[NodeId]) -> None:
+def check_group(group: Group, *, ring_size: int, cordoned: Collection[UnitId]) -> None:
     """Assert that a group's sums, parts, windows and marks are those of its jobs."""
     residents = group.residents.values()
-    assert sorted(n for part in group.parts for n in part.nodes) == sorted(group.nodes), group
+    assert sorted(n for part in group.parts for n in part.units) == sorted(group.units), group
     for part in group.parts:
         part.free.check()
-        jobs = [resident for resident in residents if resident.meets(part.nodes)]
-        assert all(set(part.nodes) <= set(r.nodes) for r in jobs), group.group_id
+        jobs = [resident for resident in residents if resident.meets(part.units)]
+        assert all(set(part.units) <= set(r.units) for r in jobs), group.group_id
         busy = [(r.cells.starts, r.cells.ends) for r in jobs]
         want = IntervalSet.complement(ring_size, busy)
         assert part.free.ranges() == want.ranges(), group.group_id
     if residents:
-        assert [nodes for nodes, _ in connected(residents)] == [set(group.nodes)], group.group_id
+        assert [units for units, _ in connected(residents)] == [set(group.units)], group.group_id
     num_busy = ring_size - group.free.num_slots
     assert group.slices.busy_slots(group.lane) == num_busy, group
     assert group.duty_ppm == sum(p.duty_ppm for p in group.profiles), group
     marked = group.late.keys() | group.probing.keys() | group.paused.keys()
     assert marked <= group.residents.keys(), group
-    assert group.is_closed == any(node_id in cordoned for node_id in group.nodes), group
-    assert group.is_uniform == all(len(r.nodes) == group.size for r in residents), group
+    assert group.is_closed == any(unit_id in cordoned for unit_id in group.units), group
+    assert group.is_uniform == all(len(r.units) == group.size for r in residents), group

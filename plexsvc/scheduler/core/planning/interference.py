@@ -81,9 +81,9 @@ def slowdowns_ppm(jobs: Sequence[Load]) -> list[int]:
 
 
 def slowdown_ppm(job: Load, others: Sequence[Load], *, total_ppm: int) -> int:
-    """Return the predicted slowdown of one job among `others` that share some of its nodes.
+    """Return the predicted slowdown of one job among `others` that share some of its units.
 
-    `total_ppm` is the most device time with switches, over the period, on any of its nodes.
+    `total_ppm` is the most device time with switches, over the period, on any of its units.
     """
     rest_us = sum(other.rest_us for other in others)
     load_ppm = sum(other.duty_ppm for other in others)

@@ -1,8 +1,8 @@
 """The queue of waiting jobs and where each goes: admission, placement and the reasons for waiting.
 
 A job is offered to groups only when something changed for it: a group that lost or took a job,
-nodes that became idle, or the job being new. Placement is all or nothing: training gang and rollout
-nodes. Besides the queue there is the operator's way (`place_at`, `rehome`, `hold`).
+units that became idle, or the job being new. Placement is all or nothing: training gang and rollout
+units. Besides the queue there is the operator's way (`place_at`, `rehome`, `hold`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
@@ -47,118 +47,118 @@ DRIFT_SHARE: Final = 20
 class Planner:
     """Admission and placement on one board under one policy."""
 
-    def __init__(self, board: Board, *, policy: Policy, unit: str = "node") -> None:
-        """Plan on `board`; `unit` is what its nodes are called in reasons."""
+    def __init__(self, board: Board, *, policy: Policy, noun: str = "node") -> None:
+        """Plan on `board`; `noun` is what its units are called in reasons."""
         self.board = board
-        self._unit = unit
+        self._noun = noun
         self.policy = policy
         self.fitter = Fitter(board=board)
-        self.waiting: dict[JobId, Demand] = {}
-        self._loads: dict[JobId, Load] = {}
-        self._unseen: set[JobId] = set()
-        self._short: dict[JobId, None] = {}
+        self.waiting: dict[ResidentId, Demand] = {}
+        self._loads: dict[ResidentId, Load] = {}
+        self._unseen: set[ResidentId] = set()
+        self._short: dict[ResidentId, None] = {}
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
-        self._phases: dict[JobId, int] = {}
-        self._started: dict[JobId, int] = {}
-        self._paces: dict[JobId, int] = {}
+        self._phases: dict[ResidentId, int] = {}
+        self._started: dict[ResidentId, int] = {}
+        self._paces: dict[ResidentId, int] = {}
         self._late_news = False
         self._queue_news = False
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
-        assert demand.job_id not in self.waiting, demand
-        self.waiting[demand.job_id] = demand
-        self._unseen.add(demand.job_id)
+        assert demand.resident_id not in self.waiting, demand
+        self.waiting[demand.resident_id] = demand
+        self._unseen.add(demand.resident_id)
         self._queue_news = True
 
-    def withdraw(self, job_id: JobId) -> None:
+    def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
-        del self.waiting[job_id]
-        self._loads.pop(job_id, None)
-        self._short.pop(job_id, None)
-        self._unseen.discard(job_id)
+        del self.waiting[resident_id]
+        self._loads.pop(resident_id, None)
+        self._short.pop(resident_id, None)
+        self._unseen.discard(resident_id)
         self._queue_news = True
 
-    def remove(self, job_id: JobId) -> None:
+    def remove(self, resident_id: ResidentId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
-        for group in self.board.remove(job_id):
+        for group in self.board.remove(resident_id):
             self.touch(group.group_id)
-        self._phases.pop(job_id, None)
-        self._started.pop(job_id, None)
-        self._paces.pop(job_id, None)
+        self._phases.pop(resident_id, None)
+        self._started.pop(resident_id, None)
+        self._paces.pop(resident_id, None)
 
-    def hold(self, key: JobId, num_nodes: int) -> Gang | None:
-        """Give the first idle nodes, by host and position, to a holder for itself alone.
+    def hold(self, key: ResidentId, num_units: int) -> Gang | None:
+        """Give the first idle units, by host and position, to a holder for itself alone.
 
         For instances that keep their devices, outside the queue. None if too few are idle.
         """
-        nodes = self.board.first_idle(num_nodes)
-        if nodes is not None:
-            self.board.hold(key, nodes)
-        return nodes
+        units = self.board.first_idle(num_units)
+        if units is not None:
+            self.board.hold(key, units)
+        return units
 
-    def release(self, key: JobId) -> None:
+    def release(self, key: ResidentId) -> None:
         """Take back what `hold` gave; those who wait are offered it at the next `admit`."""
         self.board.release(key)
 
-    def note_phase(self, job_id: JobId, at_us: int, *, alone_us: int = 0) -> None:
+    def note_phase(self, resident_id: ResidentId, at_us: int, *, alone_us: int = 0) -> None:
         """Remember when a resident's cycle was last seen to start; fits follow it.
 
         The measured cycle is averaged; past the job's bound, its group takes no further job.
         `alone_us` is what the time since the last start would have been without waits: a job that
         pauses by itself is not late.
         """
-        before_us = self._phases.get(job_id)
-        self._phases[job_id] = at_us
+        before_us = self._phases.get(resident_id)
+        self._phases[resident_id] = at_us
         if before_us is None:
             return
-        group = self.group_of(job_id)
-        demand = group.residents[job_id].demand
+        group = self.group_of(resident_id)
+        demand = group.residents[resident_id].demand
         measured_ppm = (at_us - before_us) * PPM // max(demand.profile.period_us, alone_us)
-        pace = self._paces.get(job_id, PPM)
-        pace = self._paces[job_id] = pace + (measured_ppm - pace) // PACE_SMOOTHING
+        pace = self._paces.get(resident_id, PPM)
+        pace = self._paces[resident_id] = pace + (measured_ppm - pace) // PACE_SMOOTHING
         if pace > demand.max_slowdown_ppm:
-            self._late_news = self._late_news or job_id not in group.late
-            group.late[job_id] = pace
-        elif group.late.pop(job_id, None) is not None:
+            self._late_news = self._late_news or resident_id not in group.late
+            group.late[resident_id] = pace
+        elif group.late.pop(resident_id, None) is not None:
             self.touch(group.group_id)
 
-    def learned(self, job_id: JobId, profile: Profile, *, at_us: int) -> None:
+    def learned(self, resident_id: ResidentId, profile: Profile, *, at_us: int) -> None:
         """Plan a resident by its measured cycle, last seen to start at `at_us`.
 
         A cold job's group opens to others; a group that is now over its bounds takes no further job
         and is left to repacking.
         """
-        self.board.relearn(job_id, profile, anchor_slot=at_us // self.board.slot_us)
-        self._paces.pop(job_id, None)
-        self.touch(self.board.group_of[job_id])
+        self.board.relearn(resident_id, profile, anchor_slot=at_us // self.board.slot_us)
+        self._paces.pop(resident_id, None)
+        self.touch(self.board.group_of[resident_id])
 
-    def resize(self, job_id: JobId, state_bytes: int) -> None:
-        """Note how many bytes a resident's parked state has on each of its nodes."""
-        self.board.resize(job_id, state_bytes)
-        self.touch(self.board.group_of[job_id])
+    def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
+        """Note how many bytes a resident's parked state has on each of its units."""
+        self.board.resize(resident_id, state_bytes)
+        self.touch(self.board.group_of[resident_id])
 
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
 
-    def group_of(self, job_id: JobId) -> Group:
+    def group_of(self, resident_id: ResidentId) -> Group:
         """Return the group a placed job lives in."""
-        return self.board.groups[self.board.group_of[job_id]]
+        return self.board.groups[self.board.group_of[resident_id]]
 
-    def predicted(self, group: Group) -> dict[JobId, int]:
+    def predicted(self, group: Group) -> dict[ResidentId, int]:
         """Return the predicted slowdown of each job of a group, in ppm."""
         return predicted(list(group.residents.values()))
 
-    def measured(self, job_id: JobId) -> int | None:
+    def measured(self, resident_id: ResidentId) -> int | None:
         """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
-        return self._paces.get(job_id)
+        return self._paces.get(resident_id)
 
-    def remaining_us(self, job_id: JobId, now_us: int) -> int:
+    def remaining_us(self, resident_id: ResidentId, now_us: int) -> int:
         """Return how long a placed job is still expected to run, at least one period."""
-        demand = self.group_of(job_id).residents[job_id].demand
-        since_us = self._started.get(job_id, now_us)
+        demand = self.group_of(resident_id).residents[resident_id].demand
+        since_us = self._started.get(resident_id, now_us)
         return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
 
     @property
@@ -202,45 +202,47 @@ class Planner:
         self._queue_news = False
         return placed
 
-    def place_at(self, demand: Demand, nodes: Sequence[NodeId], *, now_us: int) -> Placed:
-        """Let a job live exactly on `nodes`, which are in groups, idle or cordoned; nothing asked.
+    def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> Placed:
+        """Let a job live exactly on `units`, which are in groups, idle or cordoned; nothing asked.
 
         For an operator's will, for taking a move back, and for what is found running. Groups that
-        share the nodes become one. The job may wait, live elsewhere, or be new.
+        share the units become one. The job may wait, live elsewhere, or be new.
         """
-        if demand.job_id in self.waiting:
-            self.withdraw(demand.job_id)
-        if demand.job_id in self.board.group_of:
-            return self._rebook(demand.job_id, tuple(nodes), now_us=now_us)
-        spot = Spot(nodes=tuple(nodes), groups=self._groups_at(nodes))
+        if demand.resident_id in self.waiting:
+            self.withdraw(demand.resident_id)
+        if demand.resident_id in self.board.group_of:
+            return self._rebook(demand.resident_id, tuple(units), now_us=now_us)
+        spot = Spot(units=tuple(units), groups=self._groups_at(units))
         placed = self._commit(demand, spot, now_us=now_us)
         self.touch(placed.group_id)
         return placed
 
     def rehome(
         self,
-        job_id: JobId,
+        resident_id: ResidentId,
         *,
         now_us: int,
-        avoid: Collection[NodeId] = (),
-        onto: Collection[NodeId] | None = None,
+        avoid: Collection[UnitId] = (),
+        onto: Collection[UnitId] | None = None,
     ) -> Placed | None:
-        """Book a resident elsewhere: in another group or on idle nodes, within everyone's bounds.
+        """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
-        It touches no node in `avoid`, none it has now, and with `onto` only those. It keeps its
+        It touches no unit in `avoid`, none it has now, and with `onto` only those. It keeps its
         phase. None, with nothing changed, if there is no such place.
         """
-        resident = self.group_of(job_id).residents[job_id]
-        barred = {*avoid, *resident.nodes}
+        resident = self.group_of(resident_id).residents[resident_id]
+        barred = {*avoid, *resident.units}
         if onto is not None:
-            barred.update(node_id for node_id in self.board.rooms if node_id not in onto)
+            barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         groups = groups_for(self.board, resident.demand, policy=self.policy)
-        spot = self._spot_for(resident.demand, groups, may_open=True, barred=barred, without=job_id)
-        return None if spot is None else self._rebook(job_id, spot.nodes, now_us=now_us)
+        spot = self._spot_for(
+            resident.demand, groups, may_open=True, barred=barred, without=resident_id
+        )
+        return None if spot is None else self._rebook(resident_id, spot.units, now_us=now_us)
 
-    def move(self, job_id: JobId, nodes: Sequence[NodeId], *, now_us: int) -> None:
-        """Let a placed job live on other nodes at the phase it was last measured at."""
-        self._rebook(job_id, tuple(nodes), now_us=now_us)
+    def move(self, resident_id: ResidentId, units: Sequence[UnitId], *, now_us: int) -> None:
+        """Let a placed job live on other units at the phase it was last measured at."""
+        self._rebook(resident_id, tuple(units), now_us=now_us)
 
     def best_spot(
         self, demand: Demand, *, other_than: int, taken: Mapping[int, Sequence[Demand]]
@@ -258,7 +260,7 @@ class Planner:
         """Say where a job would go now and what that costs whom; changes nothing."""
         groups = groups_for(self.board, demand, policy=self.policy)
         spot = self._spot_for(demand, groups, may_open=True)
-        if spot is None or len(self.board.idle) < demand.rollout_nodes:
+        if spot is None or len(self.board.idle) < demand.rollout_units:
             return WhatIf(refusals=tuple(self._reasons(demand)))
         fit = self.fitter.among(
             [self._cells_now(resident) for resident in spot.met()],
@@ -266,43 +268,43 @@ class Planner:
             anchor_slot=now_us // self.board.slot_us,
         )
         residents = [r for group in spot.groups for r in group.residents.values()]
-        met = {r.demand.job_id for r in spot.met()}
+        met = {r.demand.resident_id for r in spot.met()}
         before = predicted(residents)
-        own, after = predicted_with(Load.of(demand), spot.nodes, residents)
-        barred = spot.nodes if not spot.groups else ()
+        own, after = predicted_with(Load.of(demand), spot.units, residents)
+        barred = spot.units if not spot.groups else ()
         return WhatIf(
-            nodes=spot.nodes,
+            units=spot.units,
             group_ids=tuple(group.group_id for group in spot.groups),
-            rollout_nodes=self.board.first_idle(demand.rollout_nodes, barred=barred) or (),
+            rollout_units=self.board.first_idle(demand.rollout_units, barred=barred) or (),
             shift_slots=fit.shift_slots,
             overlap_ppm=fit.overlap_ppm,
             slowdown_ppm=own,
             meets=tuple(
-                Meeting(job_id=job_id, before_ppm=before[job_id], after_ppm=ppm)
-                for job_id, ppm in after.items()
-                if ppm != before[job_id] or job_id in met
+                Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
+                for resident_id, ppm in after.items()
+                if ppm != before[resident_id] or resident_id in met
             ),
         )
 
-    def why(self, job_id: JobId) -> str:
+    def why(self, resident_id: ResidentId) -> str:
         """Say why a waiting job waits."""
-        demand = self.waiting[job_id]
-        beside = f" + {demand.rollout_nodes}" if demand.rollout_nodes else ""
-        asked = f"{demand.num_nodes}{beside} {self._unit}(s)"
-        return f"{job_id} waits for {asked}: " + "; ".join(self._reasons(demand))
+        demand = self.waiting[resident_id]
+        beside = f" + {demand.rollout_units}" if demand.rollout_units else ""
+        asked = f"{demand.num_units}{beside} {self._noun}(s)"
+        return f"{resident_id} waits for {asked}: " + "; ".join(self._reasons(demand))
 
-    def why_stays(self, job_id: JobId, *, avoid: Collection[NodeId] = ()) -> str:
+    def why_stays(self, resident_id: ResidentId, *, avoid: Collection[UnitId] = ()) -> str:
         """Say what a placed job finds elsewhere: why it is not rehomed."""
-        resident = self.group_of(job_id).residents[job_id]
-        barred = {*avoid, *resident.nodes}
-        return "; ".join(self._reasons(resident.demand, barred=barred, without=job_id))
+        resident = self.group_of(resident_id).residents[resident_id]
+        barred = {*avoid, *resident.units}
+        return "; ".join(self._reasons(resident.demand, barred=barred, without=resident_id))
 
     def _reasons(
-        self, demand: Demand, *, barred: Barred = (), without: JobId = NOBODY
+        self, demand: Demand, *, barred: Barred = (), without: ResidentId = NOBODY
     ) -> list[str]:
         policy, load = self.policy, Load.of(demand)
         groups = [g for g in self.board.groups.values() if is_right_size(g, demand, policy=policy)]
-        facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} {self._unit}s are idle"]
+        facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} {self._noun}s are idle"]
         counts: dict[str, int] = {}
         for spot in joining(self.board, demand, groups, barred=barred):
             reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
@@ -315,10 +317,10 @@ class Planner:
         self, demand: Demand, changed: Sequence[Group], *, may_open: bool, now_us: int
     ) -> Placed | None:
         policy = self.policy
-        is_new = demand.job_id in self._unseen
-        self._unseen.discard(demand.job_id)
-        if len(self.board.idle) < demand.rollout_nodes:
-            self._short[demand.job_id] = None
+        is_new = demand.resident_id in self._unseen
+        self._unseen.discard(demand.resident_id)
+        if len(self.board.idle) < demand.rollout_units:
+            self._short[demand.resident_id] = None
             return None
         if is_new or policy.merges or (demand.is_cold and policy.cold_shares):
             pool: Iterable[Group] = groups_for(self.board, demand, policy=policy)
@@ -334,27 +336,27 @@ class Planner:
         *,
         may_open: bool,
         barred: Barred = (),
-        without: JobId = NOBODY,
+        without: ResidentId = NOBODY,
     ) -> Spot | None:
         """Return the place the policy gives a job now; changes nothing."""
         policy = self.policy
         gang = self._gang(demand, barred) if may_open else None
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
-            return Spot(nodes=gang)
+            return Spot(units=gang)
         if demand.is_cold and not policy.cold_shares:
             return None
         spots: list[Spot] = []
         if there := joining(self.board, demand, groups, barred=barred):
             spots = self._that_take(demand, there, without=without)
         if not spots and gang:
-            return Spot(nodes=gang)
+            return Spot(units=gang)
         if not spots and policy.merges and may_open:
             there = merging(self.board, demand, barred=barred)
             spots = self._that_take(demand, there, without=without)
         return best(self.board, demand, spots, policy=policy)
 
     def _that_take(
-        self, demand: Demand, spots: Iterable[Spot], *, without: JobId = NOBODY
+        self, demand: Demand, spots: Iterable[Spot], *, without: ResidentId = NOBODY
     ) -> list[Spot]:
         policy, load = self.policy, self._load_of(demand)
         return [
@@ -363,61 +365,61 @@ class Planner:
 
     def _load_of(self, demand: Demand) -> Load:
         """Return the load of a job's cycle, worked out once while it waits."""
-        if self.waiting.get(demand.job_id) is not demand:
+        if self.waiting.get(demand.resident_id) is not demand:
             return Load.of(demand)
-        load = self._loads.get(demand.job_id)
+        load = self._loads.get(demand.resident_id)
         if load is None:
-            load = self._loads[demand.job_id] = Load.of(demand)
+            load = self._loads[demand.resident_id] = Load.of(demand)
         return load
 
     def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
-        if len(self.board.idle) < demand.num_nodes + demand.rollout_nodes:
+        if len(self.board.idle) < demand.num_units + demand.rollout_units:
             return None
-        return self.board.idle_gang(demand.num_nodes, barred=barred)
+        return self.board.idle_gang(demand.num_units, barred=barred)
 
-    def _groups_at(self, nodes: Iterable[NodeId]) -> list[Group]:
-        met = sorted({self.board.group_at[n] for n in nodes if n in self.board.group_at})
+    def _groups_at(self, units: Iterable[UnitId]) -> list[Group]:
+        met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})
         return [self.board.groups[group_id] for group_id in met]
 
     def _commit(self, demand: Demand, spot: Spot, *, now_us: int) -> Placed:
         anchor = now_us // self.board.slot_us
         shift_slots, overlap_ppm = self._shift(demand, spot, anchor_slot=anchor)
-        group = self.board.gather(spot.nodes)
+        group = self.board.gather(spot.units)
         self.board.commit(
-            group, demand, anchor_slot=anchor, shift_slots=shift_slots, nodes=spot.nodes
+            group, demand, anchor_slot=anchor, shift_slots=shift_slots, units=spot.units
         )
         if demand.is_cold:
-            group.probing[demand.job_id] = None
-        rollout = self.board.first_idle(demand.rollout_nodes) or ()
+            group.probing[demand.resident_id] = None
+        rollout = self.board.first_idle(demand.rollout_units) or ()
         if rollout:
-            self.board.hold(demand.job_id, rollout)
-        if demand.job_id in self.waiting:
-            self.withdraw(demand.job_id)
-        self._started[demand.job_id] = now_us
+            self.board.hold(demand.resident_id, rollout)
+        if demand.resident_id in self.waiting:
+            self.withdraw(demand.resident_id)
+        self._started[demand.resident_id] = now_us
         return Placed(
-            job_id=demand.job_id,
+            resident_id=demand.resident_id,
             group_id=group.group_id,
-            nodes=spot.nodes,
-            rollout_nodes=rollout,
+            units=spot.units,
+            rollout_units=rollout,
             shift_slots=shift_slots,
             overlap_ppm=overlap_ppm,
             opened=not spot.groups,
             merged=tuple(g.group_id for g in spot.groups if g is not group),
         )
 
-    def _rebook(self, job_id: JobId, nodes: Gang, *, now_us: int) -> Placed:
+    def _rebook(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
         """Move a resident on the board, at the phase it was last measured at."""
-        at_us = self._phases.get(job_id, now_us)
-        met = {g.group_id for g in self._groups_at(nodes)}
-        self._paces.pop(job_id, None)
-        left = self.board.move(job_id, nodes, anchor_slot=at_us // self.board.slot_us)
-        group = self.group_of(job_id)
+        at_us = self._phases.get(resident_id, now_us)
+        met = {g.group_id for g in self._groups_at(units)}
+        self._paces.pop(resident_id, None)
+        left = self.board.move(resident_id, units, anchor_slot=at_us // self.board.slot_us)
+        group = self.group_of(resident_id)
         for each in (*left, group):
             self.touch(each.group_id)
         return Placed(
-            job_id=job_id,
+            resident_id=resident_id,
             group_id=group.group_id,
-            nodes=nodes,
+            units=units,
             opened=len(group.residents) == 1,
             merged=tuple(sorted(met - self.board.groups.keys())),
         )
@@ -438,13 +440,13 @@ class Planner:
 
     def _follow_drift(self, group: Group) -> None:
         """Move residents' cells to the phases they were last measured at."""
-        for job_id, resident in group.residents.items():
+        for resident_id, resident in group.residents.items():
             if self._has_drifted(resident):
-                slot = self._phases[job_id] // self.board.slot_us
-                self.board.reanchor(job_id, anchor_slot=slot)
+                slot = self._phases[resident_id] // self.board.slot_us
+                self.board.reanchor(resident_id, anchor_slot=slot)
 
     def _has_drifted(self, resident: Resident) -> bool:
-        at_us = self._phases.get(resident.demand.job_id)
+        at_us = self._phases.get(resident.demand.resident_id)
         if at_us is None:
             return False
         period = resident.cells.period
@@ -456,5 +458,5 @@ class Planner:
         """Return a resident's cells as they will be once its drift is followed."""
         if not self._has_drifted(resident):
             return resident.cells
-        slot = self._phases[resident.demand.job_id] // self.board.slot_us
+        slot = self._phases[resident.demand.resident_id] // self.board.slot_us
         return self.board.cells(resident.demand.profile, anchor_slot=slot)

@@ -71,6 +71,6 @@ class Planning:
         known = self.planners.get(kind)
         if known is None:
             board = Board([], slot_us=self.slot_us)
-            known = Planner(board, policy=self.policy, unit=f"{kind} device")
+            known = Planner(board, policy=self.policy, noun=f"{kind} device")
             self.planners[kind] = known
         return known

@@ -1,7 +1,7 @@
 """Placement policies as values: the paper's baselines, a control, and `plex`, the default.
 
-`isolated` gives every job nodes of its own, strictly first in first out. `pack` joins the busiest
-group with room before it opens one; `spread` opens a group while nodes are idle, then joins the
+`isolated` gives every job units of its own, strictly first in first out. `pack` joins the busiest
+group with room before it opens one; `spread` opens a group while units are idle, then joins the
 least busy; both are strict FIFO with two jobs a group, the paper's setting. `*_backfill` let jobs
 behind a blocked one go. `plex` takes more jobs a group under a duty cap and every job's slowdown
 bound, queues by response ratio, and orders operations with `plex` rules. `plex_*` turn one of its
@@ -66,7 +66,7 @@ class Policy:
     """The same for jobs that wait on their critical path: some waiting cannot be hidden."""
 
     patience_ppm: int | None = None
-    """Response ratio from which a blocked job reserves idle nodes; None: never."""
+    """Response ratio from which a blocked job reserves idle units; None: never."""
 
     oversize: int = 1
     """A job may join a group at most this many times larger than its gang; 0: of any size."""

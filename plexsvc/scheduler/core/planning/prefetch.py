@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import Rules
 
@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.planning.runtime_rules import Rules
 class Expected:
     """When a job's next burst is expected to arrive."""
 
-    job_id: JobId
+    resident_id: ResidentId
     at_us: int
     spread_us: int
     """How far off the expectation usually is: the jitter of its period."""
@@ -26,11 +26,11 @@ class Expected:
 def next_arrival(
     candidates: Iterable[Expected],
     *,
-    resident: JobId | None,
-    prefetched: JobId | None,
+    resident: ResidentId | None,
+    prefetched: ResidentId | None,
     rules: Rules,
     now_us: int,
-) -> JobId | None:
+) -> ResidentId | None:
     """Return the job whose state should come in now, None to leave the devices as they are.
 
     `resident` is on the devices, `prefetched` the last one brought in ahead that has not run since.
@@ -38,24 +38,24 @@ def next_arrival(
     that was brought in is left alone until its time has come. `O(candidates)`.
 
     >>> from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
-    >>> soon = Expected(job_id=JobId("a"), at_us=50, spread_us=10, switch_us=5)
-    >>> later = Expected(job_id=JobId("b"), at_us=90, spread_us=10, switch_us=5)
+    >>> soon = Expected(resident_id=ResidentId("a"), at_us=50, spread_us=10, switch_us=5)
+    >>> later = Expected(resident_id=ResidentId("b"), at_us=90, spread_us=10, switch_us=5)
     >>> next_arrival([soon, later], resident=None, prefetched=None, rules=PLEX_RULES, now_us=0)
     'a'
     """
     if not rules.prefetches:
         return None
-    in_order = sorted(candidates, key=lambda one: (one.at_us, one.job_id))
+    in_order = sorted(candidates, key=lambda one: (one.at_us, one.resident_id))
     if not in_order:
         return None
     first, others = in_order[0], in_order[1:]
-    if first.job_id == resident or first.switch_us == 0:
+    if first.resident_id == resident or first.switch_us == 0:
         return None
     if others and (others[0].at_us - first.at_us) * PPM < first.spread_us * rules.confidence_ppm:
         return None
     if prefetched is not None and prefetched == resident and now_us < first.at_us:
         return None
-    return first.job_id
+    return first.resident_id
 
 
 def spread_us(period_us: int, jitter_ppm: int) -> int:

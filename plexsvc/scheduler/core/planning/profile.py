@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from plexsvc.ids import JobId, TenantId
+from plexsvc.ids import ResidentId, TenantId
 
 PPM: Final = 1_000_000
 """Shares and ratios are integers in parts per million."""
@@ -97,19 +97,19 @@ SYNC_PHASE: Final = "sync"
 class Demand:
     """What a job asks of placement."""
 
-    job_id: JobId
-    num_nodes: int
+    resident_id: ResidentId
+    num_units: int
     profile: Profile
     arrived_us: int = 0
     expected_us: int = 0
     """How long it would run alone."""
 
     state_bytes: int = 0
-    """Parked state on each of its nodes."""
+    """Parked state on each of its units."""
 
     max_slowdown_ppm: int = 1_500_000
-    rollout_nodes: int = 0
-    """Nodes it needs for itself alone besides, for rollout."""
+    rollout_units: int = 0
+    """Units it needs for itself alone besides, for rollout."""
 
     is_cold: bool = False
     """Its profile is a guess: it runs on a dedicated group until one full cycle is known."""

@@ -1,8 +1,8 @@
-"""Repacking: empty a group into others when its nodes are wanted, and relieve those who are late.
+"""Repacking: empty a group into others when its units are wanted, and relieve those who are late.
 
-A group is emptied whole or not at all: only then do nodes become free. Each move is charged with
-the job's state over the link between nodes, for all nodes of the gang; the gain is the group's
-nodes for the longest time one of its jobs is still expected to run.
+A group is emptied whole or not at all: only then do units become free. Each move is charged with
+the job's state over the link between units, for all units of the gang; the gain is the group's
+units for the longest time one of its jobs is still expected to run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -23,10 +23,10 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 class Move:
     """A job that goes to another group; its operations wait for `charge_us`."""
 
-    job_id: JobId
+    resident_id: ResidentId
     to_group: int
-    nodes: Gang
-    """The nodes of that group it will use."""
+    units: Gang
+    """The units of that group it will use."""
 
     charge_us: int
     nbytes: int
@@ -37,10 +37,10 @@ class Relief:
     """What is done for late jobs."""
 
     moves: tuple[Move, ...] = ()
-    paused: Mapping[JobId, str]
+    paused: Mapping[ResidentId, str]
     """Jobs that run only while no other of their group waits, and why."""
 
-    resumed: tuple[JobId, ...] = ()
+    resumed: tuple[ResidentId, ...] = ()
     """Jobs whose pause is over."""
 
 
@@ -49,7 +49,7 @@ class Repacking:
     """When moves pay."""
 
     link_bytes_s: int
-    """Node to node, bytes a second and node."""
+    """Unit to unit, bytes a second and unit."""
 
     gain_over_cost: int = 3
     """How many times its charge a repacking must gain."""
@@ -61,17 +61,17 @@ class Repacking:
 def propose(
     planner: Planner,
     *,
-    busy: AbstractSet[JobId],
+    busy: AbstractSet[ResidentId],
     rules: Repacking,
     now_us: int,
     wanted: int | None = None,
 ) -> list[Move]:
     """Return moves that empty groups for those who wait; jobs in `busy` stay where they are.
 
-    `wanted` says how many nodes to free; by default as many as some waiting job lacks.
+    `wanted` says how many units to free; by default as many as some waiting job lacks.
     `O(groups^2)` within one size at worst; the least busy groups are tried first.
     """
-    wanted = _wanted_nodes(planner) if wanted is None else wanted
+    wanted = _wanted_units(planner) if wanted is None else wanted
     moves: list[Move] = []
     if wanted == 0:
         return moves
@@ -92,7 +92,7 @@ def propose(
 
 
 def relieve(
-    planner: Planner, *, busy: AbstractSet[JobId], rules: Repacking, max_moves: int = 8
+    planner: Planner, *, busy: AbstractSet[ResidentId], rules: Repacking, max_moves: int = 8
 ) -> Relief:
     """Return what helps the groups in which a job is late, and books the pauses.
 
@@ -102,7 +102,7 @@ def relieve(
     bounds. Such a group stays closed to further jobs.
     """
     moves: list[Move] = []
-    paused: dict[JobId, str] = {}
+    paused: dict[ResidentId, str] = {}
     taken: dict[int, list[Demand]] = {}
     resumed = _resume(planner)
     for group in [g for g in planner.board.groups.values() if g.late and len(g.residents) > 1]:
@@ -111,7 +111,7 @@ def relieve(
         move = _relieving_move(planner, group, taken, busy=busy, rules=rules)
         if move is not None:
             moves.append(move)
-            taken[move.to_group] = [group.residents[move.job_id].demand]
+            taken[move.to_group] = [group.residents[move.resident_id].demand]
         elif not group.paused:
             paused.update(_pause(group))
     return Relief(moves=tuple(moves), paused=paused, resumed=tuple(resumed))
@@ -122,53 +122,53 @@ def _relieving_move(
     group: Group,
     taken: dict[int, list[Demand]],
     *,
-    busy: AbstractSet[JobId],
+    busy: AbstractSet[ResidentId],
     rules: Repacking,
 ) -> Move | None:
-    for job_id in _worst_first(group):
-        if job_id not in busy:
-            demand = group.residents[job_id].demand
+    for resident_id in _worst_first(group):
+        if resident_id not in busy:
+            demand = group.residents[resident_id].demand
             move = _move(planner, demand, group, taken, rules=rules)
             if move is not None:
                 return move
     return None
 
 
-def _pause(group: Group) -> dict[JobId, str]:
+def _pause(group: Group) -> dict[ResidentId, str]:
     """Book the pause of the worst-fitting job that is not late; nobody when all are."""
-    for job_id in _worst_first(group):
-        if job_id not in group.late:
+    for resident_id in _worst_first(group):
+        if resident_id not in group.late:
             late = ", ".join(group.late)
             why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
-            group.paused[job_id] = why
-            return {job_id: why}
+            group.paused[resident_id] = why
+            return {resident_id: why}
     return {}
 
 
-def _resume(planner: Planner) -> list[JobId]:
+def _resume(planner: Planner) -> list[ResidentId]:
     """End the pauses in groups whose other jobs are at most half way to their bounds again."""
-    resumed: list[JobId] = []
+    resumed: list[ResidentId] = []
     for group in planner.board.groups.values():
         others = [r.demand for j, r in group.residents.items() if j not in group.paused]
-        halves = ((d.job_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
+        halves = ((d.resident_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
         if group.paused and all((planner.measured(j) or PPM) <= half for j, half in halves):
             resumed.extend(group.paused)
             group.paused.clear()
     return resumed
 
 
-def _worst_first(group: Group) -> list[JobId]:
-    def cost(job_id: JobId) -> tuple[int, int, JobId]:
-        others = [r.load for j, r in group.residents.items() if j != job_id]
-        return sum(slowdowns_ppm(others)), -group.residents[job_id].load.duty_ppm, job_id
+def _worst_first(group: Group) -> list[ResidentId]:
+    def cost(resident_id: ResidentId) -> tuple[int, int, ResidentId]:
+        others = [r.load for j, r in group.residents.items() if j != resident_id]
+        return sum(slowdowns_ppm(others)), -group.residents[resident_id].load.duty_ppm, resident_id
 
     return sorted(group.residents, key=cost)
 
 
-def _wanted_nodes(planner: Planner) -> int:
-    """Return how many more idle nodes some waiting job could use."""
+def _wanted_units(planner: Planner) -> int:
+    """Return how many more idle units some waiting job could use."""
     idle = len(planner.board.idle)
-    needs = (d.num_nodes + d.rollout_nodes for d in planner.waiting.values())
+    needs = (d.num_units + d.rollout_units for d in planner.waiting.values())
     return max((need - idle for need in needs), default=0)
 
 
@@ -188,7 +188,7 @@ def _empty(
         moves.append(move)
         taken.setdefault(move.to_group, []).append(resident.demand)
         added.append(move.to_group)
-        cost += move.charge_us * len(move.nodes)
+        cost += move.charge_us * len(move.units)
     lasts_us = max((planner.remaining_us(j, now_us) for j in group.residents), default=0)
     pays = lasts_us * group.size >= rules.gain_over_cost * cost
     if len(moves) == len(group.residents) and pays:
@@ -213,9 +213,9 @@ def _move(
     if spot is None:
         return None
     return Move(
-        job_id=demand.job_id,
+        resident_id=demand.resident_id,
         to_group=spot.groups[0].group_id,
-        nodes=spot.nodes,
+        units=spot.units,
         charge_us=demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s),
-        nbytes=demand.state_bytes * len(spot.nodes),
+        nbytes=demand.state_bytes * len(spot.units),
     )

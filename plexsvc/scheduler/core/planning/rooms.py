@@ -1,8 +1,8 @@
-"""Which nodes make a gang: aligned blocks inside a host, whole hosts, or any nodes of one size.
+"""Which units make a gang: aligned blocks inside a host, whole hosts, or any units of one size.
 
-Live, a planning node is one device of a host: it carries its host and its index there. Ranks that
+Live, a planning unit is one device of a host: it carries its host and its index there. Ranks that
 talk a lot then get an aligned power-of-two block inside one host, or whole hosts of equal size.
-Without hosts any nodes with the same number of devices make a gang.
+Without hosts any units with the same number of devices make a gang.
 """
 
 from __future__ import annotations
@@ -10,134 +10,134 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from plexsvc.ids import NodeId
+from plexsvc.ids import UnitId
 
-Gang = tuple[NodeId, ...]
-Burden = Callable[[NodeId], int]
-"""How much of a node is taken; the least burdened nodes come first."""
+Gang = tuple[UnitId, ...]
+Burden = Callable[[UnitId], int]
+"""How much of a unit is taken; the least burdened units come first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRoom:
-    """A node as planning sees it."""
+class UnitRoom:
+    """A unit as planning sees it."""
 
-    node_id: NodeId
+    unit_id: UnitId
     num_devices: int = 8
     parked_bytes: int = 1 << 62
     """Host memory and disk for the state of jobs that are not on the devices."""
 
     host: str = ""
-    """The machine it is a device of; empty where a planning node is a whole machine."""
+    """The machine it is a device of; empty where a planning unit is a whole machine."""
 
     index: int = 0
     """Which device of its host it is."""
 
     @property
-    def rank(self) -> tuple[str, int, NodeId]:
+    def rank(self) -> tuple[str, int, UnitId]:
         """Return its place among all: by host, position and name."""
-        return (self.host, self.index, self.node_id)
+        return (self.host, self.index, self.unit_id)
 
 
 class Rooms:
-    """All nodes, and the gangs they could make; the order in which they came decides nothing.
+    """All units, and the gangs they could make; the order in which they came decides nothing.
 
-    >>> rooms = Rooms(NodeRoom(node_id=NodeId(f"a:{i}"), host="a", index=i) for i in (3, 1, 0, 2))
+    >>> rooms = Rooms(UnitRoom(unit_id=UnitId(f"a:{i}"), host="a", index=i) for i in (3, 1, 0, 2))
     >>> rooms.blocks(2)
     (('a:0', 'a:1'), ('a:2', 'a:3'))
     """
 
-    def __init__(self, rooms: Iterable[NodeRoom]) -> None:
-        self.by_id = {room.node_id: room for room in rooms}
+    def __init__(self, rooms: Iterable[UnitRoom]) -> None:
+        self.by_id = {room.unit_id: room for room in rooms}
         self.has_hosts = any(room.host for room in self.by_id.values())
-        """Whether nodes are devices of hosts."""
+        """Whether units are devices of hosts."""
 
         self._blocks: dict[int, tuple[Gang, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def __contains__(self, node_id: NodeId) -> bool:
-        return node_id in self.by_id
+    def __contains__(self, unit_id: UnitId) -> bool:
+        return unit_id in self.by_id
 
-    def __getitem__(self, node_id: NodeId) -> NodeRoom:
-        return self.by_id[node_id]
+    def __getitem__(self, unit_id: UnitId) -> UnitRoom:
+        return self.by_id[unit_id]
 
-    def __iter__(self) -> Iterator[NodeId]:
+    def __iter__(self) -> Iterator[UnitId]:
         return iter(self.by_id)
 
-    def join(self, room: NodeRoom) -> None:
-        """Take a node in."""
-        self.by_id[room.node_id] = room
+    def join(self, room: UnitRoom) -> None:
+        """Take a unit in."""
+        self.by_id[room.unit_id] = room
         self.has_hosts = self.has_hosts or bool(room.host)
         self._blocks.clear()
 
-    def leave(self, node_id: NodeId) -> None:
-        """Forget a node."""
-        del self.by_id[node_id]
+    def leave(self, unit_id: UnitId) -> None:
+        """Forget a unit."""
+        del self.by_id[unit_id]
         self._blocks.clear()
 
-    def in_order(self, nodes: Iterable[NodeId]) -> Gang:
-        """Return nodes by host, position and name."""
-        return tuple(sorted(nodes, key=lambda node_id: self.by_id[node_id].rank))
+    def in_order(self, units: Iterable[UnitId]) -> Gang:
+        """Return units by host, position and name."""
+        return tuple(sorted(units, key=lambda unit_id: self.by_id[unit_id].rank))
 
-    def blocks(self, num_nodes: int) -> tuple[Gang, ...]:
-        """Return every aligned block of `num_nodes` inside one host, in order. Kept until a join.
+    def blocks(self, num_units: int) -> tuple[Gang, ...]:
+        """Return every aligned block of `num_units` inside one host, in order. Kept until a join.
 
         A block starts at a multiple of the next power of two.
         """
-        found = self._blocks.get(num_nodes)
+        found = self._blocks.get(num_units)
         if found is None:
-            found = self._blocks[num_nodes] = tuple(self._aligned(num_nodes))
+            found = self._blocks[num_units] = tuple(self._aligned(num_units))
         return found
 
-    def gangs(self, num_nodes: int, *, among: Collection[NodeId], burden: Burden) -> Iterator[Gang]:
+    def gangs(self, num_units: int, *, among: Collection[UnitId], burden: Burden) -> Iterator[Gang]:
         """Yield the gangs that could be made of `among`.
 
-        Each block inside a host comes, in order; where nodes are interchangeable (whole hosts, or
-        nodes without a host) only the least burdened ones do.
+        Each block inside a host comes, in order; where units are interchangeable (whole hosts, or
+        units without a host) only the least burdened ones do.
         """
         if not self.has_hosts:
-            yield from self._by_devices(num_nodes, among=among, burden=burden)
-        elif blocks := self.blocks(num_nodes):
-            yield from (block for block in blocks if all(node in among for node in block))
+            yield from self._by_devices(num_units, among=among, burden=burden)
+        elif blocks := self.blocks(num_units):
+            yield from (block for block in blocks if all(unit in among for unit in block))
         else:
-            yield from self._whole_hosts(num_nodes, among=among, burden=burden)
+            yield from self._whole_hosts(num_units, among=among, burden=burden)
 
-    def _aligned(self, num_nodes: int) -> Iterator[Gang]:
-        step = 1 << (num_nodes - 1).bit_length()
+    def _aligned(self, num_units: int) -> Iterator[Gang]:
+        step = 1 << (num_units - 1).bit_length()
         for _, by_index in sorted(self._hosts().items()):
             for first in range(0, max(by_index) + 1, step):
-                block = [by_index.get(at) for at in range(first, first + num_nodes)]
-                gang = tuple(node_id for node_id in block if node_id is not None)
-                if len(gang) == num_nodes:
+                block = [by_index.get(at) for at in range(first, first + num_units)]
+                gang = tuple(unit_id for unit_id in block if unit_id is not None)
+                if len(gang) == num_units:
                     yield gang
 
     def _by_devices(
-        self, num_nodes: int, *, among: Collection[NodeId], burden: Burden
+        self, num_units: int, *, among: Collection[UnitId], burden: Burden
     ) -> Iterator[Gang]:
-        classes: dict[int, list[NodeId]] = {}
-        for node_id in self.in_order(among):
-            classes.setdefault(self.by_id[node_id].num_devices, []).append(node_id)
-        for _, nodes in sorted(classes.items()):
-            if len(nodes) >= num_nodes:
-                yield self.in_order(sorted(nodes, key=burden)[:num_nodes])
+        classes: dict[int, list[UnitId]] = {}
+        for unit_id in self.in_order(among):
+            classes.setdefault(self.by_id[unit_id].num_devices, []).append(unit_id)
+        for _, units in sorted(classes.items()):
+            if len(units) >= num_units:
+                yield self.in_order(sorted(units, key=burden)[:num_units])
 
     def _whole_hosts(
-        self, num_nodes: int, *, among: Collection[NodeId], burden: Burden
+        self, num_units: int, *, among: Collection[UnitId], burden: Burden
     ) -> Iterator[Gang]:
         by_size: dict[int, list[Gang]] = {}
         for _, by_index in sorted(self._hosts().items()):
-            host = tuple(node_id for _, node_id in sorted(by_index.items()))
-            if all(node_id in among for node_id in host):
+            host = tuple(unit_id for _, unit_id in sorted(by_index.items()))
+            if all(unit_id in among for unit_id in host):
                 by_size.setdefault(len(host), []).append(host)
         for size, hosts in sorted(by_size.items(), reverse=True):
-            count = num_nodes // size
-            if count * size == num_nodes and count <= len(hosts):
-                hosts.sort(key=lambda host: max(burden(node_id) for node_id in host))
-                yield self.in_order(node_id for host in hosts[:count] for node_id in host)
+            count = num_units // size
+            if count * size == num_units and count <= len(hosts):
+                hosts.sort(key=lambda host: max(burden(unit_id) for unit_id in host))
+                yield self.in_order(unit_id for host in hosts[:count] for unit_id in host)
 
-    def _hosts(self) -> dict[str, dict[int, NodeId]]:
-        hosts: dict[str, dict[int, NodeId]] = {}
+    def _hosts(self) -> dict[str, dict[int, UnitId]]:
+        hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
-            hosts.setdefault(room.host or room.node_id, {})[room.index] = room.node_id
+            hosts.setdefault(room.host or room.unit_id, {})[room.index] = room.unit_id
         return hosts

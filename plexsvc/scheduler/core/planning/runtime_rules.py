@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 
 
 class Order(StrEnum):
@@ -60,7 +60,7 @@ PLEX_RULES: Final = Rules(
 class Entry:
     """The head operation of one job, waiting for the group."""
 
-    job_id: JobId
+    resident_id: ResidentId
     phase: str
     since_us: int
     service_us: int

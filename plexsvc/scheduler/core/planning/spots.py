@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 from typing import Final
 
-from plexsvc.ids import NodeId
+from plexsvc.ids import UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot
 from plexsvc.scheduler.core.planning.groups import Group
@@ -21,20 +21,20 @@ MAX_CANDIDATES: Final = 64
 COST_GRAIN_PPM: Final = 10_000
 """Predicted slowdowns closer than this count as equal; commensurate periods decide."""
 
-Barred = Collection[NodeId]
+Barred = Collection[UnitId]
 
 
 def is_right_size(group: Group, demand: Demand, *, policy: Policy) -> bool:
     """Return whether a group is as large as a job's gang, or larger within the policy."""
-    if group.size < demand.num_nodes:
+    if group.size < demand.num_units:
         return False
-    return policy.oversize == 0 or group.size <= demand.num_nodes * policy.oversize
+    return policy.oversize == 0 or group.size <= demand.num_units * policy.oversize
 
 
 def groups_for(board: Board, demand: Demand, *, policy: Policy) -> list[Group]:
     """Return the groups a new job looks at: of its size, the least busy, a bounded number."""
     if policy.oversize == 1:
-        groups = list(board.by_size.get(demand.num_nodes, {}).values())
+        groups = list(board.by_size.get(demand.num_units, {}).values())
     else:
         every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
         groups = [g for g in every if is_right_size(g, demand, policy=policy)]
@@ -49,25 +49,25 @@ def joining(
     """Return the place each group has for a job: all of it, or its least busy block."""
     spots = []
     for group in groups:
-        if group.is_uniform and group.size == demand.num_nodes:
-            if not barred or not any(node_id in barred for node_id in group.nodes):
-                spots.append(Spot(nodes=group.nodes, groups=(group,), is_whole=True))
+        if group.is_uniform and group.size == demand.num_units:
+            if not barred or not any(unit_id in barred for unit_id in group.units):
+                spots.append(Spot(units=group.units, groups=(group,), is_whole=True))
             continue
-        nodes = _least_busy(board, demand, [n for n in group.nodes if n not in barred])
-        if nodes is not None:
-            spots.append(Spot(nodes=nodes, groups=(group,)))
+        units = _least_busy(board, demand, [n for n in group.units if n not in barred])
+        if units is not None:
+            spots.append(Spot(units=units, groups=(group,)))
     return spots
 
 
 def merging(board: Board, demand: Demand, *, barred: Barred = ()) -> list[Spot]:
-    """Return the places that groups, or groups and idle nodes, would make as one."""
+    """Return the places that groups, or groups and idle units, would make as one."""
     usable = dict.fromkeys(n for n in [*board.idle, *board.group_at] if n not in barred)
     spots = []
-    for nodes in board.rooms.gangs(demand.num_nodes, among=usable, burden=board.duty_on):
-        met = sorted({board.group_at[n] for n in nodes if n in board.group_at})
-        is_inside = len(met) == 1 and set(nodes) <= set(board.groups[met[0]].nodes)
+    for units in board.rooms.gangs(demand.num_units, among=usable, burden=board.duty_on):
+        met = sorted({board.group_at[n] for n in units if n in board.group_at})
+        is_inside = len(met) == 1 and set(units) <= set(board.groups[met[0]].units)
         if met and not is_inside:
-            spots.append(Spot(nodes=nodes, groups=[board.groups[group_id] for group_id in met]))
+            spots.append(Spot(units=units, groups=[board.groups[group_id] for group_id in met]))
     if len(spots) <= MAX_CANDIDATES:
         return spots
     return nsmallest(MAX_CANDIDATES, spots, key=lambda spot: spot.crowd().duty_ppm)
@@ -116,6 +116,6 @@ def _by_number(spot: Spot, sign: int) -> tuple[int, int, int]:
     return sign * crowd.num_jobs, sign * crowd.duty_ppm, spot.groups[0].group_id
 
 
-def _least_busy(board: Board, demand: Demand, among: list[NodeId]) -> Gang | None:
-    gangs = board.rooms.gangs(demand.num_nodes, among=among, burden=board.duty_on)
-    return min(gangs, key=lambda nodes: max(map(board.duty_on, nodes)), default=None)
+def _least_busy(board: Board, demand: Demand, among: list[UnitId]) -> Gang | None:
+    gangs = board.rooms.gangs(demand.num_units, among=among, burden=board.duty_on)
+    return min(gangs, key=lambda units: max(map(board.duty_on, units)), default=None)

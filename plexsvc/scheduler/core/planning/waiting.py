@@ -24,7 +24,7 @@ def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[
 
 
 def is_impatient(demand: Demand, *, policy: Policy, now_us: int) -> bool:
-    """Return whether a blocked job's response ratio has earned it the next idle nodes."""
+    """Return whether a blocked job's response ratio has earned it the next idle units."""
     patience = policy.patience_ppm
     return patience is not None and _ratio_ppm(demand, now_us) >= patience
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, assert_never
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId, WpgId
 from plexsvc.scheduler.core.actions import RelocationChanged
 from plexsvc.scheduler.core.events import (
     JobMoveRequested,
@@ -117,17 +117,17 @@ def _relocate(cluster: Cluster, event: RelocationRequested) -> None:
     if deployment is None:
         return
     if deployment.is_rollout:
-        nodes = tuple(map(placing.unit, event.places))
-        _send_instances(cluster, deployment, reason=event.reason, nodes=nodes)
+        units = tuple(map(placing.unit, event.places))
+        _send_instances(cluster, deployment, reason=event.reason, units=units)
         return
     fault = relocation.why_not(cluster, deployment, event.places)
     if fault is not None:
         _tell_failed(cluster, deployment, reason=event.reason, fault=fault)
         return
     planner, key = placing.planner_of(cluster, deployment)
-    nodes = tuple(map(placing.unit, event.places))
-    planner.move(key, nodes, now_us=cluster.now_us)
-    _begin(cluster, deployment, nodes, reason=event.reason)
+    units = tuple(map(placing.unit, event.places))
+    planner.move(key, units, now_us=cluster.now_us)
+    _begin(cluster, deployment, units, reason=event.reason)
 
 
 def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reason: str) -> bool:
@@ -137,12 +137,12 @@ def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reaso
     planner, key = placing.planner_of(cluster, deployment)
     onto = placing.units_of(cluster, node_id)
     placed = planner.rehome(key, now_us=cluster.now_us, onto=onto)
-    nodes = placed.nodes if placed else placing.least_used(cluster, deployment, among=onto)
-    if nodes is None:
+    units = placed.units if placed else placing.least_used(cluster, deployment, among=onto)
+    if units is None:
         return False
     if placed is None:
-        planner.move(key, nodes, now_us=cluster.now_us)
-    _begin(cluster, deployment, nodes, reason=reason)
+        planner.move(key, units, now_us=cluster.now_us)
+    _begin(cluster, deployment, units, reason=reason)
     return True
 
 
@@ -154,17 +154,17 @@ def _send(cluster: Cluster, deployment: Deployment, *, reason: str) -> bool:
     placed = planner.rehome(key, now_us=cluster.now_us)
     if placed is None:
         return False
-    _begin(cluster, deployment, placed.nodes, reason=reason)
+    _begin(cluster, deployment, placed.units, reason=reason)
     return True
 
 
 def _send_instances(
-    cluster: Cluster, deployment: Deployment, *, reason: str, nodes: Gang | None = None
+    cluster: Cluster, deployment: Deployment, *, reason: str, units: Gang | None = None
 ) -> None:
     """Begin to move all instances of a rollout deployment to idle devices, or say why not."""
     holder = relocation.stand_in_id(deployment)
-    held = placing.hold_idle(cluster, deployment, holder=holder, nodes=nodes)
-    places = tuple(map(placing.place_of, held or nodes or ()))
+    held = placing.hold_idle(cluster, deployment, holder=holder, units=units)
+    places = tuple(map(placing.place_of, held or units or ()))
     fault = relocation.why_not(cluster, deployment, places)
     if fault is None and held is not None:
         relocation.begin(cluster, deployment, places, reason=reason)
@@ -189,10 +189,10 @@ def _too_few_idle(deployment: Deployment) -> Fault:
 
 
 def _begin(
-    cluster: Cluster, deployment: Deployment, nodes: Iterable[NodeId], *, reason: str
+    cluster: Cluster, deployment: Deployment, units: Iterable[UnitId], *, reason: str
 ) -> None:
     """Relocate a deployment to where it is booked; book it back if that cannot begin."""
-    places = tuple(map(placing.place_of, nodes))
+    places = tuple(map(placing.place_of, units))
     fault = relocation.begin(cluster, deployment, places, reason=reason)
     if fault is not None:
         deployment.relocation_fault = fault
@@ -212,9 +212,9 @@ def _book_as_it_is(cluster: Cluster) -> None:
         if deployment is None or wpg is None or not placing.is_placed(cluster, deployment):
             continue
         planner, key = placing.planner_of(cluster, deployment)
-        nodes = tuple(map(placing.unit, wpg.places))
-        if planner.group_of(key).residents[key].nodes != nodes:
-            planner.move(key, nodes, now_us=cluster.now_us)
+        units = tuple(map(placing.unit, wpg.places))
+        if planner.group_of(key).residents[key].units != units:
+            planner.move(key, units, now_us=cluster.now_us)
             _try_later(cluster, deployment)
 
 
@@ -263,16 +263,16 @@ def _repack(cluster: Cluster, planner: Planner, *, wanted: int | None) -> None:
 
 def _carry_out(cluster: Cluster, planner: Planner, moves: Iterable[Move], *, reason: str) -> None:
     for move in moves:
-        deployment = cluster.deployments[DeploymentId(move.job_id)]
-        planner.move(move.job_id, move.nodes, now_us=cluster.now_us)
-        _begin(cluster, deployment, move.nodes, reason=reason)
+        deployment = cluster.deployments[DeploymentId(move.resident_id)]
+        planner.move(move.resident_id, move.units, now_us=cluster.now_us)
+        _begin(cluster, deployment, move.units, reason=reason)
 
 
 def _rules(cluster: Cluster) -> Repacking:
     return Repacking(link_bytes_s=cluster.limits.link_bytes_s)
 
 
-def _busy(cluster: Cluster, planner: Planner) -> set[JobId]:
+def _busy(cluster: Cluster, planner: Planner) -> set[ResidentId]:
     """Return the residents that stay where they are for now."""
     return {
         key

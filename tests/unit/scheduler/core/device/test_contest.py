@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.device.contest import in_turn, linger_us
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, choose
@@ -18,7 +18,7 @@ def entry(
     name: str, *, waited_us: int, service_us: int = 50, setup_us: int = 0, burst: bool = False
 ) -> Entry:
     return Entry(
-        job_id=JobId(name),
+        resident_id=ResidentId(name),
         phase="step",
         since_us=NOW_US - waited_us,
         service_us=service_us,
@@ -46,7 +46,7 @@ def test_a_burst_is_not_torn_by_a_waiter_until_that_one_starves() -> None:
     follow_up = entry("f", waited_us=0, burst=True)
     for waited_us, first in ((1_200, "f"), (1_300, "w")):
         waiter = entry("w", waited_us=waited_us, service_us=60, setup_us=100)
-        assert in_turn([waiter, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].job_id == first
+        assert in_turn([waiter, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].resident_id == first
     assert in_turn([waiter, follow_up], rules=HRRS, now_us=NOW_US)[0] is waiter
 
 

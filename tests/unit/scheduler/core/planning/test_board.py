@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 SIZE = 240
@@ -25,8 +25,8 @@ def profile(period_s: int, *segments: tuple[int, int]) -> Profile:
     )
 
 
-def board(num_nodes: int = 6) -> Board:
-    rooms = [NodeRoom(node_id=NodeId(f"n{i}"), num_devices=8) for i in range(num_nodes)]
+def board(num_units: int = 6) -> Board:
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=8) for i in range(num_units)]
     return Board(rooms, ring=Ring(SIZE))
 
 
@@ -47,8 +47,8 @@ class BoardHistory(RuleBasedStateMachine):
     def commit(self, period: int, size: int, pick: int, anchor: int) -> None:
         self.made += 1
         demand = Demand(
-            job_id=JobId(f"j{self.made}"),
-            num_nodes=size,
+            resident_id=ResidentId(f"j{self.made}"),
+            num_units=size,
             profile=profile(period, (0, max(1, period // 7)), (period // 2, max(1, period // 5))),
         )
         groups = [g for g in self.board.groups.values() if g.size == size]
@@ -77,33 +77,33 @@ class BoardHistory(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), anchor=st.integers(0, 10**6))
     def move(self, pick: int, anchor: int) -> None:
         jobs = list(self.board.group_of)
-        job_id = jobs[pick % len(jobs)]
-        left = self.board.groups[self.board.group_of[job_id]]
+        resident_id = jobs[pick % len(jobs)]
+        left = self.board.groups[self.board.group_of[resident_id]]
         hosts = [g for g in self.board.by_size[left.size] if g != left.group_id]
         if hosts:
-            nodes = self.board.groups[hosts[0]].nodes
-            self.board.move(job_id, nodes, anchor_slot=anchor)
-            assert self.board.group_of[job_id] == hosts[0]
+            units = self.board.groups[hosts[0]].units
+            self.board.move(resident_id, units, anchor_slot=anchor)
+            assert self.board.group_of[resident_id] == hosts[0]
 
-    @rule(node=st.integers(0, 5))
-    def cordon(self, node: int) -> None:
-        self.board.cordon(NodeId(f"n{node}"))
+    @rule(unit=st.integers(0, 5))
+    def cordon(self, unit: int) -> None:
+        self.board.cordon(UnitId(f"n{unit}"))
 
-    @rule(node=st.integers(0, 5))
-    def uncordon(self, node: int) -> None:
-        self.board.uncordon(NodeId(f"n{node}"))
+    @rule(unit=st.integers(0, 5))
+    def uncordon(self, unit: int) -> None:
+        self.board.uncordon(UnitId(f"n{unit}"))
 
     @invariant()
     def holds(self) -> None:
         self.board.check()
 
     def teardown(self) -> None:
-        for job_id in list(self.board.group_of):
-            self.board.remove(job_id)
+        for resident_id in list(self.board.group_of):
+            self.board.remove(resident_id)
         self.board.check()
         assert not self.board.groups
         in_service = len(self.board.rooms) - len(self.board.out)
-        assert self.board.free_nodes.minimum(0, SIZE) == in_service
+        assert self.board.free_units.minimum(0, SIZE) == in_service
 
 
 BoardHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
@@ -113,34 +113,36 @@ TestBoardHistory = BoardHistory.TestCase
 def test_rollout_nodes_leave_the_free_profile_and_come_back_with_their_job() -> None:
     planned = board(4)
     group = planned.open_group(planned.idle_gang(2) or ())
-    demand = Demand(job_id=JobId("a"), num_nodes=2, profile=profile(60, (0, 20)))
+    demand = Demand(resident_id=ResidentId("a"), num_units=2, profile=profile(60, (0, 20)))
     planned.commit(group, demand, anchor_slot=0, shift_slots=0)
-    planned.hold(JobId("a"), [NodeId("n2")])
+    planned.hold(ResidentId("a"), [UnitId("n2")])
     planned.check()
-    assert (planned.free_nodes.minimum(0, 20), planned.free_nodes.minimum(20, 60)) == (1, 3)
-    planned.remove(JobId("a"))
+    assert (planned.free_units.minimum(0, 20), planned.free_units.minimum(20, 60)) == (1, 3)
+    planned.remove(ResidentId("a"))
     planned.check()
-    assert planned.free_nodes.minimum(0, SIZE) == 4
+    assert planned.free_units.minimum(0, SIZE) == 4
 
 
 def test_a_cordoned_node_takes_no_work_and_returns_idle() -> None:
     planned = board(2)
-    assert planned.cordon(NodeId("n0")) == []
+    assert planned.cordon(UnitId("n0")) == []
     assert planned.idle_gang(2) is None
-    planned.uncordon(NodeId("n0"))
+    planned.uncordon(UnitId("n0"))
     assert planned.idle_gang(2) is not None
 
 
 def test_a_gang_never_mixes_node_sizes() -> None:
-    rooms = [NodeRoom(node_id=NodeId(f"n{i}"), num_devices=4 + 4 * (i % 2)) for i in range(4)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), num_devices=4 + 4 * (i % 2)) for i in range(4)]
     assert Board(rooms, ring=Ring(SIZE)).idle_gang(2) == ("n0", "n2")
     assert Board(rooms, ring=Ring(SIZE)).idle_gang(3) is None
 
 
 def test_a_job_longer_than_the_horizon_occupies_all_of_it() -> None:
     planned = board(1)
-    group = planned.open_group([NodeId("n0")])
-    demand = Demand(job_id=JobId("a"), num_nodes=1, profile=profile(10 * SIZE, (0, 5 * SIZE)))
+    group = planned.open_group([UnitId("n0")])
+    demand = Demand(
+        resident_id=ResidentId("a"), num_units=1, profile=profile(10 * SIZE, (0, 5 * SIZE))
+    )
     planned.commit(group, demand, anchor_slot=17, shift_slots=0)
     planned.check()
     assert group.free.num_slots == 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring, divisors_of
 
 SIZE = 120
@@ -24,10 +24,10 @@ def profile(period: int, offset: int, duration: int) -> Profile:
 
 
 def group_with(jobs: list[tuple[Profile, int]]) -> tuple[Board, Group]:
-    board = Board([NodeRoom(node_id=NodeId("n0"))], ring=Ring(SIZE))
-    group = board.open_group([NodeId("n0")])
+    board = Board([UnitRoom(unit_id=UnitId("n0"))], ring=Ring(SIZE))
+    group = board.open_group([UnitId("n0")])
     for at, (cycle, anchor) in enumerate(jobs):
-        demand = Demand(job_id=JobId(f"j{at}"), num_nodes=1, profile=cycle)
+        demand = Demand(resident_id=ResidentId(f"j{at}"), num_units=1, profile=cycle)
         board.commit(group, demand, anchor_slot=anchor, shift_slots=0)
     return board, group
 
@@ -68,7 +68,7 @@ def test_pruned_pairs_are_counted_before_interval_sets_are_asked() -> None:
     fitter = Fitter(board=board)
     fitter.best([group], profile(60, 0, 10), anchor_slot=0)
     assert fitter.pruned.pairs == 60
-    assert fitter.pruned.by_free_nodes + fitter.pruned.by_slices == 29
+    assert fitter.pruned.by_free_units + fitter.pruned.by_slices == 29
 
 
 def test_no_group_is_no_fit() -> None:

@@ -9,21 +9,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 LIVE = in_service(PLEX)
 
 
-def rooms(**devices: int) -> list[NodeRoom]:
+def rooms(**devices: int) -> list[UnitRoom]:
     return [
-        NodeRoom(
-            node_id=NodeId(f"{host}:{at}"),
+        UnitRoom(
+            unit_id=UnitId(f"{host}:{at}"),
             num_devices=1,
             parked_bytes=1000,
             host=host,
@@ -50,8 +50,8 @@ def demand(
 ) -> Demand:
     segment = Segment(phase="update", offset_us=0, duration_us=busy * SECOND_US)
     return Demand(
-        job_id=JobId(name),
-        num_nodes=num,
+        resident_id=ResidentId(name),
+        num_units=num,
         profile=Profile(period_us=period * SECOND_US, segments=(segment,), mode=mode),
         expected_us=3600 * SECOND_US,
         state_bytes=state_bytes,
@@ -62,15 +62,15 @@ def demand(
 def admit(planner: Planner, *demands: Demand, now_us: int = 0) -> dict[str, str]:
     for each in demands:
         planner.submit(each)
-    placed = {str(p.job_id): " ".join(p.nodes) for p in planner.admit(now_us)}
+    placed = {str(p.resident_id): " ".join(p.units) for p in planner.admit(now_us)}
     planner.board.check()
     return placed
 
 
 def shape(planner: Planner) -> dict[str, list[str]]:
-    """Return the jobs of each group by its nodes."""
+    """Return the jobs of each group by its units."""
     return {
-        " ".join(group.nodes): sorted(group.residents) for group in planner.board.groups.values()
+        " ".join(group.units): sorted(group.residents) for group in planner.board.groups.values()
     }
 
 
@@ -78,7 +78,7 @@ def test_a_gang_is_an_aligned_block_of_one_host_first_by_name_whatever_joined_fi
     planner = live(policy=replace(LIVE, merges=False), b=4, a=2)
     assert admit(planner, demand("one"), demand("two", 2)) == {"one": "a:0", "two": "b:0 b:1"}
     assert admit(planner, demand("three", 3)) == {}
-    planner.remove(JobId("two"))
+    planner.remove(ResidentId("two"))
     assert admit(planner) == {"three": "b:0 b:1 b:2"}
 
 
@@ -95,8 +95,8 @@ def test_a_smaller_job_joins_a_larger_group_on_its_least_busy_block() -> None:
     assert admit(planner, demand("right", 2)) == {"right": "a:2 a:3"}
     group = planner.board.groups[1]
     assert (len(group.parts), group.is_uniform) == (2, False)
-    resident = group.residents[JobId("left")]
-    assert resident.nodes == ("a:0", "a:1")
+    resident = group.residents[ResidentId("left")]
+    assert resident.units == ("a:0", "a:1")
 
 
 def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
@@ -105,23 +105,23 @@ def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
     assert admit(planner, demand("l", busy=20)) == {"l": "a:0"}
     assert admit(planner, demand("r", busy=20)) == {"r": "a:1"}
     assert admit(planner, demand("too", busy=30)) == {}
-    assert "duty would pass 90%" in planner.why(JobId("too"))
+    assert "duty would pass 90%" in planner.why(ResidentId("too"))
     slowdowns = planner.predicted(planner.board.groups[1])
-    assert slowdowns[JobId("l")] == slowdowns[JobId("r")]
+    assert slowdowns[ResidentId("l")] == slowdowns[ResidentId("r")]
 
 
 def test_a_job_that_needs_two_nodes_holds_each_neighbour_up_by_the_other() -> None:
     planner = live(a=2)
     admit(planner, demand("both", 2, busy=15), demand("l", busy=30))
     assert admit(planner, demand("r", busy=30)) == {}
-    assert "max_slowdown" in planner.why(JobId("r"))
+    assert "max_slowdown" in planner.why(ResidentId("r"))
 
 
-def test_a_group_splits_where_its_jobs_no_longer_share_nodes() -> None:
+def test_a_group_splits_where_its_jobs_no_longer_share_units() -> None:
     planner = live(a=4)
     admit(planner, demand("all", 4), demand("l", 2), demand("r", 1))
     assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
-    planner.remove(JobId("all"))
+    planner.remove(ResidentId("all"))
     planner.board.check()
     assert shape(planner) == {"a:0 a:1": ["l"], "a:2": ["r"]}
     assert list(planner.board.idle) == ["a:3"]
@@ -130,7 +130,7 @@ def test_a_group_splits_where_its_jobs_no_longer_share_nodes() -> None:
     assert planner.has_news
 
 
-def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_nodes() -> None:
+def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_units() -> None:
     planner = live(a=4)
     admit(planner, demand("l", 1), demand("r", 2))
     assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
@@ -139,15 +139,15 @@ def test_a_larger_job_makes_one_group_of_smaller_ones_and_idle_nodes() -> None:
     planner.board.check()
     assert (placed.group_id, placed.merged, placed.opened) == (1, (2,), False)
     assert shape(planner) == {"a:0 a:1 a:2 a:3": ["all", "l", "r"]}
-    planner.remove(JobId("all"))
+    planner.remove(ResidentId("all"))
     assert shape(planner) == {"a:0": ["l"], "a:2 a:3": ["r"]}
 
 
 def test_nothing_merges_against_a_bound_or_without_the_policy() -> None:
     for policy, busy in ((LIVE, 50), (replace(LIVE, merges=False), 10)):
         planner = live(policy=policy, a=2)
-        for name, node in (("l", "a:0"), ("r", "a:1")):
-            planner.place_at(demand(name, busy=busy), [NodeId(node)], now_us=0)
+        for name, unit in (("l", "a:0"), ("r", "a:1")):
+            planner.place_at(demand(name, busy=busy), [UnitId(unit)], now_us=0)
         assert admit(planner, demand("both", 2)) == {}
         assert shape(planner) == {"a:0": ["l"], "a:1": ["r"]}
 
@@ -160,7 +160,7 @@ def test_cold_jobs_take_idle_nodes_and_only_then_share_the_least_crowded_group()
     assert admit(planner, demand("third", is_cold=True)) == {"third": "a:1"}
     group = planner.board.groups[2]
     assert list(group.probing) == ["cold", "third"]
-    planner.learned(JobId("cold"), demand("x", busy=12).profile, at_us=0)
+    planner.learned(ResidentId("cold"), demand("x", busy=12).profile, at_us=0)
     planner.board.check()
     assert list(group.probing) == ["third"]
 
@@ -169,12 +169,12 @@ def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:
     planner = live(policy=replace(LIVE, max_jobs=2), a=1)
     jobs = [demand(name, is_cold=True) for name in ("one", "two", "three")]
     assert list(admit(planner, *jobs)) == ["one", "two"]
-    planner.remove(JobId("one"))
+    planner.remove(ResidentId("one"))
     assert planner.has_news
     assert admit(planner) == {"three": "a:0"}
 
 
-def test_a_cold_job_without_leave_to_share_waits_for_idle_nodes() -> None:
+def test_a_cold_job_without_leave_to_share_waits_for_idle_units() -> None:
     planner = live(policy=replace(LIVE, cold_shares=False), a=1)
     admit(planner, demand("one"), demand("cold", is_cold=True))
     assert list(planner.waiting) == ["cold"]
@@ -182,11 +182,11 @@ def test_a_cold_job_without_leave_to_share_waits_for_idle_nodes() -> None:
 
 def test_held_nodes_are_idle_ones_in_order_and_come_back_with_news() -> None:
     planner = live(b=1, a=2)
-    assert planner.hold(JobId("rollout"), 2) == ("a:0", "a:1")
-    assert planner.hold(JobId("more"), 2) is None
+    assert planner.hold(ResidentId("rollout"), 2) == ("a:0", "a:1")
+    assert planner.hold(ResidentId("more"), 2) is None
     admit(planner, demand("two", 2))
     assert not planner.has_news
-    planner.release(JobId("rollout"))
+    planner.release(ResidentId("rollout"))
     assert planner.has_news
     assert admit(planner) == {"two": "a:0 a:1"}
 
@@ -196,61 +196,61 @@ def test_place_at_puts_a_job_exactly_there_against_every_bound() -> None:
     admit(planner, demand("l", busy=50), demand("r", 2, busy=50))
     placed = planner.place_at(demand("big", 4, busy=50), rooms_of("a", 4), now_us=5)
     planner.board.check()
-    assert placed.nodes == rooms_of("a", 4)
+    assert placed.units == rooms_of("a", 4)
     assert list(shape(planner).values()) == [["big", "l", "r"]]
     planner.place_at(demand("big", 4), rooms_of("a", 4)[:2], now_us=5)
     planner.board.check()
-    assert planner.group_of(JobId("big")).residents[JobId("big")].nodes == ("a:0", "a:1")
+    assert planner.group_of(ResidentId("big")).residents[ResidentId("big")].units == ("a:0", "a:1")
 
 
 def test_what_is_found_running_on_a_cordoned_node_is_taken_in_there() -> None:
     planner = live(a=2)
-    planner.board.cordon(NodeId("a:0"))
-    planner.place_at(demand("found"), [NodeId("a:0")], now_us=0)
+    planner.board.cordon(UnitId("a:0"))
+    planner.place_at(demand("found"), [UnitId("a:0")], now_us=0)
     planner.board.check()
-    assert planner.group_of(JobId("found")).is_closed
-    planner.remove(JobId("found"))
+    assert planner.group_of(ResidentId("found")).is_closed
+    planner.remove(ResidentId("found"))
     planner.board.check()
-    assert planner.board.out == {NodeId("a:0")}
+    assert planner.board.out == {UnitId("a:0")}
 
 
-def rooms_of(host: str, count: int) -> tuple[NodeId, ...]:
-    return tuple(NodeId(f"{host}:{at}") for at in range(count))
+def rooms_of(host: str, count: int) -> tuple[UnitId, ...]:
+    return tuple(UnitId(f"{host}:{at}") for at in range(count))
 
 
 def test_a_job_of_a_drained_host_is_booked_elsewhere_or_stays_as_it_was() -> None:
     planner = live(a=2, b=2)
     admit(planner, demand("one", 2), demand("two", 2, busy=50), demand("three"))
     assert shape(planner) == {"a:0 a:1": ["one", "three"], "b:0 b:1": ["two"]}
-    for node_id in rooms_of("a", 2):
-        planner.board.cordon(node_id)
+    for unit_id in rooms_of("a", 2):
+        planner.board.cordon(unit_id)
     before = shape(planner)
-    assert planner.rehome(JobId("one"), now_us=9, avoid=rooms_of("a", 2)) is None
+    assert planner.rehome(ResidentId("one"), now_us=9, avoid=rooms_of("a", 2)) is None
     planner.board.check()
     assert shape(planner) == before
-    planner.learned(JobId("two"), demand("x", busy=20).profile, at_us=0)
-    placed = planner.rehome(JobId("one"), now_us=9, avoid=rooms_of("a", 2))
+    planner.learned(ResidentId("two"), demand("x", busy=20).profile, at_us=0)
+    placed = planner.rehome(ResidentId("one"), now_us=9, avoid=rooms_of("a", 2))
     assert placed is not None
-    assert placed.nodes == rooms_of("b", 2)
+    assert placed.units == rooms_of("b", 2)
     planner.board.check()
-    third = planner.rehome(JobId("three"), now_us=9, onto=[NodeId("b:1")])
+    third = planner.rehome(ResidentId("three"), now_us=9, onto=[UnitId("b:1")])
     assert third is not None
-    assert third.nodes == ("b:1",)
+    assert third.units == ("b:1",)
     assert planner.board.out == set(rooms_of("a", 2))
-    planner.place_at(demand("three"), [NodeId("a:0")], now_us=10)
+    planner.place_at(demand("three"), [UnitId("a:0")], now_us=10)
     planner.board.check()
 
 
 def test_a_lost_node_joins_again_under_its_name() -> None:
     planner = live(a=2)
     admit(planner, demand("one", 2))
-    lost = NodeId("a:1")
-    for job_id in planner.board.cordon(lost):
-        planner.remove(job_id)
+    lost = UnitId("a:1")
+    for resident_id in planner.board.cordon(lost):
+        planner.remove(resident_id)
     planner.board.leave(lost)
     planner.board.check()
     assert admit(planner, demand("two", 2)) == {}
-    planner.board.join(next(room for room in rooms(a=2) if room.node_id == lost))
+    planner.board.join(next(room for room in rooms(a=2) if room.unit_id == lost))
     assert admit(planner) == {"two": "a:0 a:1"}
 
 
@@ -258,21 +258,21 @@ def test_what_if_says_where_a_job_would_go_what_it_costs_whom_and_changes_nothin
     planner = live(policy=LIVE, a=2)
     admit(planner, demand("one", 2, busy=20))
     for cycle in range(3):
-        planner.note_phase(JobId("one"), (60 * cycle + 25) * SECOND_US)
+        planner.note_phase(ResidentId("one"), (60 * cycle + 25) * SECOND_US)
     before = copy.deepcopy(planner)
     answer = planner.what_if(demand("new", busy=20), now_us=180 * SECOND_US)
-    assert (answer.nodes, answer.group_ids, answer.opens) == (("a:0",), (1,), False)
+    assert (answer.units, answer.group_ids, answer.opens) == (("a:0",), (1,), False)
     (meeting,) = answer.meets
-    assert (meeting.job_id, meeting.before_ppm) == ("one", 1_000_000)
+    assert (meeting.resident_id, meeting.before_ppm) == ("one", 1_000_000)
     assert meeting.after_ppm >= meeting.before_ppm
     assert shape(planner) == shape(before)
-    assert planner.measured(JobId("one")) == 1_000_000
+    assert planner.measured(ResidentId("one")) == 1_000_000
     planner.submit(demand("new", busy=20))
     (placed,) = planner.admit(180 * SECOND_US)
-    assert (placed.nodes, placed.shift_slots) == (answer.nodes, answer.shift_slots)
+    assert (placed.units, placed.shift_slots) == (answer.units, answer.shift_slots)
     assert placed.overlap_ppm == answer.overlap_ppm
     refused = planner.what_if(demand("much", 2, busy=50), now_us=0)
-    assert (refused.nodes, refused.opens) == ((), False)
+    assert (refused.units, refused.opens) == ((), False)
     assert any("duty would pass 90%" in reason for reason in refused.refusals)
 
 
@@ -280,7 +280,7 @@ def test_parked_bytes_are_counted_on_each_node_and_follow_a_resize() -> None:
     planner = live(a=2)
     admit(planner, demand("both", 2, state_bytes=400), demand("l", state_bytes=600))
     assert admit(planner, demand("r", state_bytes=600)) == {"r": "a:1"}
-    planner.resize(JobId("l"), 100)
+    planner.resize(ResidentId("l"), 100)
     assert admit(planner, demand("more", state_bytes=500)) == {"more": "a:0"}
     assert admit(planner, demand("never", state_bytes=1001)) == {}
 
@@ -298,7 +298,7 @@ class LiveHistory(RuleBasedStateMachine):
     def board(self) -> Board:
         return self.planner.board
 
-    def pick(self, number: int) -> JobId:
+    def pick(self, number: int) -> ResidentId:
         jobs = list(self.board.group_of)
         return jobs[number % len(jobs)]
 
@@ -311,20 +311,20 @@ class LiveHistory(RuleBasedStateMachine):
         answer = self.planner.what_if(asked, now_us=self.now)
         assert shape(self.planner) == before
         self.planner.submit(asked)
-        placed = {p.job_id: p for p in self.planner.admit(self.now)}
+        placed = {p.resident_id: p for p in self.planner.admit(self.now)}
         if len(self.planner.waiting) + len(placed) == 1:
-            assert (asked.job_id in placed) == bool(answer.nodes)
+            assert (asked.resident_id in placed) == bool(answer.units)
         for each in placed.values():
-            self.is_realisable(each.nodes)
+            self.is_realisable(each.units)
 
-    def is_realisable(self, nodes: tuple[NodeId, ...]) -> None:
-        hosts = {str(node)[0] for node in nodes}
+    def is_realisable(self, units: tuple[UnitId, ...]) -> None:
+        hosts = {str(unit)[0] for unit in units}
         if len(hosts) > 1:
-            assert set(nodes) == set(rooms_of("a", 4)) | set(rooms_of("b", 4))
+            assert set(units) == set(rooms_of("a", 4)) | set(rooms_of("b", 4))
         else:
-            first = min(int(str(node)[2:]) for node in nodes)
-            assert first % (1 << (len(nodes) - 1).bit_length()) == 0
-            assert len({*nodes}) == len(nodes)
+            first = min(int(str(unit)[2:]) for unit in units)
+            assert first % (1 << (len(units) - 1).bit_length()) == 0
+            assert len({*units}) == len(units)
 
     @precondition(lambda self: self.board.group_of)
     @rule(number=st.integers(0, 99))
@@ -334,36 +334,36 @@ class LiveHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.board.group_of)
     @rule(number=st.integers(0, 99), host=st.sampled_from("abc"))
     def rehome(self, number: int, host: str) -> None:
-        job_id, before = self.pick(number), shape(self.planner)
-        placed = self.planner.rehome(job_id, now_us=self.now, avoid=rooms_of(host, 4))
+        resident_id, before = self.pick(number), shape(self.planner)
+        placed = self.planner.rehome(resident_id, now_us=self.now, avoid=rooms_of(host, 4))
         if placed is None:
             assert shape(self.planner) == before
         else:
-            assert not {*placed.nodes} & {*rooms_of(host, 4)}
-            self.is_realisable(placed.nodes)
+            assert not {*placed.units} & {*rooms_of(host, 4)}
+            self.is_realisable(placed.units)
 
     @precondition(lambda self: self.board.group_of)
     @rule(number=st.integers(0, 99), at=st.integers(0, 3))
     def place_at(self, number: int, at: int) -> None:
-        job_id = self.pick(number)
-        asked = self.planner.group_of(job_id).residents[job_id].demand
-        blocks = self.board.rooms.blocks(asked.num_nodes)
-        held = [node for nodes in self.board.exclusive.values() for node in nodes]
+        resident_id = self.pick(number)
+        asked = self.planner.group_of(resident_id).residents[resident_id].demand
+        blocks = self.board.rooms.blocks(asked.num_units)
+        held = [unit for units in self.board.exclusive.values() for unit in units]
         if blocks and not {*blocks[at % len(blocks)]} & {*held}:
             placed = self.planner.place_at(asked, blocks[at % len(blocks)], now_us=self.now)
-            assert placed.nodes == blocks[at % len(blocks)]
+            assert placed.units == blocks[at % len(blocks)]
 
     @precondition(lambda self: self.board.group_of)
     @rule(number=st.integers(0, 99), busy=st.integers(1, 60))
     def learn(self, number: int, busy: int) -> None:
-        job_id = self.pick(number)
-        self.planner.learned(job_id, demand("x", busy=busy).profile, at_us=self.now)
-        self.planner.resize(job_id, busy)
+        resident_id = self.pick(number)
+        self.planner.learned(resident_id, demand("x", busy=busy).profile, at_us=self.now)
+        self.planner.resize(resident_id, busy)
 
     @rule(num=st.integers(1, 2))
     def hold(self, num: int) -> None:
         self.made += 1
-        self.planner.hold(JobId(f"h{self.made}"), num)
+        self.planner.hold(ResidentId(f"h{self.made}"), num)
 
     @precondition(lambda self: self.board.exclusive)
     @rule()
@@ -372,20 +372,20 @@ class LiveHistory(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from("abc"), at=st.integers(0, 3))
     def cordon(self, host: str, at: int) -> None:
-        if NodeId(f"{host}:{at}") in self.board.rooms:
-            self.board.cordon(NodeId(f"{host}:{at}"))
+        if UnitId(f"{host}:{at}") in self.board.rooms:
+            self.board.cordon(UnitId(f"{host}:{at}"))
 
     @rule(host=st.sampled_from("abc"), at=st.integers(0, 3))
     def uncordon(self, host: str, at: int) -> None:
-        self.board.uncordon(NodeId(f"{host}:{at}"))
+        self.board.uncordon(UnitId(f"{host}:{at}"))
 
     @invariant()
     def holds(self) -> None:
         self.board.check()
 
     def teardown(self) -> None:
-        for job_id in list(self.board.group_of):
-            self.planner.remove(job_id)
+        for resident_id in list(self.board.group_of):
+            self.planner.remove(resident_id)
         for key in list(self.board.exclusive):
             self.planner.release(key)
         self.board.check()

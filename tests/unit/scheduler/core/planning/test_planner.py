@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.errors import PlexError
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 HOUR_US = 3600 * SECOND_US
 
 
-def planner(policy: str | Policy, *, nodes: int = 4, parked_bytes: int = 100) -> Planner:
-    rooms = [NodeRoom(node_id=NodeId(f"n{i}"), parked_bytes=parked_bytes) for i in range(nodes)]
+def planner(policy: str | Policy, *, units: int = 4, parked_bytes: int = 100) -> Planner:
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), parked_bytes=parked_bytes) for i in range(units)]
     chosen = policy if isinstance(policy, Policy) else POLICIES[policy]
     return Planner(Board(rooms, ring=Ring(1200)), policy=chosen)
 
@@ -27,22 +27,22 @@ def planner(policy: str | Policy, *, nodes: int = 4, parked_bytes: int = 100) ->
 def demand(
     name: str,
     *,
-    nodes: int = 1,
+    units: int = 1,
     period: int = 100,
     busy: int = 20,
     mode: Mode = Mode.ASYNC1,
     state_bytes: int = 0,
-    rollout_nodes: int = 0,
+    rollout_units: int = 0,
     arrived_us: int = 0,
     max_slowdown_ppm: int = 1_500_000,
 ) -> Demand:
     segment = Segment(phase="update", offset_us=0, duration_us=busy * SECOND_US)
     return Demand(
-        job_id=JobId(name),
-        num_nodes=nodes,
+        resident_id=ResidentId(name),
+        num_units=units,
         profile=Profile(period_us=period * SECOND_US, segments=(segment,), mode=mode),
         state_bytes=state_bytes,
-        rollout_nodes=rollout_nodes,
+        rollout_units=rollout_units,
         arrived_us=arrived_us,
         expected_us=HOUR_US,
         max_slowdown_ppm=max_slowdown_ppm,
@@ -52,21 +52,23 @@ def demand(
 def admit(one: Planner, *demands: Demand) -> dict[str, tuple[str, ...]]:
     for each in demands:
         one.submit(each)
-    placed = {p.job_id: p.nodes for p in one.admit(max((d.arrived_us for d in demands), default=0))}
+    placed = {
+        p.resident_id: p.units for p in one.admit(max((d.arrived_us for d in demands), default=0))
+    }
     one.board.check()
     return placed  # type: ignore[return-value]  # ids are strings
 
 
 def test_isolated_gives_every_job_its_own_nodes_first_come_first_served() -> None:
     one = planner("isolated")
-    placed = admit(one, demand("a", nodes=3), demand("b", nodes=2), demand("c"))
+    placed = admit(one, demand("a", units=3), demand("b", units=2), demand("c"))
     assert placed == {"a": ("n0", "n1", "n2")}
     assert list(one.waiting) == ["b", "c"]
 
 
 def test_backfill_lets_a_small_job_pass_a_blocked_one() -> None:
     one = planner("isolated_backfill")
-    placed = admit(one, demand("a", nodes=3), demand("b", nodes=2), demand("c"))
+    placed = admit(one, demand("a", units=3), demand("b", units=2), demand("c"))
     assert placed == {"a": ("n0", "n1", "n2"), "c": ("n3",)}
 
 
@@ -78,108 +80,108 @@ def test_pack_joins_before_it_opens_and_spread_opens_before_it_joins() -> None:
 
 
 def test_no_group_passes_its_number_of_jobs_or_its_duty_cap() -> None:
-    one = planner("plex", nodes=1)
+    one = planner("plex", units=1)
     jobs = [demand(f"j{i}", busy=28, period=100) for i in range(4)]
     assert len(admit(one, *jobs)) == 3
     assert "duty would pass 90%" in one.why(next(iter(one.waiting)))
-    two = planner("spread_backfill", nodes=1)
+    two = planner("spread_backfill", units=1)
     assert len(admit(two, *(demand(f"j{i}", busy=5) for i in range(3)))) == 2
-    assert "max_jobs" in two.why(JobId("j2"))
+    assert "max_jobs" in two.why(ResidentId("j2"))
 
 
-def test_parked_state_must_fit_the_nodes() -> None:
-    one = planner("plex", nodes=1, parked_bytes=100)
+def test_parked_state_must_fit_the_units() -> None:
+    one = planner("plex", units=1, parked_bytes=100)
     admit(one, demand("a", state_bytes=60), demand("b", state_bytes=60))
-    assert "no room for its parked state" in one.why(JobId("b"))
+    assert "no room for its parked state" in one.why(ResidentId("b"))
 
 
 def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reason() -> None:
-    one = planner("plex", nodes=1)
+    one = planner("plex", units=1)
     tight = demand("tight", mode=Mode.SYNC, max_slowdown_ppm=1_010_000)
     admit(one, tight, demand("b", mode=Mode.SYNC, busy=40))
     assert list(one.waiting) == ["b"]
-    assert "max_slowdown" in one.why(JobId("b"))
+    assert "max_slowdown" in one.why(ResidentId("b"))
 
 
 def test_training_gang_and_rollout_nodes_are_placed_together_or_not_at_all() -> None:
-    one = planner("isolated", nodes=4)
-    assert admit(one, demand("a", nodes=2, rollout_nodes=1)) == {"a": ("n0", "n1")}
-    assert admit(one, demand("b", nodes=1, rollout_nodes=1)) == {}
+    one = planner("isolated", units=4)
+    assert admit(one, demand("a", units=2, rollout_units=1)) == {"a": ("n0", "n1")}
+    assert admit(one, demand("b", units=1, rollout_units=1)) == {}
     assert list(one.board.idle) == ["n3"]
-    one.remove(JobId("a"))
-    assert [p.job_id for p in one.admit(1)] == ["b"]
+    one.remove(ResidentId("a"))
+    assert [p.resident_id for p in one.admit(1)] == ["b"]
 
 
 def test_a_job_that_left_makes_room_for_one_that_waits() -> None:
-    one = planner("isolated", nodes=1)
+    one = planner("isolated", units=1)
     assert admit(one, demand("a"), demand("b")) == {"a": ("n0",)}
     assert not one.has_news
-    one.remove(JobId("a"))
+    one.remove(ResidentId("a"))
     assert one.has_news
-    assert [p.job_id for p in one.admit(5)] == ["b"]
+    assert [p.resident_id for p in one.admit(5)] == ["b"]
 
 
 def test_a_strict_queue_is_not_looked_at_again_until_something_changed_for_its_head() -> None:
-    one = planner("isolated", nodes=1)
+    one = planner("isolated", units=1)
     admit(one, demand("a"), demand("b"), demand("c"))
     assert not one.has_news
 
 
 @pytest.mark.parametrize("policy", ["isolated", "plex"])
-def test_a_blocked_job_that_gives_up_lets_those_behind_it_have_the_idle_nodes(policy: str) -> None:
-    one = planner(replace(POLICIES[policy], max_jobs=1), nodes=2)
+def test_a_blocked_job_that_gives_up_lets_those_behind_it_have_the_idle_units(policy: str) -> None:
+    one = planner(replace(POLICIES[policy], max_jobs=1), units=2)
     assert admit(one, demand("a")) == {"a": ("n0",)}
-    blocked = demand("wide", nodes=2, arrived_us=-20 * HOUR_US)
+    blocked = demand("wide", units=2, arrived_us=-20 * HOUR_US)
     assert admit(one, blocked, demand("b")) == {}
     assert not one.has_news
-    one.withdraw(JobId("wide"))
+    one.withdraw(ResidentId("wide"))
     assert one.has_news
-    assert [p.job_id for p in one.admit(1)] == ["b"]
+    assert [p.resident_id for p in one.admit(1)] == ["b"]
 
 
 def test_plex_takes_long_jobs_first_until_a_short_one_runs_out_of_patience() -> None:
     policy = replace(POLICIES["plex"], max_jobs=1)
     long, short = demand("long"), replace(demand("short"), expected_us=HOUR_US // 10)
-    one = planner(policy, nodes=1)
+    one = planner(policy, units=1)
     one.submit(short)
     one.submit(long)
-    assert [p.job_id for p in one.admit(0)] == ["long"]
-    two = planner(policy, nodes=1)
+    assert [p.resident_id for p in one.admit(0)] == ["long"]
+    two = planner(policy, units=1)
     two.submit(short)
     two.submit(long)
-    assert [p.job_id for p in two.admit(2 * HOUR_US)] == ["short"]
+    assert [p.resident_id for p in two.admit(2 * HOUR_US)] == ["short"]
 
 
 def test_a_fit_follows_the_phase_residents_were_measured_at() -> None:
-    one = planner("plex", nodes=1)
+    one = planner("plex", units=1)
     admit(one, demand("a", busy=30))
-    one.note_phase(JobId("a"), 450 * SECOND_US)
+    one.note_phase(ResidentId("a"), 450 * SECOND_US)
     one.submit(demand("b", busy=30))
     placed = one.admit(450 * SECOND_US)
-    assert [(p.job_id, p.shift_slots, p.overlap_ppm) for p in placed] == [("b", 30, 0)]
+    assert [(p.resident_id, p.shift_slots, p.overlap_ppm) for p in placed] == [("b", 30, 0)]
     one.board.check()
 
 
 def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
-    one = planner("plex", nodes=2)
+    one = planner("plex", units=2)
     guess, warm = replace(demand("cold", busy=90), is_cold=True), demand("warm", busy=30)
     assert admit(one, guess) == {"cold": ("n0",)}
     assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
-    assert "cold is being profiled there" in one.why(JobId("other"))
-    one.learned(JobId("cold"), demand("x", busy=10).profile, at_us=40 * SECOND_US)
+    assert "cold is being profiled there" in one.why(ResidentId("other"))
+    one.learned(ResidentId("cold"), demand("x", busy=10).profile, at_us=40 * SECOND_US)
     one.board.check()
     assert one.has_news
     placed = one.admit(50 * SECOND_US)
-    assert [(p.job_id, p.nodes, p.overlap_ppm) for p in placed] == [("other", ("n0",), 0)]
+    assert [(p.resident_id, p.units, p.overlap_ppm) for p in placed] == [("other", ("n0",), 0)]
 
 
 def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -> None:
-    one = planner("plex", nodes=1)
+    one = planner("plex", units=1)
     admit(one, demand("a", busy=30), demand("b", busy=30))
-    one.learned(JobId("a"), demand("x", busy=80).profile, at_us=0)
+    one.learned(ResidentId("a"), demand("x", busy=80).profile, at_us=0)
     one.board.check()
     admit(one, demand("c", busy=5))
-    assert "duty would pass 90%" in one.why(JobId("c"))
+    assert "duty would pass 90%" in one.why(ResidentId("c"))
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

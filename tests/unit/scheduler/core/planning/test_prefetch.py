@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plexsvc.ids import JobId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Rules
 
-A, B = JobId("a"), JobId("b")
+A, B = ResidentId("a"), ResidentId("b")
 
 
-def expected(job_id: JobId, at_us: int, *, spread_us: int = 10, switch_us: int = 5) -> Expected:
-    return Expected(job_id=job_id, at_us=at_us, spread_us=spread_us, switch_us=switch_us)
+def expected(
+    resident_id: ResidentId, at_us: int, *, spread_us: int = 10, switch_us: int = 5
+) -> Expected:
+    return Expected(resident_id=resident_id, at_us=at_us, spread_us=spread_us, switch_us=switch_us)
 
 
 def choose(
     *candidates: Expected,
-    resident: JobId | None = None,
-    prefetched: JobId | None = None,
+    resident: ResidentId | None = None,
+    prefetched: ResidentId | None = None,
     rules: Rules = PLEX_RULES,
     now_us: int = 0,
-) -> JobId | None:
+) -> ResidentId | None:
     return next_arrival(
         candidates, resident=resident, prefetched=prefetched, rules=rules, now_us=now_us
     )

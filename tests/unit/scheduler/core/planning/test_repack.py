@@ -1,25 +1,25 @@
-"""Repacking: only when nodes are wanted, whole groups, and only when it pays."""
+"""Repacking: only when units are wanted, whole groups, and only when it pays."""
 
 from __future__ import annotations
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
-from plexsvc.scheduler.core.planning.rooms import NodeRoom
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 RULES = Repacking(link_bytes_s=10)
 
 
-def demand(name: str, *, nodes: int = 1, state_bytes: int = 100, busy: int = 10) -> Demand:
+def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10) -> Demand:
     segment = Segment(phase="update", offset_us=0, duration_us=busy * SECOND_US)
     profile = Profile(period_us=100 * SECOND_US, segments=(segment,), mode=Mode.ASYNC1)
     return Demand(
-        job_id=JobId(name),
-        num_nodes=nodes,
+        resident_id=ResidentId(name),
+        num_units=units,
         profile=profile,
         expected_us=1000 * SECOND_US,
         state_bytes=state_bytes,
@@ -27,7 +27,7 @@ def demand(name: str, *, nodes: int = 1, state_bytes: int = 100, busy: int = 10)
 
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
-    rooms = [NodeRoom(node_id=NodeId(f"n{i}")) for i in range(2)]
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(2)]
     planner = Planner(Board(rooms, ring=Ring(1200)), policy=PLEX)
     for name in ("a", "b"):
         asked = demand(name, state_bytes=state_bytes, busy=busy)
@@ -42,35 +42,35 @@ def test_nothing_moves_while_nobody_waits() -> None:
 
 def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> None:
     planner = two_lonely_groups()
-    planner.submit(demand("big", nodes=2))
+    planner.submit(demand("big", units=2))
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
     moves = propose(planner, busy=set(), rules=RULES, now_us=0)
-    there = (NodeId("n1"),)
+    there = (UnitId("n1"),)
     charge_us = 10 * SECOND_US
     assert moves == [
-        Move(job_id=JobId("a"), to_group=2, nodes=there, charge_us=charge_us, nbytes=100)
+        Move(resident_id=ResidentId("a"), to_group=2, units=there, charge_us=charge_us, nbytes=100)
     ]
-    planner.move(JobId("a"), there, now_us=0)
+    planner.move(ResidentId("a"), there, now_us=0)
     planner.board.check()
-    assert [p.job_id for p in planner.admit(1)] == ["one"]
+    assert [p.resident_id for p in planner.admit(1)] == ["one"]
 
 
 def test_a_job_that_runs_stays() -> None:
     planner = two_lonely_groups()
-    planner.submit(demand("big", nodes=2))
-    assert propose(planner, busy={JobId("a"), JobId("b")}, rules=RULES, now_us=0) == []
+    planner.submit(demand("big", units=2))
+    assert propose(planner, busy={ResidentId("a"), ResidentId("b")}, rules=RULES, now_us=0) == []
 
 
 def test_moves_that_cost_more_than_they_gain_are_not_made() -> None:
     planner = two_lonely_groups(state_bytes=10**6)
-    planner.submit(demand("big", nodes=2))
+    planner.submit(demand("big", units=2))
     assert propose(planner, busy=set(), rules=RULES, now_us=0) == []
 
 
 def test_no_move_breaks_a_duty_cap() -> None:
     planner = two_lonely_groups(busy=60)
-    planner.submit(demand("big", nodes=2))
+    planner.submit(demand("big", units=2))
     assert propose(planner, busy=set(), rules=RULES, now_us=0) == []
 
 
@@ -79,19 +79,19 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     group = planner.board.groups[1]
     planner.board.commit(group, demand("long", busy=40), anchor_slot=0, shift_slots=0)
     for cycle in range(40):
-        planner.note_phase(JobId("a"), cycle * 170 * SECOND_US)
+        planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
     assert list(group.late) == ["a"]
     assert planner.has_news
     planner.submit(demand("c"))
     assert [p.group_id for p in planner.admit(0)] == [2]
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
-    assert "a there waits past its bound" in planner.why(JobId("d"))
+    assert "a there waits past its bound" in planner.why(ResidentId("d"))
     moves = relieve(planner, busy=set(), rules=RULES).moves
-    assert [(m.job_id, m.to_group) for m in moves] == [("long", 2)]
-    planner.move(JobId("long"), moves[0].nodes, now_us=0)
+    assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
+    planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
-        planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
+        planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.needs_relief
 
 
@@ -100,13 +100,13 @@ def test_where_no_job_has_another_place_the_worst_fitting_one_is_paused_until_al
     group = planner.board.groups[1]
     planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
     for cycle in range(40):
-        planner.note_phase(JobId("a"), cycle * 170 * SECOND_US)
+        planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
     relief = relieve(planner, busy=set(), rules=RULES)
     assert (relief.moves, list(relief.paused)) == ((), ["b2"])
-    assert "a waits past its bound (max_slowdown)" in relief.paused[JobId("b2")]
+    assert "a waits past its bound (max_slowdown)" in relief.paused[ResidentId("b2")]
     assert relieve(planner, busy=set(), rules=RULES).paused == {}
     assert planner.needs_relief
     for cycle in range(40):
-        planner.note_phase(JobId("a"), (7000 + cycle * 100) * SECOND_US)
+        planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert relieve(planner, busy=set(), rules=RULES).resumed == ("b2",)
     assert not planner.needs_relief

@@ -1,24 +1,24 @@
-"""Gangs: aligned blocks of a host, whole hosts, or nodes of one size."""
+"""Gangs: aligned blocks of a host, whole hosts, or units of one size."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.ids import NodeId
-from plexsvc.scheduler.core.planning.rooms import NodeRoom, Rooms
+from plexsvc.ids import UnitId
+from plexsvc.scheduler.core.planning.rooms import Rooms, UnitRoom
 
 
-def host(name: str, *indices: int) -> list[NodeRoom]:
+def host(name: str, *indices: int) -> list[UnitRoom]:
     return [
-        NodeRoom(node_id=NodeId(f"{name}:{at}"), num_devices=1, host=name, index=at)
+        UnitRoom(unit_id=UnitId(f"{name}:{at}"), num_devices=1, host=name, index=at)
         for at in indices
     ]
 
 
 def gangs(rooms: Rooms, num: int, **burdens: int) -> list[str]:
-    def burden(node_id: NodeId) -> int:
-        return burdens.get(node_id.partition(":")[0], 0)
+    def burden(unit_id: UnitId) -> int:
+        return burdens.get(unit_id.partition(":")[0], 0)
 
     return [" ".join(gang) for gang in rooms.gangs(num, among=list(rooms), burden=burden)]
 
@@ -36,7 +36,7 @@ def test_a_block_with_a_missing_device_is_none_until_it_joins_again() -> None:
     (missing,) = host("a", 1)
     rooms.join(missing)
     assert gangs(rooms, 2) == ["a:0 a:1", "a:2 a:3"]
-    rooms.leave(NodeId("a:3"))
+    rooms.leave(UnitId("a:3"))
     assert gangs(rooms, 4) == []
 
 
@@ -49,7 +49,7 @@ def test_more_than_a_host_takes_the_least_burdened_whole_hosts_of_one_size() -> 
 
 def test_without_hosts_nodes_of_one_size_are_interchangeable() -> None:
     rooms = Rooms(
-        NodeRoom(node_id=NodeId(name), num_devices=size)
+        UnitRoom(unit_id=UnitId(name), num_devices=size)
         for name, size in (("x", 8), ("y", 4), ("z", 8))
     )
     assert gangs(rooms, 2) == ["x z"]
@@ -65,7 +65,7 @@ def test_the_order_of_joining_decides_nothing_and_gangs_hold_together(
     hosts: dict[str, set[int]], num: int, dice: object
 ) -> None:
     every = [room for name, indices in hosts.items() for room in host(name, *indices)]
-    shuffled = sorted(every, key=lambda room: hash((str(dice), room.node_id)))
+    shuffled = sorted(every, key=lambda room: hash((str(dice), room.unit_id)))
     found = gangs(Rooms(every), num)
     assert found == gangs(Rooms(shuffled), num)
     for gang in found:

@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import JobId, NodeId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.core.planning.runtime import Decision, GroupRuntime, Run, SwitchTo
 from plexsvc.scheduler.core.planning.runtime_rules import (
@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.planning.runtime_rules import (
     choose,
 )
 
-A, B, C = JobId("a"), JobId("b"), JobId("c")
+A, B, C = ResidentId("a"), ResidentId("b"), ResidentId("c")
 
 
 def cycle(
@@ -34,7 +34,7 @@ def cycle(
 
 def entry(name: str, *, since: int, service: int = 10, setup: int = 0) -> Entry:
     return Entry(
-        job_id=JobId(name),
+        resident_id=ResidentId(name),
         phase="p",
         since_us=since,
         service_us=service,
@@ -47,16 +47,16 @@ def entry(name: str, *, since: int, service: int = 10, setup: int = 0) -> Entry:
 
 
 def submit(
-    group: GroupRuntime, job: JobId, now: int, *, starts: bool = True, us: int = 50
+    group: GroupRuntime, job: ResidentId, now: int, *, starts: bool = True, us: int = 50
 ) -> list[Decision]:
     return group.submit(job, "p0", service_us=us, burst_us=us, starts_burst=starts, now_us=now)
 
 
 def test_orders_differ_as_their_names_say() -> None:
     entries = [entry("old", since=0, service=1000), entry("short", since=90, service=5)]
-    assert choose(entries, rules=Rules(order=Order.FCFS), now_us=100).job_id == "old"
-    assert choose(entries, rules=Rules(order=Order.SJF), now_us=100).job_id == "short"
-    assert choose(entries, rules=HRRS, now_us=100).job_id == "short"
+    assert choose(entries, rules=Rules(order=Order.FCFS), now_us=100).resident_id == "old"
+    assert choose(entries, rules=Rules(order=Order.SJF), now_us=100).resident_id == "short"
+    assert choose(entries, rules=HRRS, now_us=100).resident_id == "short"
 
 
 def test_hrrs_tears_a_burst_and_plex_keeps_it() -> None:
@@ -145,19 +145,19 @@ def test_a_paused_job_runs_only_while_no_other_waits_and_is_not_brought_in_ahead
     assert group.members[A].is_switching
 
 
-LEFT, RIGHT = frozenset({NodeId("n0")}), frozenset({NodeId("n1")})
+LEFT, RIGHT = frozenset({UnitId("n0")}), frozenset({UnitId("n1")})
 
 
 def test_jobs_that_share_no_node_run_side_by_side_and_a_wide_one_gets_both_nodes_next() -> None:
     group = GroupRuntime(rules=PLEX_RULES)
-    group.join(A, cycle(1000, switch=0), nodes=LEFT)
-    group.join(B, cycle(1000, switch=0), nodes=RIGHT)
-    group.join(C, cycle(1000, switch=0), nodes=LEFT | RIGHT)
+    group.join(A, cycle(1000, switch=0), units=LEFT)
+    group.join(B, cycle(1000, switch=0), units=RIGHT)
+    group.join(C, cycle(1000, switch=0), units=LEFT | RIGHT)
     assert submit(group, A, 0) == [Run(A)]
     assert submit(group, B, 10) == [Run(B)]
     assert submit(group, C, 20) == []
     group.finished(A, now_us=50, ends_burst=True)
-    assert submit(group, A, 51) == [], "the wide job is next and has the left node kept for it"
+    assert submit(group, A, 51) == [], "the wide job is next and has the left unit kept for it"
     group.finished(B, now_us=60, ends_burst=True)
     assert group.next(now_us=60) == [Run(C)]
     group.finished(C, now_us=110, ends_burst=True)
@@ -166,9 +166,9 @@ def test_jobs_that_share_no_node_run_side_by_side_and_a_wide_one_gets_both_nodes
 
 def test_each_side_of_a_group_prefetches_for_itself() -> None:
     group = GroupRuntime(rules=PLEX_RULES)
-    group.join(A, cycle(1000), nodes=LEFT, expected_us=100)
-    group.join(B, cycle(1000), nodes=RIGHT, expected_us=200)
-    group.join(C, cycle(1000), nodes=LEFT | RIGHT, expected_us=900)
+    group.join(A, cycle(1000), units=LEFT, expected_us=100)
+    group.join(B, cycle(1000), units=RIGHT, expected_us=200)
+    group.join(C, cycle(1000), units=LEFT | RIGHT, expected_us=900)
     expected = [SwitchTo(A, is_prefetch=True), SwitchTo(B, is_prefetch=True)]
     assert group.next(now_us=0) == expected
     group.switched(A, now_us=10)
@@ -179,8 +179,8 @@ def test_each_side_of_a_group_prefetches_for_itself() -> None:
 
 def test_a_job_goes_on_in_a_part_that_split_off() -> None:
     group, part = GroupRuntime(rules=PLEX_RULES), GroupRuntime(rules=PLEX_RULES)
-    group.join(A, cycle(1000), nodes=LEFT)
-    group.join(B, cycle(1000), nodes=RIGHT)
+    group.join(A, cycle(1000), units=LEFT)
+    group.join(B, cycle(1000), units=RIGHT)
     submit(group, A, 0)
     group.switched(A, now_us=10)
     group.hand_over(A, to=part)
@@ -207,7 +207,7 @@ def test_no_operation_waits_longer_than_the_stated_bound(
     for at, (service, gap, ops) in enumerate(jobs):
         mode = Mode.SYNC if at % 2 else Mode.ASYNC1
         profile = cycle(max(service * ops + gap, 1), *[service] * ops, switch=switch, mode=mode)
-        group.join(JobId(str(at)), profile)
+        group.join(ResidentId(str(at)), profile)
         heap.append((gap, at, "submit", 0))
     heapq.heapify(heap)
     since: dict[int, int] = {}
@@ -220,7 +220,7 @@ def test_no_operation_waits_longer_than_the_stated_bound(
         if kind == "submit":
             since[at], steps[at] = now, step
             decisions = group.submit(
-                JobId(str(at)),
+                ResidentId(str(at)),
                 "p",
                 service_us=service,
                 burst_us=service * (ops - step),
@@ -228,20 +228,20 @@ def test_no_operation_waits_longer_than_the_stated_bound(
                 now_us=now,
             )
         elif kind == "end":
-            group.finished(JobId(str(at)), now_us=now, ends_burst=step + 1 == ops)
+            group.finished(ResidentId(str(at)), now_us=now, ends_burst=step + 1 == ops)
             next_step = (step + 1) % ops
             heapq.heappush(heap, (now + (gap if next_step == 0 else 0), at, "submit", next_step))
             if not (heap[0][0] == now and heap[0][2] == "submit"):
                 decisions = group.next(now_us=now)
         else:
-            decisions = group.switched(JobId(str(at)), now_us=now)
+            decisions = group.switched(ResidentId(str(at)), now_us=now)
         for decision in decisions:
             match decision:
-                case Run(job_id=job_id):
-                    runner = int(job_id)
+                case Run(resident_id=resident_id):
+                    runner = int(resident_id)
                     waited = now - since[runner]
                     own = jobs[runner][0] + switch
                     assert waited <= 2 * PLEX_RULES.starve_factor * own + (len(jobs) + 1) * slowest
                     heapq.heappush(heap, (now + jobs[runner][0], runner, "end", steps[runner]))
-                case SwitchTo(job_id=job_id):
-                    heapq.heappush(heap, (now + switch, int(job_id), "switched", 0))
+                case SwitchTo(resident_id=resident_id):
+                    heapq.heappush(heap, (now + switch, int(resident_id), "switched", 0))

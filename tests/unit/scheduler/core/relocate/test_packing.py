@@ -38,7 +38,7 @@ def places(world: FakeWorld, job: str = "a") -> list[str]:
     assert wpg is not None
     planner, key = placing.planner_of(cluster, deployment)
     where = [placing.unit(place) for place in wpg.places]
-    assert list(planner.group_of(key).residents[key].nodes) == where, "booked elsewhere"
+    assert list(planner.group_of(key).residents[key].units) == where, "booked elsewhere"
     return [str(place) for place in where]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, ResidentId, WpgId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -374,7 +374,7 @@ def test_instances_move_to_idle_devices_once_what_runs_has_ended() -> None:
     done = world.report_next(StartOperation)
     assert done[-1] == StartOperation(operation_id=op_id("g2"), wpg_id=NEW, lease_no=2)
     board = world.core.cluster.planning.planner("rollout").board
-    assert board.exclusive[JobId("a/rollout")] == ("n1:0",)
+    assert board.exclusive[ResidentId("a/rollout")] == ("n1:0",)
     world.drain()
     assert list(board.exclusive) == ["a/rollout"]
     assert list(board.idle) == ["n0:0"]
