@@ -11,20 +11,16 @@ UNIT = ROOT / "tests" / "unit"
 PRODUCTS = {"client": ROOT / "client" / "plexclient", "": ROOT / "plexsvc"}
 
 EXCEPTIONS = {
-    "client/test_contract.py": "the messages that the client sends, against the real validation",
+    "client/test_contract.py": "the client alone: what it imports and shares with the service",
     "client/test_cut_lines.py": "a whole client behind a line that breaks",
     "client/test_public_names.py": "the names that a user imports",
     "demo/test_examples.py": "the programs in examples/",
-    "rollout/test_engine_contract.py": "the fake engine under the contract of all engines",
-    "router/test_target.py": "one class of relay.py without a service",
     "scheduler/core/planning/test_live_planning.py": "the planner as the live core asks it",
     "scheduler/core/test_properties.py": "the whole core under Hypothesis",
     "scheduler/core/test_starvation.py": "the whole core under endless load",
     "scheduler/driver/test_recorded_journals.py": "the whole core on journals of real runs",
-    "sim/test_command.py": "plexctl simulate as a user types it",
     "sim/test_endings.py": "the ends of a simulated run",
     "sim/test_outside.py": "simulated runs under a checker that shares no code with them",
-    "worker/test_mapping.py": "megatron's parameters against the names of Hugging Face",
 }
 """Unit tests that name no module of their folder, and their subject. The list only shrinks."""
 
