@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -22,12 +22,11 @@ from plexsvc.node.config import DeviceConfig
 from plexsvc.rpc import loops
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
-from plexsvc.scheduler.core.events import JobEndRequested, RelocationRequested
+from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
 from plexsvc.scheduler.driver.driver import SchedulerDriver
-from plexsvc.scheduler.orders import carry
-from plexsvc.scheduler.orders.reach import Reach
 from tests.rigs.live_cluster import descendants
+from tests.rigs.scheduler_rig import listen
 
 MIB = 1 << 20
 
@@ -126,14 +125,16 @@ class Gate:
     def __init__(self, inner: InnerCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = inner.loop
         self._entered, self._opened = threading.Event(), asyncio.Event()
-        copy = carry.carry
+        handler = inner.driver.handlers[CarryState]
 
-        async def held(reach: Reach, action: CarryState) -> int:
+        async def held(action: CarryState) -> Event | None:
             self._entered.set()
             await self._opened.wait()
-            return await copy(reach, action)
+            work = handler.perform(action)
+            assert work is not None, action
+            return await work
 
-        monkeypatch.setattr(carry, "carry", held)
+        monkeypatch.setitem(inner.driver.handlers, CarryState, replace(handler, perform=held))
 
     def wait_until_entered(self) -> None:
         """Return once the deployment is held."""
@@ -178,8 +179,7 @@ def start_inner(
                 cluster.driver,
                 asyncio.get_running_loop(),
             )
-            recorder = cluster.driver.recorder
-            recorder.relocation_changed = inner.changed  # type: ignore[method-assign] # listens in
+            listen(cluster.driver, RelocationChanged, inner.changed)
             running.append(inner)
             up.set()
             await leave.wait()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
@@ -14,6 +14,7 @@ from plexsvc.ids import new_operation_id
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.handler import A
 from plexsvc.store.store import Store, open_store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
 
@@ -97,6 +98,17 @@ class Rig:
         return await self.scheduler.EndJob(
             service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done")
         )
+
+
+def listen(driver: SchedulerDriver, kind: type[A], heard: Callable[[A], None]) -> None:
+    """Have `heard` told of every action of a kind that needs no other process."""
+    handler = driver.handlers[kind]
+
+    def perform(action: A) -> None:
+        handler.perform(action)
+        heard(action)
+
+    driver.handlers[kind] = replace(handler, perform=perform)
 
 
 @asynccontextmanager

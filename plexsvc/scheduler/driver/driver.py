@@ -15,34 +15,14 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.actions import (
-    Action,
-    AnswerOperation,
-    CancelOperation,
-    CarryState,
-    CutOver,
-    DeploymentChanged,
-    DropCarried,
-    DropPayload,
-    ForgetWpg,
-    JobChanged,
-    KeepProfile,
-    MoveState,
-    RefuseOperation,
-    ReleaseOperation,
-    RelocationChanged,
-    SetTimer,
-    SpawnWpg,
-    StartOperation,
-    StopWpg,
-)
+from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     Event,
@@ -54,17 +34,17 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.driver.encoding import configured
 from plexsvc.scheduler.driver.journal import Journal
 from plexsvc.scheduler.driver.storing import Storing
-from plexsvc.scheduler.driver.timers import Timers
+from plexsvc.scheduler.handler import Work
 from plexsvc.scheduler.ledger import profiles
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.ledger.results import ResultBook
 from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.tally import Tally
-from plexsvc.scheduler.orders.executor import Executor
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
-from plexsvc.scheduler.orders.ports import ExternalAction, RolloutPort
-from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.scheduler.orders.reach import Reach, RolloutPort
+from plexsvc.scheduler.orders.table import table
+from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.store.store import Store
 
@@ -73,10 +53,7 @@ log = Log(__name__)
 DAY_US: Final = 86_400_000_000
 
 WORK: Final = (OperationSubmitted, PayloadStaged, Acknowledged)
-"""Events that mostly lead to orders alone."""
-
-ORDERS: Final = (StartOperation, MoveState, SetTimer, ReleaseOperation, DropPayload)
-"""Actions that nobody but this cluster's own processes and timers learns of."""
+"""Events that mostly lead to internal actions alone."""
 
 
 Decision = asyncio.Future[list[Action]]
@@ -112,16 +89,17 @@ class SchedulerDriver:
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=self.post)
         self.timers = Timers(clock, post=self.post)
         self.nodes = Nodes([self._link(target) for target in node_agents])
-        reach = Reach(
+        self.reach = Reach(
             config=config,
             clock=clock,
             epoch=store.epoch,
             registry=self.registry,
             nodes=self.nodes,
             versions=Versions(keep=config.max_versions_per_deployment),
+            rollout=rollout_manager,
         )
-        self.executor = Executor(reach, rollout=rollout_manager, post=self.post)
         self.recorder = Recorder(self.registry, results=self.results, clock=clock)
+        self.handlers = table(self.reach, recorder=self.recorder, timers=self.timers)
         self.tally = Tally(self.core.cluster.timeline)
         self._store = store
         self._inbox: deque[Posted] = deque()
@@ -243,7 +221,7 @@ class SchedulerDriver:
             for event, decision in self._taken:
                 actions = self.core.handle(event)
                 self.journal.decided(actions)
-                if not (is_synced or all(isinstance(action, ORDERS) for action in actions)):
+                if not (is_synced or all(self.handlers[type(a)].is_internal for a in actions)):
                     await storing.append(self.journal.notes(at_us=event.at_us))
                     is_synced = True
                 for action in actions:
@@ -262,56 +240,19 @@ class SchedulerDriver:
             self._arrived.clear()
         return taken
 
-    def _act(self, action: Action) -> None:  # noqa: C901, PLR0912 - one line an action
-        match action:
-            case AnswerOperation():
-                self.recorder.answer(action)
-            case RefuseOperation():
-                self.recorder.refuse(action)
-            case DeploymentChanged():
-                self.recorder.deployment_changed(action)
-            case JobChanged():
-                self.recorder.job_changed(action)
-            case KeepProfile():
-                self.recorder.keep_profile(action)
-            case SetTimer():
-                self.timers.set(action.key, at_us=action.at_us)
-            case ReleaseOperation():
-                self._release(action)
-            case CutOver():
-                self._cut_over(action)
-            case RelocationChanged():
-                self.recorder.relocation_changed(action)
-            case SpawnWpg() | StopWpg():
-                self.recorder.processes(action)
-                self._start(action)
-            case StartOperation() | MoveState() | ForgetWpg() | CancelOperation() | DropPayload():
-                self._start(action)
-            case CarryState() | DropCarried():
-                self._start(action)
-            case _:
-                assert_never(action)
-
-    def _cut_over(self, action: CutOver) -> None:
-        assert self._tasks is not None, action
-        self.recorder.cut_over(action)
-        self._tasks.create_task(self.executor.bring_payloads(action.to_wpg_id))
-
-    def _start(self, action: ExternalAction) -> None:
-        assert self._tasks is not None, action
-        self._tasks.create_task(self._perform(action))
-
-    async def _perform(self, action: ExternalAction) -> None:
-        await self.executor.perform(action)
-        if isinstance(action, ForgetWpg):
-            self.recorder.forgotten(action.wpg_id)
-
-    def _release(self, action: ReleaseOperation) -> None:
-        staged, node_ids = self.recorder.release(action.operation_id)
-        self._start(action)
-        if staged:
+    def _act(self, action: Action) -> None:
+        handler = self.handlers[type(action)]
+        work = handler.perform(action)
+        if work is not None:
             assert self._tasks is not None, action
-            self._tasks.create_task(self.executor.drop_staged(staged, nodes=node_ids))
+            self._tasks.create_task(self._finish(action, work))
+
+    async def _finish(self, action: Action, work: Work) -> None:
+        """Do the work of an action and tell the core its outcome."""
+        tell: Post = self.post
+        outcome = await self.handlers[type(action)].outcome(action, work)
+        if outcome is not None:
+            tell(outcome)
 
     async def _flush_rows(self, storing: Storing) -> None:
         """Write changed rows now and then: an answer waits for the journal alone."""

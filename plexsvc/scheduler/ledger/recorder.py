@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from plexclient.wire.errors import to_wire
 from plexsvc.clock import Clock
@@ -27,6 +28,7 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
 )
 from plexsvc.scheduler.faults import WIRE_STATES, error_of, refusal
+from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import profiles
 from plexsvc.scheduler.ledger.jobs import (
     JOB_STATES,
@@ -55,6 +57,17 @@ class Recorder:
         self._owners: dict[OperationId, DeploymentId] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self.dirty = asyncio.Event()
+
+    def handlers(self) -> list[Handler[Any]]:
+        """Return the handlers of what is only recorded and announced."""
+        return [
+            Handler(AnswerOperation, self.answer),
+            Handler(RefuseOperation, self.refuse),
+            Handler(DeploymentChanged, self.deployment_changed),
+            Handler(JobChanged, self.job_changed),
+            Handler(RelocationChanged, self.relocation_changed),
+            Handler(KeepProfile, self.keep_profile),
+        ]
 
     def take_rows(self) -> list[Row]:
         """Return the rows changed since the last call."""
@@ -104,14 +117,12 @@ class Recorder:
             return [], ()
         return staged_ids(result), (*record.nodes, *record.former_nodes)
 
-    def processes(self, action: SpawnWpg | StopWpg) -> None:
-        """Note where processes will be, or that their exits are wanted from here on."""
-        if isinstance(action, StopWpg):
-            self._registry.by_wpg[action.wpg_id].is_stopping = True
-        else:
-            self._spawning(action)
+    def stopping(self, action: StopWpg) -> None:
+        """Note that the exits of a WPG's processes are wanted from here on."""
+        self._registry.by_wpg[action.wpg_id].is_stopping = True
 
-    def _spawning(self, action: SpawnWpg) -> None:
+    def spawning(self, action: SpawnWpg) -> None:
+        """Note where a WPG's processes will be."""
         record = self._registry.deployments[action.deployment_id]
         if action.replaces is not None:
             record = DeploymentRecord(

@@ -1,4 +1,4 @@
-"""What a deployment takes along to other nodes: its state as complete copies, staged payloads.
+"""Transport of a relocated deployment: its state as complete copies, and its staged payloads.
 
 A relocation's state is published like a version, complete, on every node of the old WPG; the new
 ranks map it on the same host and stream it from another. Payloads of operations that wait lie
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -22,20 +23,32 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import MoveId, NodeId, OperationId, new_operation_id, show
+from plexsvc.ids import NodeId, OperationId, new_operation_id, show
 from plexsvc.log import Log
-from plexsvc.scheduler.core.actions import CarryState
-from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
+from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, Held
+from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
 
-async def carry(reach: Reach, action: CarryState) -> int:
-    """Copy a WPG's state and hold the `Initialize` that reads it; return the bytes.
+def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+    """Return the handlers of what a deployment takes along."""
+    return [
+        Handler(CarryState, partial(carry, reach), _carry_failed),
+        Handler(DropCarried, partial(drop, reach)),
+        Handler(CutOver, partial(cut_over, reach, recorder)),
+    ]
+
+
+async def carry(reach: Reach, action: CarryState) -> Event:
+    """Copy a WPG's state and hold the `Initialize` that reads it.
 
     Raises:
         PlexError: what a state manager refused, e.g. `no_room` for the copy in host memory.
@@ -44,7 +57,7 @@ async def carry(reach: Reach, action: CarryState) -> int:
     record = reach.registry.by_wpg[action.from_wpg_id]
     if record.is_rollout:  # its manager brings the new instances to the version in use
         _hold(reach, action, record=record, manifests=())
-        return 0
+        return _carried(action, nbytes=0)
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.from_wpg_id,
@@ -55,32 +68,46 @@ async def carry(reach: Reach, action: CarryState) -> int:
     replies = await managed.publish(reach, record, request)
     manifests = tuple(reply.manifest for reply in replies)
     _hold(reach, action, record=record, manifests=manifests)
-    return sum(manifest.nbytes for manifest in manifests)
+    return _carried(action, nbytes=sum(manifest.nbytes for manifest in manifests))
 
 
-async def drop(reach: Reach, move_id: MoveId) -> Copies | None:
-    """Free the copies of a relocation that is over; return what they were."""
-    copies = reach.registry.copies.pop(move_id, None)
-    if copies is not None:
-        reach.registry.let_go(copies.initialize_id)
-        for manifest in copies.manifests:
-            await managed.release(reach, manifest)
-    return copies
+async def drop(reach: Reach, action: DropCarried) -> None:
+    """Free the copies of a relocation that is over.
 
-
-def reconnect(reach: Reach, copies: Copies, record: DeploymentRecord) -> worker_pb2.ExecuteRequest:
-    """Return the order that has the rollout manager use a deployment's instances again.
-
-    It may have gone over to others just before those died.
+    If it failed, the rollout manager is told to use the deployment's instances again: it may have
+    gone over to others just before those died.
     """
-    operation_id = new_operation_id()
-    return worker_pb2.ExecuteRequest(
+    copies = reach.registry.copies.pop(action.move_id, None)
+    if copies is None:
+        return
+    reach.registry.let_go(copies.initialize_id)
+    for manifest in copies.manifests:
+        await managed.release(reach, manifest)
+    record = reach.registry.by_wpg.get(copies.from_wpg_id)
+    if record is None or not record.is_rollout or record.is_stand_in or record.is_stopping:
+        return
+    request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=copies.lease_no, incarnation=record.incarnation),
         wpg_id=record.wpg_id,
-        operation=_initialize(record, operation_id),
+        operation=_initialize(record, new_operation_id()),
         deployment=record.view,
         instance_addresses=[rank.address for rank in record.ranks],
     )
+    await reach.rollout.Execute(request, None)
+
+
+def cut_over(reach: Reach, recorder: Recorder, action: CutOver) -> Work:
+    """Let a deployment be where its second WPG is, and have its staged payloads follow."""
+    recorder.cut_over(action)
+    return _bring_payloads(reach, action)
+
+
+def _carried(action: CarryState, *, nbytes: int) -> Event:
+    return StateCarried(deployment_id=action.deployment_id, move_id=action.move_id, nbytes=nbytes)
+
+
+def _carry_failed(action: CarryState, fault: Fault) -> Event:
+    return CarryFailed(deployment_id=action.deployment_id, move_id=action.move_id, fault=fault)
 
 
 async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> None:
@@ -97,14 +124,18 @@ async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> N
             held.staged_on = (*held.staged_on, node_id)
 
 
-async def bring_payloads(reach: Reach, record: DeploymentRecord) -> None:
+async def _bring_payloads(reach: Reach, action: CutOver) -> None:
     """Pass on what waits for a deployment that has just arrived, before its devices wait for it.
 
     What cannot be passed on is told when its operation starts.
     """
-    deployment_id = record.view.deployment_id
+    record = reach.registry.by_wpg.get(action.to_wpg_id)
+    if record is None:
+        return
     waiting = [
-        h for h in reach.registry.held.values() if h.operation.deployment_id == deployment_id
+        held
+        for held in reach.registry.held.values()
+        if held.operation.deployment_id == record.view.deployment_id
     ]
     for held in sorted(waiting, key=lambda held: held.operation.seq):
         with suppress(PlexError):

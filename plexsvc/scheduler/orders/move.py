@@ -1,9 +1,11 @@
-"""Moves of a WPG's state between device and host: on all its nodes at once, or on none."""
+"""Moves of a WPG's state between device and host, on all its nodes or on none."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import grpc
 
@@ -12,8 +14,10 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import MoveState
-from plexsvc.scheduler.core.vocabulary import Residency
-from plexsvc.scheduler.faults import fault_from_wire
+from plexsvc.scheduler.core.events import Event, MoveFailed, ResidencyMoved
+from plexsvc.scheduler.core.vocabulary import Fault, Residency
+from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -21,8 +25,13 @@ log = Log(__name__)
 MoveReply = statemanager_pb2.MoveReply
 
 
-async def move(reach: Reach, action: MoveState) -> Sequence[MoveReply]:
-    """Move a WPG's state on all its nodes; return what each says.
+def handlers(reach: Reach) -> list[Handler[Any]]:
+    """Return the handler of moves."""
+    return [Handler(MoveState, partial(move, reach), _failed, is_internal=True)]
+
+
+async def move(reach: Reach, action: MoveState) -> Event:
+    """Move a WPG's state on all its nodes.
 
     Raises:
         PlexError: what a state manager refused, e.g. `no_room`; nothing has moved then.
@@ -33,11 +42,20 @@ async def move(reach: Reach, action: MoveState) -> Sequence[MoveReply]:
     found = await asyncio.gather(*moves, return_exceptions=True)
     replies = [reply for reply in found if isinstance(reply, MoveReply)]
     failures = [failure for failure in found if isinstance(failure, BaseException)]
-    if not failures:
-        return replies
-    if len(nodes) > 1:  # a move on one node is atomic
-        await _roll_back(reach, action, nodes)
-    raise failures[0]
+    if failures:
+        if len(nodes) > 1:  # a move on one node is atomic
+            await _roll_back(reach, action, nodes)
+        raise failures[0]
+    return ResidencyMoved(
+        wpg_id=action.wpg_id,
+        move_id=action.move_id,
+        nbytes=sum(reply.nbytes for reply in replies),
+        total_us=max(reply.total_us for reply in replies),
+    )
+
+
+def _failed(action: MoveState, fault: Fault) -> Event:
+    return MoveFailed(wpg_id=action.wpg_id, move_id=action.move_id, fault=fault)
 
 
 async def _roll_back(reach: Reach, action: MoveState, nodes: Sequence[NodeId]) -> None:
@@ -64,6 +82,5 @@ async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Resi
         node_id, lambda state: state.Move(request, timeout=reach.move_s)
     )
     if reply.HasField("error"):
-        fault = fault_from_wire(reply.error)
-        raise PlexError(fault.code, fault.message, **dict(fault.facts))
+        raise error_of(fault_from_wire(reply.error))
     return reply

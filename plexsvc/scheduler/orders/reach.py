@@ -1,14 +1,14 @@
-"""What carrying out an order takes: whom to call, under which numbers, and for how long."""
+"""Client for node agents, state managers and the rollout manager: addresses, fences, deadlines."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import common_pb2, statemanager_pb2_grpc, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import NodeId
 from plexsvc.rpc.retry import Patience, retry
@@ -20,9 +20,33 @@ from plexsvc.scheduler.orders.versions import Versions
 T = TypeVar("T")
 
 
+class RolloutPort(Protocol):
+    """The rollout manager: the `Worker` service's methods, called without a context."""
+
+    async def Execute(  # noqa: N802 - the wire's name
+        self, request: worker_pb2.ExecuteRequest, context: None, /
+    ) -> worker_pb2.ExecuteReply:
+        """Run an operation of a rollout deployment."""
+        ...
+
+    async def Cancel(  # noqa: N802 - the wire's name
+        self, request: worker_pb2.CancelRequest, context: None, /
+    ) -> worker_pb2.CancelReply:
+        """End a generate early."""
+        ...
+
+    async def forget(self, deployment_id: str) -> None:
+        """End a deployment: drop its records and connections."""
+        ...
+
+    def release(self, operation_id: bytes) -> None:
+        """Drop the record of an acknowledged operation."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Shared by everything that acts for one driver."""
+    """Whom the handlers of actions call, and what they know of them."""
 
     config: SchedulerConfig
     clock: Clock
@@ -30,6 +54,7 @@ class Reach:
     registry: Registry
     nodes: Nodes
     versions: Versions
+    rollout: RolloutPort
 
     @property
     def rpc_s(self) -> float:

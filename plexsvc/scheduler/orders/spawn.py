@@ -1,24 +1,86 @@
-"""How a WPG's processes come up: spawned on their nodes, asked what they need, made known."""
+"""Lives of a WPG's processes: spawned on their nodes, stopped, and their state forgotten."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
-from plexclient.wire.v1 import node_pb2, worker_pb2
+import grpc.aio
+
+from plexclient.wire.v1 import node_pb2, statemanager_pb2, worker_pb2
+from plexsvc.errors import PlexError
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
-from plexsvc.scheduler.core.actions import SpawnWpg
+from plexsvc.rpc.retry import Patience, retry
+from plexsvc.scheduler.core.actions import ForgetWpg, SpawnWpg, StopWpg
+from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgReady, WpgStopped
+from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
+from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Rank
+from plexsvc.scheduler.ledger.recorder import Recorder
+from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.reach import Reach
 
+log = Log(__name__)
 
-async def spawn(reach: Reach, action: SpawnWpg, record: DeploymentRecord) -> list[Rank]:
-    """Start every rank of a WPG and return them once all answer.
+
+def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+    """Return the handlers of a WPG's life."""
+    return [
+        Handler(SpawnWpg, partial(spawn, reach, recorder), _spawn_failed),
+        Handler(StopWpg, partial(stop, reach, recorder), lambda action, _: _stopped(action)),
+        Handler(ForgetWpg, partial(forget, reach, recorder), lambda action, _: _forgotten(action)),
+    ]
+
+
+def spawn(reach: Reach, recorder: Recorder, action: SpawnWpg) -> Work:
+    """Start every rank of a WPG."""
+    recorder.spawning(action)
+    return _spawn(reach, action)
+
+
+def stop(reach: Reach, recorder: Recorder, action: StopWpg) -> Work:
+    """End every rank of a WPG."""
+    recorder.stopping(action)
+    return _stop(reach, action)
+
+
+async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
+    """Free all state of a WPG."""
+    record = reach.registry.by_wpg[action.wpg_id]
+    request = statemanager_pb2.ForgetRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
+        wpg_id=action.wpg_id,
+        job_id=record.view.job_id,
+    )
+    for node_id in record.nodes:
+
+        async def on_node(node_id: NodeId = node_id) -> None:
+            await reach.ask_state(node_id, lambda state: state.Forget(request, timeout=reach.rpc_s))
+
+        await _insist(reach, node_id, on_node)
+    if record.is_rollout and not record.is_stand_in:
+        await reach.rollout.forget(record.view.deployment_id)
+    for rank in record.ranks:
+        await rank.close()
+    if not record.is_stand_in:
+        await managed.release_versions(reach, record, needed=None)
+    recorder.forgotten(action.wpg_id)
+    return _forgotten(action)
+
+
+async def _spawn(reach: Reach, action: SpawnWpg) -> Event:
+    """Start every rank of a WPG; return once all answer.
 
     Raises:
         ExceptionGroup: of `PlexError` (what an agent refused or a rank died of) and call failures.
     """
+    record = reach.registry.by_wpg[action.wpg_id]
     hosts = [reach.nodes.link(place.node_id).host for place in action.places]
     rendezvous = specs.rendezvous_of(action, hosts)
     async with asyncio.TaskGroup() as group:
@@ -26,10 +88,23 @@ async def spawn(reach: Reach, action: SpawnWpg, record: DeploymentRecord) -> lis
             group.create_task(_spawn_rank(reach, action, record, rank, rendezvous=rendezvous))
             for rank in range(len(action.places))
         ]
-    return [task.result() for task in tasks]
+    record.ranks = [task.result() for task in tasks]
+    return WpgReady(wpg_id=action.wpg_id, device_bytes=await _describe(reach, record))
 
 
-async def describe(reach: Reach, record: DeploymentRecord) -> tuple[int, ...]:
+def _spawn_failed(action: SpawnWpg, fault: Fault) -> Event:
+    return SpawnFailed(wpg_id=action.wpg_id, fault=fault)
+
+
+def _stopped(action: StopWpg) -> Event:
+    return WpgStopped(wpg_id=action.wpg_id)
+
+
+def _forgotten(action: ForgetWpg) -> Event:
+    return WpgForgotten(wpg_id=action.wpg_id)
+
+
+async def _describe(reach: Reach, record: DeploymentRecord) -> tuple[int, ...]:
     """Return what each rank's state takes on its device; rollout instances reserve theirs whole."""
     if record.is_rollout:
         return tuple(_device_bytes(reach, rank) for rank in record.ranks)
@@ -49,13 +124,49 @@ async def learn(reach: Reach, record: DeploymentRecord) -> None:
     view.max_sequence_length = reply.max_sequence_length or view.max_sequence_length
 
 
-def stop_request(
-    reach: Reach, record: DeploymentRecord, *, rank: int, grace_us: int
-) -> node_pb2.StopRequest:
-    """Return the order to end one rank."""
-    fence = reach.fence(lease_no=0, incarnation=record.incarnation)
-    proc_id = f"{record.wpg_id}/{rank}"
-    return node_pb2.StopRequest(fence=fence, proc_id=proc_id, grace_us=grace_us)
+async def _stop(reach: Reach, action: StopWpg) -> Event:
+    record = reach.registry.by_wpg[action.wpg_id]
+    async with asyncio.TaskGroup() as group:
+        for rank in range(len(record.places)):
+            group.create_task(_stop_rank(reach, record, rank=rank))
+    return _stopped(action)
+
+
+async def _stop_rank(reach: Reach, record: DeploymentRecord, *, rank: int) -> None:
+    node_id = record.places[rank].node_id
+    grace_us = reach.config.stop_grace_us
+    request = node_pb2.StopRequest(
+        fence=reach.fence(lease_no=0, incarnation=record.incarnation),
+        proc_id=f"{record.wpg_id}/{rank}",
+        grace_us=grace_us,
+    )
+    timeout_s = reach.rpc_s + grace_us / 1e6
+
+    async def on_node() -> None:
+        await reach.nodes.link(node_id).agent.Stop(request, timeout=timeout_s)
+
+    await _insist(reach, node_id, on_node)
+
+
+async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
+    """Try a teardown call until it succeeds, the node is lost, or tries run out."""
+
+    async def call_if_up() -> None:
+        if reach.nodes.is_up(node_id):  # else its agent has killed every rank
+            await call()
+
+    try:
+        await retry(
+            call_if_up,
+            on=(grpc.aio.AioRpcError, PlexError),
+            clock=reach.clock,
+            patience=Patience(
+                pause_us=reach.config.connect_retry_us, max_tries=reach.config.max_stop_tries
+            ),
+            what=f"teardown on {node_id}",
+        )
+    except (grpc.aio.AioRpcError, PlexError) as error:
+        log.error("teardown call gave up", node=node_id, error=error)  # noqa: TRY400 - no bug
 
 
 async def _spawn_rank(

@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.events import RelocationRequested
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
 from plexsvc.scheduler.driver import journal
 from tests.fakes.fake_cluster import no_room, staged_payload
-from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, listen, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
@@ -32,24 +32,20 @@ async def pair(tmp_path: Path) -> AsyncIterator[Rig]:
 async def move(rig: Rig, *places: tuple[str, int]) -> RelocationChanged:
     """Move the actor of `job-1` and return how that ended."""
     ended: asyncio.Future[RelocationChanged] = asyncio.get_running_loop().create_future()
-    tell = rig.driver.recorder.relocation_changed
 
     def changed(action: RelocationChanged) -> None:
-        tell(action)
-        if action.stage in {RelocationStage.DONE, RelocationStage.FAILED}:
+        is_over = action.stage in {RelocationStage.DONE, RelocationStage.FAILED}
+        if is_over and not ended.done():
             ended.set_result(action)
 
-    rig.driver.recorder.relocation_changed = changed  # type: ignore[method-assign] # listens in
+    listen(rig.driver, RelocationChanged, changed)
     event = RelocationRequested(
         deployment_id=DeploymentId("job-1/actor"),
         places=tuple(Place(node_id=NodeId(node), device=device) for node, device in places),
         reason="asked",
     )
     rig.driver.post(event)
-    try:
-        return await asyncio.wait_for(ended, 10)
-    finally:
-        rig.driver.recorder.relocation_changed = tell  # type: ignore[method-assign]
+    return await asyncio.wait_for(ended, 10)
 
 
 async def view(rig: Rig) -> service_pb2.Deployment:
@@ -124,7 +120,7 @@ async def test_versions_are_released_where_they_lie(pair: Rig) -> None:
     await pair.run("job-1", "publish")
     await move(pair, ("node-1", 0))
     await pair.run("job-1", "publish")
-    found = pair.driver.executor._reach.versions.find(DeploymentId("job-1/actor"), 1)
+    found = pair.driver.reach.versions.find(DeploymentId("job-1/actor"), 1)
     assert [manifest.node_id for manifest in found] == ["node-0"]
     await pair.end("job-1")
     assert ("job-1/actor", 1) in pair.behaviour.released

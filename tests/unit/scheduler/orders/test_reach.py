@@ -13,7 +13,7 @@ from plexsvc.ids import NodeId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
-from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.versions import Versions
 
 
@@ -82,6 +82,7 @@ def reach(link: FakeLink) -> Reach:
         registry=cast("Registry", None),
         nodes=Nodes([cast("NodeLink", link)]),
         versions=Versions(keep=1),
+        rollout=cast("RolloutPort", None),
     )
 
 

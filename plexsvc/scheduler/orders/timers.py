@@ -1,12 +1,15 @@
-"""The driver's timers: one heap, one sleeper; `SetTimer` in, due keys out."""
+"""Timers of the core: `SetTimer` sets one, and `TimerFired` tells that it is due."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from typing import Any
 
 from plexsvc.clock import Clock, wait_at_most
+from plexsvc.scheduler.core.actions import SetTimer
 from plexsvc.scheduler.core.events import Post, TimerFired
+from plexsvc.scheduler.handler import Handler
 
 
 class Timers:
@@ -19,11 +22,16 @@ class Timers:
         self._heap: list[tuple[int, str]] = []
         self._changed = asyncio.Event()
 
-    def set(self, key: str, *, at_us: int) -> None:
-        """Have `key` fire at `at_us` of the wall clock."""
-        self._due[key] = at_us
-        heapq.heappush(self._heap, (at_us, key))
-        if self._heap[0] == (at_us, key):
+    def handlers(self) -> list[Handler[Any]]:
+        """Return the handler of timers."""
+        return [Handler(SetTimer, self.set, is_internal=True)]
+
+    def set(self, action: SetTimer) -> None:
+        """Have a key fire at a time of the wall clock."""
+        due = (action.at_us, action.key)
+        self._due[action.key] = action.at_us
+        heapq.heappush(self._heap, due)
+        if self._heap[0] == due:
             self._changed.set()
 
     async def run(self) -> None:

@@ -1,0 +1,64 @@
+"""Release of operations: their records with the rollout manager, and their staged bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from plexclient.wire.v1 import statemanager_pb2
+from plexsvc.errors import PlexError
+from plexsvc.ids import NodeId
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import DropPayload, ReleaseOperation
+from plexsvc.scheduler.handler import Handler, Work
+from plexsvc.scheduler.ledger.recorder import Recorder
+from plexsvc.scheduler.orders.reach import Reach
+
+log = Log(__name__)
+
+
+def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+    """Return the handlers of what frees an operation's memory."""
+    return [
+        Handler(ReleaseOperation, partial(release, reach, recorder), is_internal=True),
+        Handler(DropPayload, partial(drop_payload, reach), is_internal=True),
+    ]
+
+
+def release(reach: Reach, recorder: Recorder, action: ReleaseOperation) -> Work:
+    """Forget an operation's answer, and the results that wait for its client on nodes."""
+    staged, node_ids = recorder.release(action.operation_id)
+    return _release(reach, action, staged=staged, node_ids=node_ids)
+
+
+async def drop_payload(reach: Reach, action: DropPayload) -> None:
+    """Free an operation's staged inputs, wherever they lie."""
+    node_ids = [link.node_id for link in reach.nodes.links if link.is_up]
+    await _drop_staged(reach, [action.operation_id], node_ids=node_ids)
+
+
+async def _release(
+    reach: Reach, action: ReleaseOperation, *, staged: Sequence[bytes], node_ids: Sequence[NodeId]
+) -> None:
+    reach.rollout.release(action.operation_id)
+    if staged:
+        await _drop_staged(reach, staged, node_ids=node_ids)
+
+
+async def _drop_staged(
+    reach: Reach, staging_ids: Sequence[bytes], *, node_ids: Sequence[NodeId]
+) -> None:
+    """Free staged bytes on nodes that are up; what is gone already is fine."""
+    request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids)
+    for node_id in node_ids:
+        if not reach.nodes.is_up(node_id):
+            continue
+        try:
+            await reach.ask_state(
+                node_id, lambda state: state.DropStaged(request, timeout=reach.rpc_s)
+            )
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("staged bytes not freed", node=node_id, error=error)

@@ -1,0 +1,171 @@
+"""Runs of operations: on ranks, by state managers, or by the rollout manager."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, show
+from plexsvc.rpc.retry import Patience, retry
+from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
+from plexsvc.scheduler.core.events import Event, OperationFinished
+from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKind
+from plexsvc.scheduler.faults import fault_from_wire, fault_of
+from plexsvc.scheduler.handler import Handler
+from plexsvc.scheduler.ledger import results
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, Rank
+from plexsvc.scheduler.orders import carry, managed, spawn
+from plexsvc.scheduler.orders.reach import Reach
+
+MAX_EXECUTE_TRIES: Final = 3
+"""Times an operation is sent to a rank whose connection breaks; a repeat attaches to it."""
+
+Replies = Sequence[worker_pb2.ExecuteReply]
+
+
+def handlers(reach: Reach) -> list[Handler[Any]]:
+    """Return the handlers of operations."""
+    return [
+        Handler(StartOperation, partial(start, reach), _failed, is_internal=True),
+        Handler(CancelOperation, partial(cancel, reach)),
+    ]
+
+
+async def start(reach: Reach, action: StartOperation) -> Event | None:
+    """Run an operation on its executors; None if its job ended meanwhile.
+
+    Raises:
+        PlexError: what an executor died of or a state manager refused.
+        AioRpcError: an executor did not answer.
+    """
+    held = reach.registry.held.get(action.operation_id)
+    record = reach.registry.by_wpg.get(action.wpg_id)
+    if held is None or record is None:
+        return None
+    held.lease_no = action.lease_no
+    try:
+        await carry.bring_payload(reach, held, record)
+    except PlexError as error:
+        return _failed(action, fault_of(error), is_refusal=True)
+    started_us = reach.clock.monotonic_us()
+    replies = await _execute(reach, action, held=held, record=record)
+    result = results.merge(action.operation_id, replies)
+    if result.HasField("error"):
+        is_refusal = result.state == operations_pb2.OPERATION_STATE_REFUSED
+        return _failed(action, fault_from_wire(result.error), is_refusal=is_refusal)
+    if held.kind is OperationKind.INITIALIZE:
+        await spawn.learn(reach, record)
+    held.result, held.digest = result, results.digest_of(replies)
+    record.applied_seq = max(record.applied_seq, held.operation.seq)
+    measured_us = max(reply.run_us for reply in replies)
+    return OperationFinished(
+        operation_id=action.operation_id,
+        fault=None,
+        is_refusal=False,
+        run_us=measured_us or reach.clock.monotonic_us() - started_us,
+        digest=held.digest,
+    )
+
+
+async def cancel(reach: Reach, action: CancelOperation) -> None:
+    """Ask the rollout manager to end a running generate early.
+
+    Raises:
+        AioRpcError, PlexError: it did not; the operation ends by itself, only later.
+    """
+    held = reach.registry.held.get(action.operation_id)
+    record = reach.registry.by_wpg.get(action.wpg_id)
+    fence = reach.fence(
+        lease_no=0 if held is None else held.lease_no,
+        incarnation=1 if record is None else record.incarnation,
+    )
+    request = worker_pb2.CancelRequest(
+        operation_id=action.operation_id, wpg_id=action.wpg_id, fence=fence
+    )
+    await reach.rollout.Cancel(request, None)
+
+
+def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -> Event:
+    return OperationFinished(
+        operation_id=action.operation_id,
+        fault=fault,
+        is_refusal=is_refusal,
+        run_us=0,
+        digest="",
+    )
+
+
+async def _execute(
+    reach: Reach, action: StartOperation, *, held: Held, record: DeploymentRecord
+) -> Replies:
+    if held.kind in MANAGED_KINDS:
+        return [await managed.execute(reach, action, held=held, record=record)]
+    request = worker_pb2.ExecuteRequest(
+        fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
+        wpg_id=action.wpg_id,
+        operation=held.operation,
+    )
+    if held.kind is OperationKind.INITIALIZE:
+        request.deployment.CopyFrom(record.view)
+        request.manifests.extend(held.copies)
+        request.instance_addresses.extend(rank.address for rank in record.ranks)
+    elif held.kind is OperationKind.PULL:
+        pull = held.operation.pull
+        source = DeploymentId(pull.source_deployment_id)
+        request.manifests.extend(reach.versions.find(source, pull.version))
+    if record.is_rollout:
+        return [await reach.rollout.Execute(request, None)]
+    if len(record.ranks) == 1:
+        return [await _execute_on(reach, request, record.ranks[0])]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in record.ranks]
+    return [task.result() for task in tasks]
+
+
+async def _execute_on(
+    reach: Reach, request: worker_pb2.ExecuteRequest, rank: Rank
+) -> worker_pb2.ExecuteReply:
+    """Run an operation on one rank; try again if the line breaks, as a repeat attaches.
+
+    Raises:
+        PlexError: `worker_died` when the rank does not come back; by then the node agent has
+            usually said more.
+    """
+    timeout_s = reach.config.operation_timeout_us / 1e6 + reach.rpc_s
+
+    async def execute() -> worker_pb2.ExecuteReply:
+        if rank.is_closed:
+            raise ConnectionAbortedError("its WPG was forgotten")
+        return await rank.execute(request, timeout_s=timeout_s)
+
+    try:
+        return await retry(
+            execute,
+            on=(grpc.aio.AioRpcError, OSError),
+            clock=reach.clock,
+            patience=Patience(
+                pause_us=reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1),
+                max_tries=MAX_EXECUTE_TRIES,
+            ),
+            what=f"execute on {rank.proc_id}",
+        )
+    except (grpc.aio.AioRpcError, OSError) as error:
+        raise PlexError(
+            ErrorCode.WORKER_DIED,
+            f"{rank.proc_id} at {rank.address} stopped answering during "
+            f"{show(request.operation.operation_id)} ({_shown(error)}); deploy again to go on",
+            worker=rank.proc_id,
+        ) from error
+
+
+def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
+    """Return what became of a call or line, in a line."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.code().name}: {error.details()}"

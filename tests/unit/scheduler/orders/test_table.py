@@ -1,0 +1,13 @@
+"""The table of handlers: every action has one."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from plexsvc.scheduler.core.actions import Action
+from tests.rigs.scheduler_rig import Rig
+
+
+async def test_every_action_has_a_handler_of_its_own(rig: Rig) -> None:
+    assert rig.driver.handlers.keys() == set(get_args(Action))
+    assert all(handler.action is action for action, handler in rig.driver.handlers.items())
