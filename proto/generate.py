@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
@@ -24,7 +25,9 @@ def generate(target: Path) -> None:
         typed = f"--mypy_grpc_out=quiet,generate_concrete_servicer_stubs:{scratch}"
         services = [f"--grpc_python_out={scratch}", typed]
         plugins = f"--plugin=protoc-gen-mypy_grpc={plugin}"
-        if protoc.main(["protoc", f"-I{ROOT}", plugins, *messages, *services, *sources]) != 0:
+        google = Path(grpc_tools.__file__).with_name("_proto")
+        paths = [f"-I{ROOT}", f"-I{google}"]
+        if protoc.main(["protoc", *paths, plugins, *messages, *services, *sources]) != 0:
             sys.exit("protoc failed; see its message above")
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(Path(scratch).glob("plexsvc/v1/*")):

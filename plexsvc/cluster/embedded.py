@@ -22,7 +22,7 @@ from typing import Final, Self
 
 import grpc.aio
 
-from plexclient.wire.v1 import service_pb2_grpc, worker_pb2_grpc
+from plexclient.wire.v1 import worker_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import Card, default_state_dir, make_state_dir, remove_card, write_card
 from plexsvc.errors import ErrorCode, PlexError
@@ -37,6 +37,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.rpc.channels import new_server
 from plexsvc.scheduler.api.servicer import SchedulerServicer
+from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.store.store import open_store
@@ -258,7 +259,7 @@ class _Inner:
         """Serve both until the stack unwinds; nothing without a port."""
         if self.server is None:
             return
-        service_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self.server)
+        add_scheduler(scheduler, self.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
         host = self.address.rpartition(":")[0].strip("[]")

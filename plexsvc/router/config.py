@@ -80,6 +80,3 @@ class RouterConfig:
 
     wait_timeout_us: int = 3_600_000_000
     """Deadline of calls that wait for work: operations, deployments, uploads, streams."""
-
-    announce_timeout_us: int = 30_000_000
-    """How long a finished upload waits for its operation to arrive at the scheduler."""

@@ -47,12 +47,10 @@ class DeploymentCache:
         entry = self._entries.get(key)
         if entry is not None and entry.until_us > self._clock.monotonic_us():
             return entry.deployment
-        found = await self._scheduler.GetDeployment(
-            service_pb2.GetDeploymentRequest(
-                tenant=tenant, job_id=job_id, deployment_id=deployment_id
-            ),
-            None,
+        request = service_pb2.GetDeploymentRequest(
+            tenant=tenant, job_id=job_id, deployment_id=deployment_id
         )
+        found = await self._scheduler.call("GetDeployment", request, service_pb2.Deployment)
         if (found.tenant, found.job_id) != (tenant, job_id):
             raise PlexError(
                 ErrorCode.NOT_FOUND,

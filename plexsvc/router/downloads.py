@@ -142,16 +142,10 @@ class Downloads:
     async def _shard(
         self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
     ) -> operations_pb2.ResultShard:
-        """Ask for the operation again: a repeat is answered from the scheduler's record."""
-        result = await self._scheduler.SubmitOperation(
-            operations_pb2.Operation(
-                operation_id=request.operation_id,
-                tenant=tenant,
-                job_id=request.job_id,
-                deployment_id=request.deployment_id,
-            ),
-            None,
+        asked = service_pb2.GetResultRequest(
+            operation_id=request.operation_id, tenant=tenant, job_id=request.job_id
         )
+        result = await self._scheduler.call("GetResult", asked, operations_pb2.OperationResult)
         if request.shard >= len(result.shards):
             raise PlexError(
                 ErrorCode.NOT_FOUND,

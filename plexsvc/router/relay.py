@@ -23,10 +23,8 @@ from google.protobuf.message import DecodeError
 from plexclient.wire import tensors
 from plexclient.wire.errors import from_wire, to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
-from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
-from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import STAGE, ChannelPool
 from plexsvc.router.config import RouterConfig
@@ -39,12 +37,6 @@ from plexsvc.router.validation import (
     rules_of,
 )
 from plexsvc.rpc.errors import error_from
-from plexsvc.rpc.retry import Patience, retry
-
-log = Log(__name__)
-
-FIRST_RETRY_US = 20_000
-LAST_RETRY_US = 1_000_000
 
 
 class LengthsTap:
@@ -150,14 +142,12 @@ class Uploads:
         rules: OperationRules,
         channels: ChannelPool,
         config: RouterConfig,
-        clock: Clock,
     ) -> None:
         self._scheduler = scheduler
         self._deployments = deployments
         self._rules = rules
         self._channels = channels
         self._config = config
-        self._clock = clock
         self._running = 0
 
     async def relay(
@@ -169,18 +159,26 @@ class Uploads:
             PlexError: what the client may try again, and uploads that belong to no operation.
         """
         upload = await self._open(self._unstalled(messages), tenant=tenant)
+        header, reply = upload.header, service_pb2.StageReply()
+        told = service_pb2.PayloadStagedRequest(
+            operation_id=header.operation_id,
+            job_id=header.job_id,
+            tenant=header.tenant,
+            deployment_id=header.deployment_id,
+        )
         try:
-            self._rules.check_header(upload.header)
-            plan = await self._forward(upload)
-            node_ids = [node.node_id for node in upload.deployment.staging_nodes]
+            self._rules.check_header(header)
+            told.plan.CopyFrom(await self._forward(upload))
+            told.node_ids.extend(node.node_id for node in upload.deployment.staging_nodes)
+            reply.nbytes = header.nbytes
         except PlexError as refusal:
             if refusal.retryable:
                 self._deployments.forget(upload.deployment)
                 raise
-            await self._announce(upload.header, error=refusal)
-            return service_pb2.StageReply(error=to_wire(refusal))
-        await self._announce(upload.header, plan=plan, node_ids=node_ids)
-        return service_pb2.StageReply(nbytes=upload.header.nbytes)
+            told.error.CopyFrom(to_wire(refusal))
+            reply.error.CopyFrom(told.error)
+        await self._scheduler.call("PayloadStaged", told, service_pb2.PayloadStagedReply)
+        return reply
 
     async def _unstalled(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield what comes, while it comes: an upload holds a slot, and room on the nodes.
@@ -246,31 +244,6 @@ class Uploads:
             if tap.is_full and all(stream.has_answered for stream in streams):
                 return
 
-    async def _announce(
-        self,
-        header: service_pb2.StageHeader,
-        *,
-        plan: operations_pb2.DispatchPlan | None = None,
-        node_ids: Sequence[str] = (),
-        error: PlexError | None = None,
-    ) -> None:
-        """Tell the scheduler; wait for an operation that is still on its way to it."""
-        request = service_pb2.PayloadStagedRequest(
-            operation_id=header.operation_id,
-            job_id=header.job_id,
-            tenant=header.tenant,
-            deployment_id=header.deployment_id,
-            plan=plan,
-            node_ids=node_ids,
-            error=to_wire(error) if error else None,
-        )
-        await announce(
-            self._scheduler,
-            request,
-            clock=self._clock,
-            timeout_us=self._config.announce_timeout_us,
-        )
-
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         if self._running >= self._config.max_uploads:
@@ -294,44 +267,6 @@ class Uploads:
         finally:
             for stream in streams:
                 stream.cancel()
-
-
-async def announce(
-    scheduler: SchedulerApi,
-    request: service_pb2.PayloadStagedRequest,
-    *,
-    clock: Clock,
-    timeout_us: int,
-) -> None:
-    """Tell the scheduler what became of a payload; its operation may come `timeout_us` later.
-
-    Raises:
-        PlexError: `unavailable` when the operation did not come, else what the scheduler says.
-    """
-
-    async def is_unknown(error: PlexError) -> bool:
-        return error.code is ErrorCode.NOT_FOUND
-
-    try:
-        await retry(
-            lambda: scheduler.PayloadStaged(request, None),
-            on=PlexError,
-            again=is_unknown,
-            clock=clock,
-            patience=Patience(
-                pause_us=FIRST_RETRY_US, longest_pause_us=LAST_RETRY_US, within_us=timeout_us
-            ),
-            what=f"announcing the payload of {show(request.operation_id)}",
-        )
-    except PlexError as error:
-        if error.code is not ErrorCode.NOT_FOUND:
-            raise
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"the payload of {show(request.operation_id)} is staged but its operation has "
-            f"not come within {timeout_us // 1_000_000} s (router.announce_timeout_us); "
-            "submit it and send the payload again",
-        ) from error
 
 
 def _header(message: bytes) -> service_pb2.StageHeader:

@@ -1,30 +1,32 @@
 """A scheduler without devices: it keeps the record of operations and counts what took effect.
 
-It has the embedded servicer's methods (`Scheduler` of service.proto, called without a context), and
-`serve` puts it on a port. An operation takes effect when it is known and, if its payload is staged,
-when `PayloadStaged` has come; each id takes effect once, and a sequence number is used once.
+It is called like the embedded servicer, and `serve` puts it on a port. An operation takes effect
+when it is known and, if its payload is staged, when `PayloadStaged` has come; each id takes effect
+once, and a sequence number is used once.
 """
 # ruff: noqa: N802 - gRPC names its methods
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
-from plexclient.wire.errors import to_wire
+from plexclient.wire.errors import from_wire, to_wire
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
-from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.rpc.channels import new_server
-from plexsvc.rpc.status import abort_with
+from plexsvc.rpc.services import add_service, unary_methods
+
+Reply = TypeVar("Reply", bound=Message)
+SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"]
 
 
 @dataclass(slots=True)
@@ -51,11 +53,17 @@ class FakeScheduler:
         self.beats: list[pb.KeepAliveRequest] = []
         """The keepalives that were taken."""
         self._seqs: dict[tuple[str, int], bytes] = {}
+        self._early: dict[bytes, pb.PayloadStagedRequest] = {}
 
     def deploy(self, deployment: pb.Deployment) -> pb.Deployment:
         """Make a deployment known as it is."""
         self.deployments[deployment.deployment_id] = deployment
         return deployment
+
+    async def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        found = await getattr(self, method)(request, None)
+        assert isinstance(found, reply)
+        return found
 
     async def CreateJob(self, request: pb.CreateJobRequest, _: object) -> pb.Job:
         job = pb.Job(job_id=request.job_id, name=request.name, tenant=request.tenant)
@@ -93,17 +101,25 @@ class FakeScheduler:
             raise PlexError(ErrorCode.NOT_FOUND, f"no deployment {request.deployment_id!r}")
         return found
 
-    async def SubmitOperation(self, operation: ops.Operation, _: object) -> ops.OperationResult:
+    async def submit(self, operation: ops.Operation) -> ops.OperationResult:
         record = self.records.get(operation.operation_id)
         if record is None:
             refusal = self._place(operation)
             if refusal is not None:
                 return self._refused(operation.operation_id, refusal)
             record = self.records[operation.operation_id] = Record(operation)
+            if operation.HasField("refusal"):
+                record.result = self._refused(operation.operation_id, from_wire(operation.refusal))
+            early = self._early.pop(operation.operation_id, None)
+            if early is not None:
+                self._stage(record, early)
             if operation.payload.WhichOneof("form") != "staged":
                 record.is_staged.set()
         await record.is_staged.wait()
         return self._answer(record)
+
+    async def GetResult(self, request: pb.GetResultRequest, _: object) -> ops.OperationResult:
+        return self._answer(self.records[request.operation_id])
 
     async def PayloadStaged(
         self, request: pb.PayloadStagedRequest, _: object
@@ -111,17 +127,16 @@ class FakeScheduler:
         self.staged_calls += 1
         record = self.records.get(request.operation_id)
         if record is None:
-            raise PlexError(ErrorCode.NOT_FOUND, f"no operation {show(request.operation_id)}")
-        if not record.is_staged.is_set():
-            record.plan = request.plan
-            if request.HasField("error"):
-                record.result = ops.OperationResult(
-                    operation_id=request.operation_id,
-                    state=ops.OPERATION_STATE_REFUSED,
-                    error=request.error,
-                )
-            record.is_staged.set()
+            self._early[request.operation_id] = request
+        elif not record.is_staged.is_set():
+            self._stage(record, request)
         return pb.PayloadStagedReply()
+
+    def _stage(self, record: Record, request: pb.PayloadStagedRequest) -> None:
+        record.plan = request.plan
+        if request.HasField("error"):
+            record.result = self._refused(request.operation_id, from_wire(request.error))
+        record.is_staged.set()
 
     async def ListJobs(self, request: pb.ListJobsRequest, _: object) -> pb.ListJobsReply:
         return pb.ListJobsReply(
@@ -170,35 +185,18 @@ class FakeScheduler:
         )
 
 
-class _OnTheWire:
-    """The fake's methods with a context: a `PlexError` ends the call with a status."""
-
-    def __init__(self, fake: FakeScheduler) -> None:
-        self._fake = fake
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Message]]:
-        method: Callable[[Message, None], Awaitable[Message]] | None
-        method = getattr(self._fake, name, None)
-
-        async def handle(request: Message, context: grpc.aio.ServicerContext) -> Message:
-            if method is None:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the fake has no {name}")
-                raise AssertionError("abort returned")
-            try:
-                return await method(request, None)
-            except PlexError as error:
-                await abort_with(context, error)
-
-        return handle
+async def _no_line(*_: object) -> pb.LineReply:
+    return pb.LineReply()
 
 
 @asynccontextmanager
 async def serve(fake: FakeScheduler) -> AsyncIterator[str]:
     """Serve the fake on a free port of loopback; yield its target."""
     server: grpc.aio.Server = new_server()
-    service_pb2_grpc.add_SchedulerServicer_to_server(
-        cast("service_pb2_grpc.SchedulerServicer", _OnTheWire(fake)), server
-    )
+    calls = {name: getattr(fake, name) for name in unary_methods(SERVICE) if hasattr(fake, name)}
+    calls["GetLine"] = _no_line
+    calls["SubmitOperation"] = lambda operation, _: fake.submit(operation)
+    add_service(server, SERVICE, calls=calls)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -35,10 +35,12 @@ class Rig:
 
     async def job(self, job_id: str, *, ttl_us: int = 0) -> service_pb2.Job:
         """Open a job."""
-        return await self.scheduler.CreateJob(
+        return await self.scheduler.call(
+            "CreateJob",
             service_pb2.CreateJobRequest(
                 job_id=job_id, name=job_id, tenant=TENANT, session_ttl_us=ttl_us
-            )
+            ),
+            service_pb2.Job,
         )
 
     async def deploy(
@@ -49,14 +51,16 @@ class Rig:
             role=role, backend="vllm" if role == "rollout" else "noop"
         )
         spec.parallel.tp = tp
-        return await self.scheduler.CreateDeployment(
+        return await self.scheduler.call(
+            "CreateDeployment",
             service_pb2.CreateDeploymentRequest(
                 deployment_id=f"{job_id}/{name}",
                 job_id=job_id,
                 tenant=TENANT,
                 name=name,
                 spec=spec,
-            )
+            ),
+            service_pb2.Deployment,
         )
 
     def operation(
@@ -89,14 +93,16 @@ class Rig:
         self, job_id: str, kind: str = "noop", **more: object
     ) -> operations_pb2.OperationResult:
         """Submit the next operation and return its result."""
-        return await self.scheduler.SubmitOperation(self.operation(job_id, kind, **more))  # type: ignore[arg-type] # passed on
+        return await self.scheduler.submit(self.operation(job_id, kind, **more))  # type: ignore[arg-type] # passed on
 
     async def end(
         self, job_id: str, outcome: service_pb2.JobState = service_pb2.JOB_STATE_COMPLETED
     ) -> service_pb2.Job:
         """End a job."""
-        return await self.scheduler.EndJob(
-            service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done")
+        return await self.scheduler.call(
+            "EndJob",
+            service_pb2.EndJobRequest(job_id=job_id, tenant=TENANT, outcome=outcome, reason="done"),
+            service_pb2.Job,
         )
 
 

@@ -15,6 +15,7 @@ from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import nodes
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.actions import Action, RelocationChanged
@@ -231,3 +232,12 @@ def _move(driver: SchedulerDriver, action: RelocationChanged, *, lens: Lens) -> 
         view.job_name = lens.job_name(deployment.job_id)
         view.name = deployment.deployment_id.removeprefix(f"{deployment.job_id}/")
     return view
+
+
+METHODS: Final[Methods] = {
+    "ChangeNode": change_node,
+    "AddNode": add_node,
+    "Repack": repack,
+    "MoveJob": move_job,
+    "PinJob": pin_job,
+}

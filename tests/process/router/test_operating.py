@@ -168,7 +168,7 @@ async def test_a_bug_in_one_operation_answers_it_and_leaves_the_rest(
         raise ZeroDivisionError("one by none")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.scheduler, "SubmitOperation", bug)
+        patch.setattr(rig.scheduler, "submit", bug)
         await send(stream, broken)
         result = await answer(stream)
     assert (result.operation_id, result.error.code) == (broken.operation_id, ErrorCode.INTERNAL)
@@ -200,7 +200,7 @@ async def test_nobody_waits_for_a_client_that_is_gone(
             ended.set()
         raise AssertionError
 
-    monkeypatch.setattr(rig.scheduler, "SubmitOperation", wait)
+    monkeypatch.setattr(rig.scheduler, "submit", wait)
     stream = open_stream(rig)
     await send(stream, noop(rig))
     await began.wait()

@@ -102,15 +102,13 @@ async def test_a_full_node_is_told_to_the_client_and_the_operation_stays(rig: Ri
     assert submitted.result().state == ops.OPERATION_STATE_ANSWERED
 
 
-async def test_an_upload_that_comes_before_its_operation_waits_for_it(rig: Rig) -> None:
+async def test_an_upload_that_comes_before_its_operation_is_announced_once(rig: Rig) -> None:
     arrays = batch(LENGTHS)
     operation = rig.client.operation(arrays, forward_backward=PPO)
-    async with asyncio.TaskGroup() as group:
-        staged = group.create_task(rig.client.stage(operation, arrays))
-        await until(lambda: rig.scheduler.staged_calls > 0)
-        result = await rig.client.submit(operation)
-    assert result.state == ops.OPERATION_STATE_ANSWERED
-    assert not staged.result().HasField("error")
+    staged = await rig.client.stage(operation, arrays)
+    assert not staged.HasField("error")
+    assert (await rig.client.submit(operation)).state == ops.OPERATION_STATE_ANSWERED
+    assert rig.scheduler.staged_calls == 1
 
 
 async def test_an_oversize_batch_is_refused_by_the_key_that_bounds_it() -> None:

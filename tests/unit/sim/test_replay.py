@@ -35,7 +35,7 @@ async def live(directory: Path, *, keeps_actions: bool = False) -> Path:
         for _ in range(3):
             await asyncio.gather(_cycle(rig, "a"), _cycle(rig, "b"))
         acks = service_pb2.KeepAliveRequest(job_id="a", tenant=TENANT, acks={"a/actor": 3})
-        await rig.scheduler.KeepAlive(acks)
+        await rig.scheduler.call("KeepAlive", acks, service_pb2.KeepAliveReply)
         await rig.end("a")
         await rig.end("b", service_pb2.JOB_STATE_CANCELLED)
     return directory / "plex.db"

@@ -1,3 +1,4 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
 from google.protobuf.internal import containers as _containers
@@ -47,6 +48,10 @@ NODE_CHANGE_UNSPECIFIED: NodeChange
 NODE_CHANGE_CORDON: NodeChange
 NODE_CHANGE_DRAIN: NodeChange
 NODE_CHANGE_UNCORDON: NodeChange
+OPERATORS_ONLY_FIELD_NUMBER: _ClassVar[int]
+operators_only: _descriptor.FieldDescriptor
+WAITS_FIELD_NUMBER: _ClassVar[int]
+waits: _descriptor.FieldDescriptor
 
 class LineRequest(_message.Message):
     __slots__ = ()
@@ -344,6 +349,16 @@ class StageReply(_message.Message):
     nbytes: int
     error: _common_pb2.Error
     def __init__(self, nbytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class GetResultRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "tenant")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    tenant: str
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PayloadStagedRequest(_message.Message):
     __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan", "node_ids")

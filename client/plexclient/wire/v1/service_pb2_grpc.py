@@ -29,6 +29,7 @@ if _version_not_supported:
 
 class RouterStub:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
     """
 
     def __init__(self, channel):
@@ -156,6 +157,7 @@ class RouterStub:
 
 class RouterServicer:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
     """
 
     def CreateJob(self, request, context):
@@ -256,15 +258,13 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeNode(self, request, context):
-        """operators
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddNode(self, request, context):
-        """operators
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -282,22 +282,19 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Repack(self, request, context):
-        """operators
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MoveJob(self, request, context):
-        """operators
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinJob(self, request, context):
-        """operators
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -436,6 +433,7 @@ def add_RouterServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Router:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
     """
 
     @staticmethod
@@ -1100,6 +1098,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
                 _registered_method=True)
+        self.GetResult = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/GetResult',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.GetResultRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
+                _registered_method=True)
         self.PayloadStaged = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/PayloadStaged',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.PayloadStagedRequest.SerializeToString,
@@ -1217,8 +1220,15 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PayloadStaged(self, request, context):
+    def GetResult(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PayloadStaged(self, request, context):
+        """before or after its operation
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1339,6 +1349,11 @@ def add_SchedulerServicer_to_server(servicer, server):
             'SubmitOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitOperation,
                     request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.SerializeToString,
+            ),
+            'GetResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResult,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetResultRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.SerializeToString,
             ),
             'PayloadStaged': grpc.unary_unary_rpc_method_handler(
@@ -1579,6 +1594,33 @@ class Scheduler:
             target,
             '/plexsvc.v1.Scheduler/SubmitOperation',
             plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
+            plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/GetResult',
+            plexsvc_dot_v1_dot_service__pb2.GetResultRequest.SerializeToString,
             plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
             options,
             channel_credentials,

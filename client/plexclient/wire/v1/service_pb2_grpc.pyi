@@ -29,7 +29,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterStub:
-    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant."""
+    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -59,22 +61,19 @@ class RouterStub:
     Timeline: _grpc.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]
     ChangeNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.ChangeNodeRequest, _service_pb2.NodeView]
-    """operators"""
     AddNode: _grpc.UnaryUnaryMultiCallable[_service_pb2.AddNodeRequest, _service_pb2.NodeView]
-    """operators"""
     GetPack: _grpc.UnaryUnaryMultiCallable[_service_pb2.PackRequest, _service_pb2.PackReply]
     WhatIf: _grpc.UnaryUnaryMultiCallable[_service_pb2.WhatIfRequest, _service_pb2.WhatIfReply]
     Repack: _grpc.UnaryUnaryMultiCallable[_service_pb2.RepackRequest, _service_pb2.MovesReply]
-    """operators"""
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
-    """operators"""
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
-    """operators"""
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
-    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant."""
+    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateJob: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateJobRequest, _service_pb2.Job]  # type: ignore[assignment]
@@ -101,21 +100,18 @@ class RouterAsyncStub(RouterStub):
     Timeline: _aio.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]  # type: ignore[assignment]
     ChangeNode: _aio.UnaryUnaryMultiCallable[_service_pb2.ChangeNodeRequest, _service_pb2.NodeView]  # type: ignore[assignment]
-    """operators"""
     AddNode: _aio.UnaryUnaryMultiCallable[_service_pb2.AddNodeRequest, _service_pb2.NodeView]  # type: ignore[assignment]
-    """operators"""
     GetPack: _aio.UnaryUnaryMultiCallable[_service_pb2.PackRequest, _service_pb2.PackReply]  # type: ignore[assignment]
     WhatIf: _aio.UnaryUnaryMultiCallable[_service_pb2.WhatIfRequest, _service_pb2.WhatIfReply]  # type: ignore[assignment]
     Repack: _aio.UnaryUnaryMultiCallable[_service_pb2.RepackRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
-    """operators"""
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
-    """operators"""
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
-    """operators"""
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
 
 class RouterServicer:
-    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant."""
+    """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
+    A method that Scheduler has, too, is forwarded to it, with its `tenant` and `is_operator` filled.
+    """
 
     def CreateJob(
         self,
@@ -219,15 +215,13 @@ class RouterServicer:
         self,
         request: _service_pb2.ChangeNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.NodeView, _abc.Awaitable[_service_pb2.NodeView]]:
-        """operators"""
+    ) -> _typing.Union[_service_pb2.NodeView, _abc.Awaitable[_service_pb2.NodeView]]: ...
 
     def AddNode(
         self,
         request: _service_pb2.AddNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.NodeView, _abc.Awaitable[_service_pb2.NodeView]]:
-        """operators"""
+    ) -> _typing.Union[_service_pb2.NodeView, _abc.Awaitable[_service_pb2.NodeView]]: ...
 
     def GetPack(
         self,
@@ -245,22 +239,19 @@ class RouterServicer:
         self,
         request: _service_pb2.RepackRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.MovesReply, _abc.Awaitable[_service_pb2.MovesReply]]:
-        """operators"""
+    ) -> _typing.Union[_service_pb2.MovesReply, _abc.Awaitable[_service_pb2.MovesReply]]: ...
 
     def MoveJob(
         self,
         request: _service_pb2.MoveJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.MovesReply, _abc.Awaitable[_service_pb2.MovesReply]]:
-        """operators"""
+    ) -> _typing.Union[_service_pb2.MovesReply, _abc.Awaitable[_service_pb2.MovesReply]]: ...
 
     def PinJob(
         self,
         request: _service_pb2.PinJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.PinJobReply, _abc.Awaitable[_service_pb2.PinJobReply]]:
-        """operators"""
+    ) -> _typing.Union[_service_pb2.PinJobReply, _abc.Awaitable[_service_pb2.PinJobReply]]: ...
 
     def GetReport(
         self,
@@ -283,7 +274,9 @@ class SchedulerStub:
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]
     GetDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]
     SubmitOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
+    GetResult: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetResultRequest, _operations_pb2.OperationResult]
     PayloadStaged: _grpc.UnaryUnaryMultiCallable[_service_pb2.PayloadStagedRequest, _service_pb2.PayloadStagedReply]
+    """before or after its operation"""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]
     ExplainOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]
@@ -311,7 +304,9 @@ class SchedulerAsyncStub(SchedulerStub):
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
     GetDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
     SubmitOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
+    GetResult: _aio.UnaryUnaryMultiCallable[_service_pb2.GetResultRequest, _operations_pb2.OperationResult]  # type: ignore[assignment]
     PayloadStaged: _aio.UnaryUnaryMultiCallable[_service_pb2.PayloadStagedRequest, _service_pb2.PayloadStagedReply]  # type: ignore[assignment]
+    """before or after its operation"""
     ListJobs: _aio.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]  # type: ignore[assignment]
     ExplainOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]  # type: ignore[assignment]
@@ -367,11 +362,18 @@ class SchedulerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.OperationResult, _abc.Awaitable[_operations_pb2.OperationResult]]: ...
 
+    def GetResult(
+        self,
+        request: _service_pb2.GetResultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.OperationResult, _abc.Awaitable[_operations_pb2.OperationResult]]: ...
+
     def PayloadStaged(
         self,
         request: _service_pb2.PayloadStagedRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.PayloadStagedReply, _abc.Awaitable[_service_pb2.PayloadStagedReply]]: ...
+    ) -> _typing.Union[_service_pb2.PayloadStagedReply, _abc.Awaitable[_service_pb2.PayloadStagedReply]]:
+        """before or after its operation"""
 
     def ListJobs(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, OperationId, show
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.story import Story, explain_job
 from plexsvc.scheduler.core.story import explain as explain_operation
@@ -13,7 +16,7 @@ from plexsvc.scheduler.faults import WIRE_STATES
 from plexsvc.scheduler.ledger.jobs import JobRecord
 
 
-def explain(
+async def explain(
     driver: SchedulerDriver, request: service_pb2.ExplainRequest
 ) -> service_pb2.ExplainReply:
     """Return why an operation is where it is or, without one, what a job's deployments wait for.
@@ -59,3 +62,6 @@ def _job(driver: SchedulerDriver, record: JobRecord, *, lens: Lens) -> service_p
         why = f": {view.reason}" if view.reason else ""
         return service_pb2.ExplainReply(text=f"{view.job_id} ({view.name}) is {state}{why}")
     return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, story.facts))
+
+
+METHODS: Final[Methods] = {"ExplainOperation": explain}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.place import placing
@@ -147,3 +149,6 @@ def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:
 
 def _devices(wpg: Wpg, node_id: NodeId) -> list[str]:
     return [placing.unit(place) for place in wpg.places if place.node_id == node_id]
+
+
+METHODS: Final[Methods] = {"ListNodes": list_nodes}

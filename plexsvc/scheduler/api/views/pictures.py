@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, ResidentId, TenantId
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
@@ -45,7 +46,7 @@ class _Look:
     waits: Waits
 
 
-def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_pb2.PackReply:
+async def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_pb2.PackReply:
     """Return the node groups with their residents, and the deployments that wait for devices."""
     look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     planning = driver.core.cluster.planning
@@ -68,7 +69,9 @@ def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_p
     return reply
 
 
-def what_if(driver: SchedulerDriver, request: service_pb2.WhatIfRequest) -> service_pb2.WhatIfReply:
+async def what_if(
+    driver: SchedulerDriver, request: service_pb2.WhatIfRequest
+) -> service_pb2.WhatIfReply:
     """Return where a job would go now and what it would cost the others, or why it would wait.
 
     Raises:
@@ -292,3 +295,6 @@ def _name(
     view.deployment_id, view.job_id = deployment_id, record.view.job_id
     view.name, view.tenant = record.view.name, record.view.tenant
     view.job_name = look.lens.job_name(record.view.job_id)
+
+
+METHODS: Final[Methods] = {"GetPack": pack, "WhatIf": what_if}

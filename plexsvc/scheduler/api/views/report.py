@@ -7,9 +7,11 @@ name and everybody else as one, the nameless tenant.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import JobId
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
@@ -18,7 +20,9 @@ from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import JobRecord
 
 
-def report(driver: SchedulerDriver, request: service_pb2.ReportRequest) -> service_pb2.ReportReply:
+async def report(
+    driver: SchedulerDriver, request: service_pb2.ReportRequest
+) -> service_pb2.ReportReply:
     """Return the report of every job still known, ended ones too (`scheduler.max_ended_jobs`)."""
     lens, waits = Lens(driver.registry, request), Waits(driver)
     records = list(driver.registry.jobs.values())
@@ -100,3 +104,6 @@ def _matrix(reply: service_pb2.ReportReply, *, waits: Waits, lens: Lens) -> None
         reply.matrix.append(
             service_pb2.Interference(waiting=waiting, blocking=blocking, wait_us=wait_us)
         )
+
+
+METHODS: Final[Methods] = {"GetReport": report}

@@ -11,6 +11,7 @@ from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
+from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.state import Cluster, Device
 from plexsvc.scheduler.core.vocabulary import Residency
@@ -75,7 +76,7 @@ def job(driver: SchedulerDriver, record: JobRecord) -> service_pb2.Job:
     return view
 
 
-def list_jobs(
+async def list_jobs(
     driver: SchedulerDriver, request: service_pb2.ListJobsRequest
 ) -> service_pb2.ListJobsReply:
     """Return a tenant's jobs, oldest first; every tenant's when none is named."""
@@ -93,9 +94,8 @@ async def status(
     driver: SchedulerDriver, request: service_pb2.GetStatusRequest
 ) -> service_pb2.ClusterStatus:
     """Return nodes and devices, and the tenant's jobs and deployments."""
-    jobs = list_jobs(
-        driver, service_pb2.ListJobsRequest(tenant=request.tenant, include_ended=True)
-    ).jobs
+    everything = service_pb2.ListJobsRequest(tenant=request.tenant, include_ended=True)
+    jobs = (await list_jobs(driver, everything)).jobs
     reply = service_pb2.ClusterStatus(
         now_us=driver.clock.wall_us(), scheduler_epoch=driver.epoch, jobs=jobs
     )
@@ -112,7 +112,7 @@ async def status(
     return reply
 
 
-def timeline(
+async def timeline(
     driver: SchedulerDriver, request: service_pb2.TimelineRequest
 ) -> service_pb2.TimelineReply:
     """Return spans above an index; those of other tenants keep their time and lose their names.
@@ -207,3 +207,6 @@ def device_status(driver: SchedulerDriver, device: Device) -> service_pb2.Device
         since_us=device.since_us,
         lease_no=device.lease_no,
     )
+
+
+METHODS: Final[Methods] = {"ListJobs": list_jobs, "GetStatus": status, "Timeline": timeline}

@@ -30,28 +30,34 @@ async def two(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def of_rival(rig: Rig, job_id: str) -> None:
     request = pb.CreateJobRequest(job_id=job_id, name=job_id, tenant=RIVAL)
-    await rig.scheduler.CreateJob(request)
+    await rig.scheduler.call("CreateJob", request, pb.Job)
     spec = pb.DeploymentSpec(role="actor", backend="noop")
-    await rig.scheduler.CreateDeployment(
+    await rig.scheduler.call(
+        "CreateDeployment",
         pb.CreateDeploymentRequest(
             deployment_id=f"{job_id}/actor", job_id=job_id, tenant=RIVAL, name="actor", spec=spec
-        )
+        ),
+        pb.Deployment,
     )
 
 
 async def nodes(rig: Rig, *, tenant: str = "ops", is_operator: bool = True) -> list[pb.NodeView]:
     request = pb.ListNodesRequest(tenant=tenant, is_operator=is_operator)
-    return list((await rig.scheduler.ListNodes(request)).nodes)
+    return list((await rig.scheduler.call("ListNodes", request, pb.ListNodesReply)).nodes)
 
 
 async def change(rig: Rig, node_id: str, to: pb.NodeChange) -> pb.NodeView:
-    return await rig.scheduler.ChangeNode(
-        pb.ChangeNodeRequest(tenant="ops", is_operator=True, node_id=node_id, change=to)
+    return await rig.scheduler.call(
+        "ChangeNode",
+        pb.ChangeNodeRequest(tenant="ops", is_operator=True, node_id=node_id, change=to),
+        pb.NodeView,
     )
 
 
 async def add(rig: Rig, agent: str) -> pb.NodeView:
-    return await rig.scheduler.AddNode(pb.AddNodeRequest(is_operator=True, agent=agent))
+    return await rig.scheduler.call(
+        "AddNode", pb.AddNodeRequest(is_operator=True, agent=agent), pb.NodeView
+    )
 
 
 async def refusal(call: object) -> PlexError:
@@ -109,37 +115,45 @@ async def test_orders_about_what_is_not_there_say_what_is(two: Rig) -> None:
     unknown = await refusal(change(two, "node-7", DRAIN))
     assert (unknown.code, "node-0, node-1" in unknown.message) == (ErrorCode.NOT_FOUND, True)
     pin = pb.PinJobRequest(is_operator=True, job_id="nobody", is_pinned=True)
-    assert (await refusal(two.scheduler.PinJob(pin))).code is ErrorCode.NOT_FOUND
+    assert (
+        await refusal(two.scheduler.call("PinJob", pin, pb.PinJobReply))
+    ).code is ErrorCode.NOT_FOUND
     move = pb.MoveJobRequest(is_operator=True, job_id="job-1", node_id="node-7")
-    assert (await refusal(two.scheduler.MoveJob(move))).code is ErrorCode.NOT_FOUND
+    assert (
+        await refusal(two.scheduler.call("MoveJob", move, pb.MovesReply))
+    ).code is ErrorCode.NOT_FOUND
     await two.end("job-1")
     move = pb.MoveJobRequest(is_operator=True, job_id="job-1")
-    assert (await refusal(two.scheduler.MoveJob(move))).code is ErrorCode.JOB_ENDED
+    assert (
+        await refusal(two.scheduler.call("MoveJob", move, pb.MovesReply))
+    ).code is ErrorCode.JOB_ENDED
 
 
 async def test_a_job_that_only_rolls_out_cannot_be_moved(rig: Rig) -> None:
     await rig.job("job-1")
     await rig.deploy("job-1", "rollout", role="rollout")
     move = pb.MoveJobRequest(is_operator=True, job_id="job-1")
-    refused = await refusal(rig.scheduler.MoveJob(move))
+    refused = await refusal(rig.scheduler.call("MoveJob", move, pb.MovesReply))
     assert (refused.code, "no training" in refused.message) == (ErrorCode.BAD_REQUEST, True)
 
 
 async def test_a_pin_is_told_by_explain_and_pack_and_comes_off_again(two: Rig) -> None:
     for is_pinned in (True, False):
         pin = pb.PinJobRequest(is_operator=True, job_id="job-1", is_pinned=is_pinned)
-        assert (await two.scheduler.PinJob(pin)).is_pinned == is_pinned
-        told = await two.scheduler.ExplainOperation(
-            pb.ExplainRequest(job_id="job-1", tenant=TENANT)
+        assert (await two.scheduler.call("PinJob", pin, pb.PinJobReply)).is_pinned == is_pinned
+        told = await two.scheduler.call(
+            "ExplainOperation", pb.ExplainRequest(job_id="job-1", tenant=TENANT), pb.ExplainReply
         )
         assert told.text.startswith("job-1 is running" + " and pinned" * is_pinned)
-        pack = await two.scheduler.GetPack(pb.PackRequest(is_operator=True))
+        pack = await two.scheduler.call("GetPack", pb.PackRequest(is_operator=True), pb.PackReply)
         pins = {r.job_id: r.is_pinned for g in pack.groups for r in g.residents}
         assert pins == {"job-1": is_pinned, "job-2": False}
 
 
 async def test_a_pack_shows_groups_with_names_for_those_who_may_read_them(two: Rig) -> None:
-    pack = await two.scheduler.GetPack(pb.PackRequest(tenant=TENANT, window_us=5_000_000))
+    pack = await two.scheduler.call(
+        "GetPack", pb.PackRequest(tenant=TENANT, window_us=5_000_000), pb.PackReply
+    )
     assert (pack.window_us, pack.policy, pack.slot_us) == (5_000_000, "plex", 1_000_000)
     groups = [(list(g.devices), [(r.name, r.is_cold) for r in g.residents]) for g in pack.groups]
     assert groups == [(["node-0:0"], [("actor", True)]), (["node-1:0"], [("", True)])]
@@ -155,10 +169,10 @@ async def test_a_deployment_that_waits_is_in_the_pack_with_its_reason(rig: Rig) 
         tasks.create_task(rig.deploy("job-3", "rollout", role="rollout"))
         while not rig.driver.core.cluster.unplaced:
             await rig.driver.clock.sleep(1000)
-        pack = await rig.scheduler.GetPack(pb.PackRequest(tenant=TENANT))
-        foreign = await rig.scheduler.GetPack(pb.PackRequest(tenant=RIVAL))
-        told = await rig.scheduler.ExplainOperation(
-            pb.ExplainRequest(job_id="job-3", tenant=TENANT)
+        pack = await rig.scheduler.call("GetPack", pb.PackRequest(tenant=TENANT), pb.PackReply)
+        foreign = await rig.scheduler.call("GetPack", pb.PackRequest(tenant=RIVAL), pb.PackReply)
+        told = await rig.scheduler.call(
+            "ExplainOperation", pb.ExplainRequest(job_id="job-3", tenant=TENANT), pb.ExplainReply
         )
         await rig.end("job-1")
     assert [(w.deployment_id, w.name, "0 are idle" in w.reason) for w in pack.waiting] == [
@@ -177,33 +191,53 @@ def shape(**more: object) -> pb.JobShape:
 
 
 async def test_a_what_if_changes_nothing_and_says_where_or_why_not(two: Rig) -> None:
-    before = (await two.scheduler.GetPack(pb.PackRequest(is_operator=True))).groups
-    fits = await two.scheduler.WhatIf(pb.WhatIfRequest(is_operator=True, job=shape()))
+    before = (
+        await two.scheduler.call("GetPack", pb.PackRequest(is_operator=True), pb.PackReply)
+    ).groups
+    fits = await two.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(is_operator=True, job=shape()), pb.WhatIfReply
+    )
     assert (fits.fits, len(fits.devices), len(fits.neighbours)) == (True, 1, 1)
     assert not fits.opens_group
-    foreign = await two.scheduler.WhatIf(pb.WhatIfRequest(tenant="third", job=shape()))
+    foreign = await two.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(tenant="third", job=shape()), pb.WhatIfReply
+    )
     assert [n.job_id for n in foreign.neighbours] == [""]
-    lacking = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(rollout_devices=1)))
+    lacking = await two.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(job=shape(rollout_devices=1)), pb.WhatIfReply
+    )
     assert (lacking.fits, "0 are idle" in lacking.reasons[0]) == (False, True)
-    large = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(num_devices=64)))
+    large = await two.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(job=shape(num_devices=64)), pb.WhatIfReply
+    )
     assert (large.fits, "no 64 train devices" in large.reasons[-1]) == (False, True)
-    heavy = await two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(state_bytes=1 << 60)))
+    heavy = await two.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(job=shape(state_bytes=1 << 60)), pb.WhatIfReply
+    )
     assert (heavy.fits, "than any train device has" in heavy.reasons[-1]) == (False, True)
-    kind = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(), kind="abacus")))
+    kind = await refusal(
+        two.scheduler.call("WhatIf", pb.WhatIfRequest(job=shape(), kind="abacus"), pb.WhatIfReply)
+    )
     assert kind.code is ErrorCode.NO_PLACEMENT
-    mode = await refusal(two.scheduler.WhatIf(pb.WhatIfRequest(job=shape(mode="odd"))))
+    mode = await refusal(
+        two.scheduler.call("WhatIf", pb.WhatIfRequest(job=shape(mode="odd")), pb.WhatIfReply)
+    )
     assert (mode.code, "sync, async1" in mode.message) == (ErrorCode.BAD_REQUEST, True)
-    assert (await two.scheduler.GetPack(pb.PackRequest(is_operator=True))).groups == before
+    assert (
+        await two.scheduler.call("GetPack", pb.PackRequest(is_operator=True), pb.PackReply)
+    ).groups == before
 
 
 async def test_a_report_shows_each_tenant_by_name_to_operators_only(two: Rig) -> None:
     for _ in range(3):
         await two.run("job-1", "step")
-    report = await two.scheduler.GetReport(pb.ReportRequest(is_operator=True))
+    report = await two.scheduler.call(
+        "GetReport", pb.ReportRequest(is_operator=True), pb.ReportReply
+    )
     assert [(t.tenant, t.jobs) for t in report.tenants] == [(TENANT, 1), (RIVAL, 1)]
     assert [job.job_id for job in report.jobs] == ["job-1", "job-2"]
     assert report.jobs[0].device_us > 0
-    own = await two.scheduler.GetReport(pb.ReportRequest(tenant=TENANT))
+    own = await two.scheduler.call("GetReport", pb.ReportRequest(tenant=TENANT), pb.ReportReply)
     assert [(t.tenant, t.jobs) for t in own.tenants] == [(TENANT, 1), ("", 1)]
     assert [job.job_id for job in own.jobs] == ["job-1"]
 
@@ -217,19 +251,23 @@ async def test_who_waited_for_whom_is_in_the_report(tmp_path: Path) -> None:
         for _ in range(3):
             theirs = rig.operation("job-2", "step")
             theirs.tenant = RIVAL
-            await asyncio.gather(rig.run("job-1", "step"), rig.scheduler.SubmitOperation(theirs))
-        report = await rig.scheduler.GetReport(pb.ReportRequest(is_operator=True))
+            await asyncio.gather(rig.run("job-1", "step"), rig.scheduler.submit(theirs))
+        report = await rig.scheduler.call(
+            "GetReport", pb.ReportRequest(is_operator=True), pb.ReportReply
+        )
         waits = {(w.waiting, w.blocking): w.wait_us for w in report.matrix}
         assert any(w > 0 for w in waits.values())
         assert all(waiting != blocking for waiting, blocking in waits)
         assert sum(t.wait_us for t in report.tenants) == sum(waits.values())
         assert sum(t.switches for t in report.tenants) >= 2
-        for one in (await rig.scheduler.GetReport(rival)).matrix:
+        for one in (await rig.scheduler.call("GetReport", rival, pb.ReportReply)).matrix:
             assert {one.waiting, one.blocking} == {RIVAL, ""}
 
 
 async def test_a_job_is_explained_to_its_tenant_and_to_operators_only(two: Rig) -> None:
-    ask = two.scheduler.ExplainOperation
+    async def ask(request: pb.ExplainRequest) -> pb.ExplainReply:
+        return await two.scheduler.call("ExplainOperation", request, pb.ExplainReply)
+
     told = await ask(pb.ExplainRequest(job_id="job-1", tenant=TENANT))
     assert "actor is idle" in told.text
     assert any("node-0:0" in fact for fact in told.facts)
@@ -243,11 +281,14 @@ async def test_a_job_is_explained_to_its_tenant_and_to_operators_only(two: Rig) 
 
 async def test_an_operation_is_explained_without_naming_its_job(two: Rig) -> None:
     operation = two.operation("job-1", "step")
-    await two.scheduler.SubmitOperation(operation)
+    await two.scheduler.submit(operation)
     ask = pb.ExplainRequest(operation_id=operation.operation_id, tenant=TENANT)
-    assert "applied and answered" in (await two.scheduler.ExplainOperation(ask)).text
+    assert (
+        "applied and answered"
+        in (await two.scheduler.call("ExplainOperation", ask, pb.ExplainReply)).text
+    )
     ask.tenant = RIVAL
-    hidden = await refusal(two.scheduler.ExplainOperation(ask))
+    hidden = await refusal(two.scheduler.call("ExplainOperation", ask, pb.ExplainReply))
     assert hidden.code is ErrorCode.NOT_FOUND
 
 
@@ -264,17 +305,24 @@ async def test_what_cannot_leave_a_draining_node_says_why(tmp_path: Path) -> Non
         )
         full = "holds 1 jobs (max_jobs)"
         assert full in drained.residents[0].next
-        told = await rig.scheduler.ExplainOperation(
-            pb.ExplainRequest(job_id="job-2", tenant=TENANT)
+        told = await rig.scheduler.call(
+            "ExplainOperation", pb.ExplainRequest(job_id="job-2", tenant=TENANT), pb.ExplainReply
         )
         assert any("node-1 is being drained" in fact and full in fact for fact in told.facts)
         refused = await refusal(
-            rig.scheduler.MoveJob(pb.MoveJobRequest(is_operator=True, job_id="job-1"))
+            rig.scheduler.call(
+                "MoveJob", pb.MoveJobRequest(is_operator=True, job_id="job-1"), pb.MovesReply
+            )
         )
         assert refused.code is ErrorCode.NO_PLACEMENT
         closed = pb.MoveJobRequest(is_operator=True, job_id="job-1", node_id="node-1")
-        assert "is cordoned" in (await refusal(rig.scheduler.MoveJob(closed))).message
-        status = await rig.scheduler.GetStatus(pb.GetStatusRequest(tenant=TENANT))
+        assert (
+            "is cordoned"
+            in (await refusal(rig.scheduler.call("MoveJob", closed, pb.MovesReply))).message
+        )
+        status = await rig.scheduler.call(
+            "GetStatus", pb.GetStatusRequest(tenant=TENANT), pb.ClusterStatus
+        )
         assert [node.state for node in status.nodes] == ["up", "draining"]
         await rig.end("job-2")
         assert [n.state for n in await nodes(rig)] == ["up", "drained"]

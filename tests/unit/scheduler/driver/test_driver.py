@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
 from plexsvc.scheduler.driver import journal
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import open_store
-from tests.fakes.fake_cluster import failed, no_room, staged_payload
+from tests.fakes.fake_cluster import failed, no_room
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -150,10 +150,10 @@ async def test_a_repeat_attaches_and_is_then_answered_from_the_record(rig: Rig) 
     begun, go = held_open(rig, "step")
     operation = rig.operation("job-1", "step")
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(rig.scheduler.SubmitOperation(operation)) for _ in range(3)]
+        calls = [group.create_task(rig.scheduler.submit(operation)) for _ in range(3)]
         await begun.wait()
         go.set()
-    again = await rig.scheduler.SubmitOperation(operation)
+    again = await rig.scheduler.submit(operation)
     assert all(call.result() == again for call in calls)
     assert [kind for _, kind, _ in rig.behaviour.executed].count("step") == 1
 
@@ -164,24 +164,26 @@ async def test_a_client_that_leaves_does_not_stop_its_operation(rig: Rig) -> Non
     begun, go = held_open(rig, "step")
     operation = rig.operation("job-1", "step")
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.scheduler.SubmitOperation(operation))
+        call = group.create_task(rig.scheduler.submit(operation))
         await begun.wait()
         call.cancel()
     go.set()
-    assert (await rig.scheduler.SubmitOperation(operation)).state == ANSWERED
+    assert (await rig.scheduler.submit(operation)).state == ANSWERED
 
 
 async def test_acknowledged_answers_are_dropped(rig: Rig) -> None:
     await rig.job("job-1")
     await rig.deploy("job-1")
     operation = rig.operation("job-1")
-    await rig.scheduler.SubmitOperation(operation)
-    await rig.scheduler.KeepAlive(
-        service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT, acks={"job-1/actor": 1})
+    await rig.scheduler.submit(operation)
+    await rig.scheduler.call(
+        "KeepAlive",
+        service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT, acks={"job-1/actor": 1}),
+        service_pb2.KeepAliveReply,
     )
     await rig.run("job-1")
     assert rig.driver.results.get(OperationId(operation.operation_id)) is None
-    again = await rig.scheduler.SubmitOperation(operation)
+    again = await rig.scheduler.submit(operation)
     assert (again.state, again.error.code) == (REFUSED, ErrorCode.RESULT_GONE)
     assert operation.operation_id in rig.rollout.released
 
@@ -262,14 +264,14 @@ async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: P
             pull.pull.source_deployment_id = "job-1/actor"
             pull.pull.version = publish.seq
             pulled, published = await asyncio.gather(
-                rig.scheduler.SubmitOperation(pull), rig.scheduler.SubmitOperation(publish)
+                rig.scheduler.submit(pull), rig.scheduler.submit(publish)
             )
             assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
         assert rig.behaviour.manifests == [1, 2, 3]
         assert rig.behaviour.released == [("job-1/actor", 1)]
         gone = rig.operation("job-1", "pull", name="rollout")
         gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 1
-        result = await rig.scheduler.SubmitOperation(gone)
+        result = await rig.scheduler.submit(gone)
         assert result.error.code == ErrorCode.NOT_FOUND
         await rig.end("job-1")
         assert rig.rollout.forgotten == ["job-1/rollout"]
@@ -282,49 +284,6 @@ async def test_managed_state_is_written_and_digested_by_the_state_manager(rig: R
     assert (await rig.run("job-1", "state_digest")).texts == {"param": "abc"}
     assert (await rig.run("job-1", "export")).texts["files"] == "model.safetensors"
     assert (await rig.run("job-1", "save")).metrics["nbytes"] == 7
-
-
-async def test_a_staged_payload_starts_its_operation_and_is_dropped_after(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    operation = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
-    announced = service_pb2.PayloadStagedRequest(
-        operation_id=operation.operation_id, job_id="job-1", tenant=TENANT
-    )
-    announced.plan.version = 7
-    with pytest.raises(PlexError) as early:
-        await rig.scheduler.PayloadStaged(announced)
-    assert early.value.code == ErrorCode.NOT_FOUND
-    plans: list[int] = []
-
-    async def note(request: worker_pb2.ExecuteRequest) -> None:
-        plans.append(request.operation.plan.version)
-
-    rig.behaviour.on_execute = note
-    async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.scheduler.SubmitOperation(operation))
-        await asyncio.sleep(0)  # lets the submission in
-        await rig.scheduler.PayloadStaged(announced)
-    assert (call.result().state, plans) == (ANSWERED, [7])
-    await rig.scheduler.PayloadStaged(announced)  # a repeat that comes late is dropped, too
-    await rig.end("job-1")
-    assert rig.behaviour.dropped == [operation.operation_id] * 2
-
-
-async def test_a_payload_that_fails_validation_refuses_its_operation(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    operation = rig.operation("job-1", "forward", payload=staged_payload(1))
-    request = service_pb2.PayloadStagedRequest(operation_id=operation.operation_id)
-    request.error.code = "bad_batch"
-    request.error.message = "advantages[3] is NaN"
-    async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.scheduler.SubmitOperation(operation))
-        await asyncio.sleep(0)  # lets the submission in
-        await rig.scheduler.PayloadStaged(request)
-    result = call.result()
-    assert (result.state, result.error.code) == (REFUSED, ErrorCode.BAD_BATCH)
-    assert (await rig.run("job-1")).state == ANSWERED
 
 
 async def test_a_silent_client_loses_its_job_after_its_time_to_live(rig: Rig) -> None:
@@ -355,7 +314,11 @@ async def test_a_deployment_is_not_taken_for_another_one_of_its_name(rig: Rig) -
 async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
     await rig.job("job-1")
     with pytest.raises(PlexError) as refused:
-        await rig.scheduler.KeepAlive(service_pb2.KeepAliveRequest(job_id="job-1", tenant="others"))
+        await rig.scheduler.call(
+            "KeepAlive",
+            service_pb2.KeepAliveRequest(job_id="job-1", tenant="others"),
+            service_pb2.KeepAliveReply,
+        )
     assert refused.value.code == ErrorCode.NOT_FOUND
 
 
@@ -364,13 +327,13 @@ async def test_malformed_operations_are_refused(rig: Rig) -> None:
     await rig.deploy("job-1")
     bad = rig.operation("job-1")
     bad.operation_id = b"short"
-    assert (await rig.scheduler.SubmitOperation(bad)).error.code == ErrorCode.BAD_REQUEST
+    assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.BAD_REQUEST
     bad = rig.operation("job-1", "initialize")
-    assert (await rig.scheduler.SubmitOperation(bad)).error.code == ErrorCode.BAD_REQUEST
+    assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.BAD_REQUEST
     stale = rig.operation("job-1", seq=1)
-    await rig.scheduler.SubmitOperation(stale)
+    await rig.scheduler.submit(stale)
     stale = rig.operation("job-1", seq=1)
-    assert (await rig.scheduler.SubmitOperation(stale)).error.code == ErrorCode.STALE_SEQUENCE
+    assert (await rig.scheduler.submit(stale)).error.code == ErrorCode.STALE_SEQUENCE
 
 
 async def test_status_timeline_and_explanations_come_from_the_record(rig: Rig) -> None:
@@ -379,22 +342,34 @@ async def test_status_timeline_and_explanations_come_from_the_record(rig: Rig) -
     begun, go = held_open(rig, "step")
     first, second = rig.operation("job-1", "step"), rig.operation("job-1", "step")
     async with asyncio.TaskGroup() as group:
-        group.create_task(rig.scheduler.SubmitOperation(first))
-        group.create_task(rig.scheduler.SubmitOperation(second))
+        group.create_task(rig.scheduler.submit(first))
+        group.create_task(rig.scheduler.submit(second))
         await begun.wait()
-        told = await rig.scheduler.ExplainOperation(
+        told = await rig.scheduler.call(
+            "ExplainOperation",
             service_pb2.ExplainRequest(
                 operation_id=second.operation_id, job_id="job-1", tenant=TENANT
-            )
+            ),
+            service_pb2.ExplainReply,
         )
         assert "of its own deployment to end" in told.text
-        status = await rig.scheduler.GetStatus(service_pb2.GetStatusRequest(tenant=TENANT))
+        status = await rig.scheduler.call(
+            "GetStatus", service_pb2.GetStatusRequest(tenant=TENANT), service_pb2.ClusterStatus
+        )
         go.set()
     assert status.devices[0].running_wpg == "wpg-1-1"
     assert (status.jobs[0].phase, status.nodes[0].host_bytes_used) == ("step", 11)
-    spans = (await rig.scheduler.Timeline(service_pb2.TimelineRequest(tenant=TENANT))).spans
+    spans = (
+        await rig.scheduler.call(
+            "Timeline", service_pb2.TimelineRequest(tenant=TENANT), service_pb2.TimelineReply
+        )
+    ).spans
     assert [span.kind for span in spans] == ["initialize", "step", "step"]
-    others = (await rig.scheduler.Timeline(service_pb2.TimelineRequest(tenant="x"))).spans
+    others = (
+        await rig.scheduler.call(
+            "Timeline", service_pb2.TimelineRequest(tenant="x"), service_pb2.TimelineReply
+        )
+    ).spans
     assert [span.job_id for span in others] == ["", "", ""]
 
 
@@ -419,7 +394,7 @@ async def test_the_tables_tell_what_happened(tmp_path: Path) -> None:
         await rig.job("job-1")
         await rig.deploy("job-1")
         operation = rig.operation("job-1", "step")
-        await rig.scheduler.SubmitOperation(operation)
+        await rig.scheduler.submit(operation)
         await rig.end("job-1")
         rig.store.append([], rig.driver.recorder.take_rows())
         assert [(job.job_id, job.state) for job in rig.store.jobs()] == [("job-1", "completed")]

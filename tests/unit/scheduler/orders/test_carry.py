@@ -49,8 +49,12 @@ async def move(rig: Rig, *places: tuple[str, int]) -> RelocationChanged:
 
 
 async def view(rig: Rig) -> service_pb2.Deployment:
-    return await rig.scheduler.GetDeployment(
-        service_pb2.GetDeploymentRequest(deployment_id="job-1/actor", job_id="job-1", tenant=TENANT)
+    return await rig.scheduler.call(
+        "GetDeployment",
+        service_pb2.GetDeploymentRequest(
+            deployment_id="job-1/actor", job_id="job-1", tenant=TENANT
+        ),
+        service_pb2.Deployment,
     )
 
 
@@ -150,9 +154,9 @@ async def submit(
     rig: Rig, operation: operations_pb2.Operation, announced: service_pb2.PayloadStagedRequest
 ) -> operations_pb2.OperationResult:
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.scheduler.SubmitOperation(operation))
+        call = group.create_task(rig.scheduler.submit(operation))
         await asyncio.sleep(0)  # lets the submission in
-        await rig.scheduler.PayloadStaged(announced)
+        await rig.scheduler.call("PayloadStaged", announced, service_pb2.PayloadStagedReply)
     return call.result()
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from google.protobuf.message import Message
 
+from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router.admin import Admin
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.control import METHODS, Control
+from plexsvc.rpc.services import has_option
 
+Reply = TypeVar("Reply", bound=Message)
 OPS = TenantId("ops")
 LAB = TenantId("lab")
 SHAPE = pb.JobShape(num_devices=1, period_us=10)
@@ -32,50 +35,67 @@ LOOKING: list[Message] = [
 ]
 
 
-class FakeAdminScheduler:
+class FakeScheduler:
     """Keeps the requests that got through."""
 
     def __init__(self) -> None:
         self.seen: list[Message] = []
 
-    def __getattr__(self, name: str) -> Callable[[Message, None], Awaitable[Message]]:
-        async def take(request: Message, _: None) -> Message:
-            self.seen.append(request)
-            return pb.NodeView()
+    async def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        assert METHODS[method].input_type is request.DESCRIPTOR
+        self.seen.append(request)
+        return reply()
 
-        return take
-
-
-def rig() -> tuple[Admin, FakeAdminScheduler]:
-    scheduler = FakeAdminScheduler()
-    return Admin(scheduler, operators=("ops",)), scheduler  # type: ignore[arg-type] # a fake
+    async def submit(self, operation: ops.Operation) -> ops.OperationResult:
+        raise AssertionError(operation)
 
 
-async def ask(admin: Admin, request: Message, *, tenant: TenantId) -> Message:
+def rig() -> tuple[Control, FakeScheduler]:
+    scheduler = FakeScheduler()
+    return Control(scheduler, config=RouterConfig(operators=("ops",))), scheduler
+
+
+async def ask(control: Control, request: Message, *, tenant: TenantId) -> Message:
     copy = type(request)()
     copy.CopyFrom(request)
-    method = next(m for m, kind in admin.methods().values() if kind is type(request))
-    return await method(copy, tenant=tenant)
+    name = next(n for n, method in METHODS.items() if method.input_type is request.DESCRIPTOR)
+    return await control.forward(name, copy, tenant=tenant)
+
+
+def test_every_forwarded_request_says_who_asks() -> None:
+    requests = [method.input_type for method in METHODS.values()]
+    assert all("tenant" in request.fields_by_name for request in requests)
+
+
+def test_what_only_operators_may_do_is_tested_below() -> None:
+    marked = {m.input_type for m in METHODS.values() if has_option(m, pb.operators_only)}
+    assert marked == {request.DESCRIPTOR for request in CHANGING}
+
+
+async def test_a_method_without_words_of_its_own_is_named_in_its_refusal() -> None:
+    control, _ = rig()
+    with pytest.raises(PlexError, match="tenant 'lab' may not repack: only operators may"):
+        await control.forward("Repack", pb.RepackRequest(), tenant=LAB)
 
 
 @pytest.mark.parametrize("request_", CHANGING, ids=lambda r: type(r).__name__)
 async def test_only_an_operator_changes_anything(request_: Message) -> None:
-    admin, scheduler = rig()
+    control, scheduler = rig()
     with pytest.raises(PlexError, match=r"router\.operators: ops") as caught:
-        await ask(admin, request_, tenant=LAB)
+        await ask(control, request_, tenant=LAB)
     assert caught.value.code is ErrorCode.FORBIDDEN
     assert scheduler.seen == []
-    await ask(admin, request_, tenant=OPS)
+    await ask(control, request_, tenant=OPS)
     assert [(r.tenant, r.is_operator) for r in scheduler.seen] == [("ops", True)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("request_", LOOKING, ids=lambda r: type(r).__name__)
 async def test_a_tenant_looks_as_itself_whatever_it_claims(request_: Message) -> None:
-    admin, scheduler = rig()
+    control, scheduler = rig()
     claim = type(request_)()
     claim.CopyFrom(request_)
     claim.tenant, claim.is_operator = "ops", True  # type: ignore[attr-defined]
-    await ask(admin, claim, tenant=LAB)
+    await ask(control, claim, tenant=LAB)
     assert [(r.tenant, r.is_operator) for r in scheduler.seen] == [("lab", False)]  # type: ignore[attr-defined]
 
 
@@ -101,8 +121,8 @@ def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:  # noqa: ANN4
     ],
 )
 async def test_a_bad_request_is_refused_and_says_what_was_found(bad: Message, named: str) -> None:
-    admin, scheduler = rig()
+    control, scheduler = rig()
     with pytest.raises(PlexError, match=named) as caught:
-        await ask(admin, bad, tenant=OPS)
+        await ask(control, bad, tenant=OPS)
     assert caught.value.code is ErrorCode.BAD_REQUEST
     assert scheduler.seen == []

@@ -1,0 +1,164 @@
+"""Control calls: checked, given their tenant and forwarded to the scheduler's method of that name.
+
+Everybody may look, with other tenants' names left out. A method that is `operators_only` in
+service.proto is for the tenants of `router.operators` alone. A new method needs nothing here unless
+its requests must satisfy a rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId
+from plexsvc.router import names
+from plexsvc.router.api import SERVICE as SCHEDULER
+from plexsvc.router.api import SchedulerApi
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.validation import bad_request, check_operation_id
+from plexsvc.rpc.services import has_option, reply_type, unary_methods
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Router"]
+
+METHODS: Final[Mapping[str, MethodDescriptor]] = {
+    name: method
+    for name, method in unary_methods(SERVICE).items()
+    if name in SCHEDULER.methods_by_name
+}
+"""The methods that both services have."""
+
+MAX_SEGMENTS: Final = 4096
+"""Segments of one cycle that `what_if` takes."""
+
+MAX_WINDOW_US: Final = 30 * 86_400_000_000
+
+OUTCOMES: Final = (pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED)
+CHANGES: Final[Mapping[int, str]] = {
+    pb.NODE_CHANGE_CORDON: "cordon",
+    pb.NODE_CHANGE_DRAIN: "drain",
+    pb.NODE_CHANGE_UNCORDON: "uncordon",
+}
+
+
+class Control:
+    """The methods that both services have, each given the caller's tenant."""
+
+    def __init__(self, scheduler: SchedulerApi, *, config: RouterConfig) -> None:
+        self._scheduler = scheduler
+        self._config = config
+        self._operators = frozenset(config.operators)
+
+    async def forward(self, name: str, request: Any, *, tenant: TenantId) -> Message:  # noqa: ANN401 - the method's request
+        """Return the scheduler's reply to a request that says who asks, whatever it claimed.
+
+        Raises:
+            PlexError: `bad_request`, `forbidden`, or what the scheduler refuses.
+        """
+        method, is_operator = METHODS[name], tenant in self._operators
+        request.tenant = tenant
+        if "is_operator" in request.DESCRIPTOR.fields_by_name:
+            request.is_operator = is_operator
+        check = CHECKS.get(name)
+        if check is not None:
+            check(request, self._config)
+        if has_option(method, pb.operators_only) and not is_operator:
+            raise self._forbidden(name, request, tenant=tenant)
+        return await self._scheduler.call(name, request, reply_type(method))
+
+    def _forbidden(self, name: str, request: Any, *, tenant: TenantId) -> PlexError:  # noqa: ANN401 - the method's request
+        describe = ASKED.get(name)
+        words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
+        asked = words if describe is None else describe(request)
+        who = ", ".join(sorted(self._operators)) or "nobody"
+        return PlexError(
+            ErrorCode.FORBIDDEN,
+            f"tenant {tenant!r} may not {asked}: only operators may (router.operators: {who}); "
+            "use an operator's token",
+            tenant=tenant,
+        )
+
+
+def _check_outcome(request: pb.EndJobRequest, _: RouterConfig) -> None:
+    if request.outcome not in OUTCOMES:
+        raise bad_request("end_job needs the outcome COMPLETED, FAILED or CANCELLED")
+
+
+def _check_explained(request: pb.ExplainRequest, _: RouterConfig) -> None:
+    if request.operation_id or not request.job_id:
+        check_operation_id(request.operation_id)
+
+
+def _check_change(request: pb.ChangeNodeRequest, _: RouterConfig) -> None:
+    if request.change not in CHANGES or not request.node_id:
+        raise bad_request("change_node needs a node_id and one of CORDON, DRAIN, UNCORDON")
+
+
+def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
+    host, colon, port = request.agent.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise bad_request(f"{request.agent!r} is not the HOST:PORT of a node agent")
+
+
+def _check_window(request: pb.PackRequest, _: RouterConfig) -> None:
+    if request.window_us > MAX_WINDOW_US:
+        raise bad_request(
+            f"a window of {request.window_us} us is asked for; at most {MAX_WINDOW_US}"
+        )
+
+
+def _check_moved(request: pb.MoveJobRequest, _: RouterConfig) -> None:
+    if not request.job_id:
+        raise bad_request("move_job got no job_id; `plexctl job list` shows them")
+
+
+def _check_pinned(request: pb.PinJobRequest, _: RouterConfig) -> None:
+    if not request.job_id:
+        raise bad_request("pin_job got no job_id; `plexctl job list` shows them")
+
+
+def _check_shape(request: pb.WhatIfRequest, _: RouterConfig) -> None:
+    """Refuse a cycle that cannot be one."""
+    job = request.job
+    if not job.num_devices or not job.period_us:
+        raise bad_request("what_if needs num_devices and period_us above 0")
+    if job.max_slowdown_ppm and job.max_slowdown_ppm < 1_000_000:
+        raise bad_request(f"max_slowdown_ppm {job.max_slowdown_ppm} is below 1000000 (none at all)")
+    if len(job.segments) > MAX_SEGMENTS:
+        raise bad_request(f"{len(job.segments)} segments; at most {MAX_SEGMENTS}")
+    before = 0
+    for number, segment in enumerate(job.segments):
+        end = segment.offset_us + segment.duration_us
+        if segment.offset_us < before or not segment.duration_us or end > job.period_us:
+            raise bad_request(
+                f"segment {number} is [{segment.offset_us}, {end}) us; wanted: not empty, after "
+                f"the one before, inside the period of {job.period_us} us"
+            )
+        before = end
+
+
+CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
+    "CreateJob": names.check_job,
+    "EndJob": _check_outcome,
+    "ExplainOperation": _check_explained,
+    "ChangeNode": _check_change,
+    "AddNode": _check_agent,
+    "GetPack": _check_window,
+    "WhatIf": _check_shape,
+    "MoveJob": _check_moved,
+    "PinJob": _check_pinned,
+}
+"""What requests must satisfy; the others may carry anything."""
+
+ASKED: Final[Mapping[str, Callable[[Any], str]]] = {
+    "ChangeNode": lambda request: f"{CHANGES[request.change]} node {request.node_id}",
+    "AddNode": lambda request: f"add node agent {request.agent}",
+    "MoveJob": lambda request: f"move job {request.job_id}",
+    "PinJob": lambda request: f"{'pin' if request.is_pinned else 'unpin'} job {request.job_id}",
+}
+"""What a refusal says that was asked, where the method's name says too little."""

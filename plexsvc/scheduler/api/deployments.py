@@ -1,0 +1,187 @@
+"""Handlers for deployments: create one, look one up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, new_operation_id
+from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.api.views import status
+from plexsvc.scheduler.core.events import DeploymentRequested, Post
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.ledger.jobs import (
+    DeploymentRecord,
+    Held,
+    JobRecord,
+    check_same_spec,
+    is_rollout,
+    num_devices,
+)
+from plexsvc.scheduler.orders import process_specs
+
+
+async def create_deployment(
+    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+) -> service_pb2.Deployment:
+    """Bring a deployment up, or find the one already known; return when it is ready.
+
+    Raises:
+        PlexError: `not_found` job, `job_ended`, `unknown_model`, `queue_full`, `bad_request`, or
+            what it failed with.
+    """
+    record = await _record(driver, request)
+    await record.settled.wait()
+    return status.ready_deployment(driver, record)
+
+
+async def get_deployment(
+    driver: SchedulerDriver, request: service_pb2.GetDeploymentRequest
+) -> service_pb2.Deployment:
+    """Return a deployment as it is."""
+    record = driver.registry.deployment(
+        request.deployment_id, job_id=request.job_id, tenant=request.tenant
+    )
+    return status.deployment(driver, record)
+
+
+async def _record(
+    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+) -> DeploymentRecord:
+    driver.check_open()
+    job = driver.registry.job(request.job_id, tenant=request.tenant)
+    deployment_id = DeploymentId(request.deployment_id)
+    if deployment_id in driver.registry.deployments:
+        return _known(driver, request)
+    spec = _complete_spec(driver, request)
+    facts = await asyncio.to_thread(process_specs.read_model, spec.model)
+    if deployment_id in driver.registry.deployments:
+        return _known(driver, request)  # the same call came twice while the model was read
+    _check_deployable(driver, job, request)
+    record = _new_record(driver, request, spec=spec, facts=facts)
+    driver.registry.deployments[deployment_id] = record
+    job.view.deployment_ids.append(deployment_id)
+    _post(driver, record)
+    return record
+
+
+def _known(
+    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+) -> DeploymentRecord:
+    """Return what is there under the id; nobody gets another deployment than they asked for."""
+    record = driver.registry.deployment(
+        request.deployment_id, job_id=request.job_id, tenant=request.tenant
+    )
+    check_same_spec(record.view, _complete_spec(driver, request))
+    return record
+
+
+def _complete_spec(
+    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+) -> service_pb2.DeploymentSpec:
+    """Return the spec with the model of the deployment it takes it from."""
+    spec = service_pb2.DeploymentSpec()
+    spec.CopyFrom(request.spec)
+    if spec.model_deployment_id and not spec.model:
+        source = driver.registry.deployment(
+            spec.model_deployment_id, job_id=request.job_id, tenant=request.tenant
+        )
+        spec.model = source.view.spec.model
+    return spec
+
+
+def _check_deployable(
+    driver: SchedulerDriver, job: JobRecord, request: service_pb2.CreateDeploymentRequest
+) -> None:
+    if job.ended.is_set() or job.is_expired:
+        raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
+    limit = driver.config.max_deployments_per_job
+    if len(job.view.deployment_ids) >= limit:
+        raise PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"job {request.job_id!r} already has {limit} deployments "
+            "(scheduler.max_deployments_per_job)",
+            limit=limit,
+        )
+    p = request.spec.parallel
+    if is_rollout(request.spec) and max(p.tp, p.pp, p.dp, p.cp) > 1:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"rollout deployment {request.name!r} asks for a parallel layout; an instance runs on "
+            "one device, ask for more instances (num_instances)",
+        )
+
+
+def _new_record(
+    driver: SchedulerDriver,
+    request: service_pb2.CreateDeploymentRequest,
+    *,
+    spec: service_pb2.DeploymentSpec,
+    facts: process_specs.ModelFacts,
+) -> DeploymentRecord:
+    longest = facts.max_sequence_length
+    if is_rollout(spec):
+        asked = spec.max_model_len or driver.config.max_model_len
+        longest = min(asked, longest) if longest else asked
+    view = service_pb2.Deployment(
+        deployment_id=request.deployment_id,
+        job_id=request.job_id,
+        tenant=request.tenant,
+        name=request.name,
+        spec=spec,
+        state="starting",
+        vocab_size=facts.vocab_size,
+        max_sequence_length=longest,
+        model_files=facts.files,
+    )
+    return DeploymentRecord(view=view, initialize_id=new_operation_id())
+
+
+def _post(driver: SchedulerDriver, record: DeploymentRecord) -> None:
+    view, initialize_id = record.view, record.initialize_id
+    operation = operations_pb2.Operation(
+        operation_id=initialize_id,
+        tenant=view.tenant,
+        job_id=view.job_id,
+        deployment_id=view.deployment_id,
+        initialize=operations_pb2.Initialize(),
+    )
+    driver.registry.hold(
+        initialize_id,
+        Held(
+            operation=operation,
+            kind=OperationKind.INITIALIZE,
+            nbytes=0,
+            submitted_us=driver.clock.wall_us(),
+        ),
+    )
+    rollout = is_rollout(view.spec)
+    post: Post = driver.post
+    post(
+        DeploymentRequested(
+            deployment_id=DeploymentId(view.deployment_id),
+            job_id=JobId(view.job_id),
+            initialize_id=initialize_id,
+            role=view.spec.role,
+            backend=view.spec.backend,
+            device_kind="rollout" if rollout else "train",
+            num_devices=num_devices(view.spec),
+            is_rollout=rollout,
+            name=view.name,
+            model=view.spec.model,
+            layout=_layout(view.spec),
+        )
+    )
+
+
+def _layout(spec: service_pb2.DeploymentSpec) -> str:
+    """Return what of a deployment, besides its model, decides how long its operations take."""
+    p = spec.parallel
+    ranks = f"tp{p.tp or 1} pp{p.pp or 1} dp{p.dp or 1} cp{p.cp or 1} ep{p.ep or 1}"
+    return f"{spec.backend} {spec.role} {ranks} {spec.dtype} {spec.micro_batch_tokens}"
+
+
+METHODS: Final[Methods] = {"CreateDeployment": create_deployment, "GetDeployment": get_deployment}

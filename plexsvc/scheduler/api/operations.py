@@ -1,0 +1,227 @@
+"""Intake of operations: submissions, their payloads, their results.
+
+A payload may be staged before its operation comes. The scheduler then keeps the announcement until
+the core has accepted the operation, for as long as an operation would wait for its payload. So the
+core always sees `OperationSubmitted` before `PayloadStaged`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from plexclient.ids import OPERATION_ID_BYTES
+from plexclient.wire.errors import refused
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
+from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, PayloadStaged, Post
+from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.driver.driver import Decision, SchedulerDriver
+from plexsvc.scheduler.faults import fault_from_wire
+from plexsvc.scheduler.ledger.jobs import Held
+
+TOKEN_BYTES: Final = 4
+"""Bytes of one packed token id."""
+
+MAX_EARLY_BYTES: Final = 64 << 20
+"""Announcements kept for operations that have not come; the next is refused with `staging_full`."""
+
+
+class Operations:
+    """Submissions of one scheduler: checks what only the driver can know, and posts the facts."""
+
+    def __init__(self, driver: SchedulerDriver, *, max_early_bytes: int = MAX_EARLY_BYTES) -> None:
+        self._driver = driver
+        self._post: Post = driver.post
+        self._early = EarlyPayloads(
+            driver.clock,
+            max_bytes=max_early_bytes,
+            keep_us=driver.config.staging_timeout_us,
+        )
+        self.methods: Final = {"PayloadStaged": self.payload_staged, "GetResult": self.get_result}
+
+    async def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
+        """Run, attach to or answer an operation from the record; errors travel in the result."""
+        operation_id = OperationId(operation.operation_id)
+        known = self._driver.results.get(operation_id)
+        if known is not None:
+            return known
+        if operation_id not in self._driver.registry.held:
+            try:
+                self._take(operation)
+            except PlexError as error:
+                return refused(operation_id, error)
+        return await self._driver.results.wait(operation_id)
+
+    async def get_result(
+        self, request: service_pb2.GetResultRequest
+    ) -> operations_pb2.OperationResult:
+        """Return a kept answer; wait for that of an operation under way.
+
+        Raises:
+            PlexError: `not_found` job, or `result_gone`.
+        """
+        self._driver.registry.job(request.job_id, tenant=request.tenant)
+        operation_id = OperationId(request.operation_id)
+        known = self._driver.results.get(operation_id)
+        if known is not None:
+            return known
+        if operation_id not in self._driver.registry.held:
+            raise PlexError(
+                ErrorCode.RESULT_GONE,
+                f"{show(operation_id)} is not known: its answer was acknowledged or dropped "
+                "(scheduler.max_result_bytes)",
+            )
+        return await self._driver.results.wait(operation_id)
+
+    async def payload_staged(
+        self, request: service_pb2.PayloadStagedRequest
+    ) -> service_pb2.PayloadStagedReply:
+        """Note what became of an operation's payload, whether the operation has come or not.
+
+        Raises:
+            PlexError: `staging_full` when too much is announced for operations that have not come.
+        """
+        operation_id = OperationId(request.operation_id)
+        cluster = self._driver.core.cluster
+        if operation_id in cluster.operations or operation_id in cluster.released:
+            self._announce(request)
+        else:
+            for expired in self._early.keep(request):
+                # The core does not know the operation, so it orders that the bytes are dropped.
+                self._post(PayloadStaged(operation_id=expired))
+        return service_pb2.PayloadStagedReply()
+
+    def _take(self, operation: operations_pb2.Operation) -> None:
+        """Post a new operation.
+
+        Raises:
+            PlexError: what keeps it from being posted; nothing is recorded then.
+        """
+        kind = self._check(operation)
+        operation_id = OperationId(operation.operation_id)
+        is_refused = operation.HasField("refusal")
+        is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
+        held = Held(
+            operation=operation,
+            kind=kind,
+            nbytes=operation.ByteSize(),
+            submitted_us=self._driver.clock.wall_us(),
+        )
+        self._driver.registry.hold(operation_id, held)
+        decision = self._driver.post(
+            OperationSubmitted(
+                operation_id=operation_id,
+                job_id=JobId(operation.job_id),
+                deployment_id=DeploymentId(operation.deployment_id),
+                seq=operation.seq,
+                kind=kind,
+                after=tuple(map(OperationId, operation.after)),
+                is_staged=is_staged,
+                num_tokens=_num_tokens(operation),
+            )
+        )
+        if is_refused:
+            fault = fault_from_wire(operation.refusal)
+            self._post(PayloadRefused(operation_id=operation_id, fault=fault))
+        elif not is_staged:
+            decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
+
+    def _decided(self, operation_id: OperationId, decision: Decision) -> None:
+        """Announce what was staged before the operation came, unless the core refused it."""
+        is_decided = not decision.cancelled() and decision.exception() is None
+        if is_decided and operation_id in self._driver.core.cluster.operations:
+            request = self._early.take(operation_id)
+            if request is not None:
+                self._announce(request)
+
+    def _announce(self, request: service_pb2.PayloadStagedRequest) -> None:
+        operation_id = OperationId(request.operation_id)
+        if request.HasField("error"):
+            fault = fault_from_wire(request.error)
+            self._post(PayloadRefused(operation_id=operation_id, fault=fault))
+            return
+        held = self._driver.registry.held.get(operation_id)
+        if held is not None:
+            if request.HasField("plan"):
+                held.operation.plan.CopyFrom(request.plan)
+            held.staged_on = tuple(map(NodeId, request.node_ids))
+        self._post(PayloadStaged(operation_id=operation_id))
+
+    def _check(self, operation: operations_pb2.Operation) -> OperationKind:
+        """Refuse what no deployment could run; return the operation's kind."""
+        self._driver.check_open()
+        self._driver.registry.job(operation.job_id, tenant=operation.tenant)
+        body = operation.WhichOneof("body")
+        if len(operation.operation_id) != OPERATION_ID_BYTES:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"operation id has {len(operation.operation_id)} bytes; mint {OPERATION_ID_BYTES}",
+            )
+        if body is None or body == OperationKind.INITIALIZE or not operation.seq:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{show(operation.operation_id)} has body {body!r} and seq {operation.seq}; "
+                "give it something to do and a number from 1",
+            )
+        return OperationKind(body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    request: service_pb2.PayloadStagedRequest
+    nbytes: int
+    until_us: int
+
+
+class EarlyPayloads:
+    """Announcements of payloads whose operations have not come: bounded in bytes and in time."""
+
+    def __init__(self, clock: Clock, *, max_bytes: int, keep_us: int) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._keep_us = keep_us
+        self._kept: OrderedDict[OperationId, _Early] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, request: service_pb2.PayloadStagedRequest) -> list[OperationId]:
+        """Keep an announcement; return the operations whose own have expired.
+
+        Raises:
+            PlexError: `staging_full`.
+        """
+        now_us = self._clock.monotonic_us()
+        expired = [known for known, early in self._kept.items() if early.until_us <= now_us]
+        for known in expired:
+            self.take(known)
+        operation_id, nbytes = OperationId(request.operation_id), request.ByteSize()
+        self.take(operation_id)
+        if self._bytes + nbytes > self._max_bytes:
+            raise PlexError(
+                ErrorCode.STAGING_FULL,
+                f"the payload of {show(operation_id)} not accepted: {self._bytes} bytes are "
+                f"announced for operations that have not come, at most {self._max_bytes}; submit "
+                "the operation, then send the payload again",
+                limit=self._max_bytes,
+            )
+        self._kept[operation_id] = _Early(request, nbytes, now_us + self._keep_us)
+        self._bytes += nbytes
+        return expired
+
+    def take(self, operation_id: OperationId) -> service_pb2.PayloadStagedRequest | None:
+        """Return an operation's announcement and keep it no longer."""
+        early = self._kept.pop(operation_id, None)
+        if early is None:
+            return None
+        self._bytes -= early.nbytes
+        return early.request
+
+
+def _num_tokens(operation: operations_pb2.Operation) -> int:
+    """Return the length of the packed `tokens` array, 0 without one."""
+    payload = operation.payload
+    specs = payload.staged.tensors if payload.HasField("staged") else payload.inline.tensors
+    return next((s.nbytes // TOKEN_BYTES for s in specs if s.name == "tokens"), 0)

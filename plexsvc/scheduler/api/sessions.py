@@ -1,0 +1,145 @@
+"""Handlers for jobs and their sessions: create, keep alive, end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted, Post
+from plexsvc.scheduler.core.planning.profile import PPM
+from plexsvc.scheduler.core.vocabulary import JobState
+from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
+
+OUTCOMES: Final = {
+    service_pb2.JOB_STATE_COMPLETED: JobState.COMPLETED,
+    service_pb2.JOB_STATE_FAILED: JobState.FAILED,
+    service_pb2.JOB_STATE_CANCELLED: JobState.CANCELLED,
+}
+MAX_SLOWDOWN: Final = 1000.0
+"""Largest bound a job may name; beyond, it is not a bound."""
+
+
+async def create_job(
+    driver: SchedulerDriver, request: service_pb2.CreateJobRequest
+) -> service_pb2.Job:
+    """Open a job, or return the one already open under this id.
+
+    Raises:
+        PlexError: `queue_full` beyond `max_jobs`, `not_found` for another tenant's job.
+    """
+    driver.check_open()
+    if JobId(request.job_id) in driver.registry.jobs:
+        record = driver.registry.job(request.job_id, tenant=request.tenant)
+        driver.sessions.heard(record)
+        return record.view
+    _check_room(driver, request)
+    slowdown_ppm = _slowdown_ppm(request)
+    view = service_pb2.Job(
+        job_id=request.job_id,
+        name=request.name,
+        tenant=request.tenant,
+        state=service_pb2.JOB_STATE_QUEUED,
+        created_us=driver.clock.wall_us(),
+        session_ttl_us=driver.sessions.ttl_us(request.session_ttl_us),
+        labels=request.labels,
+    )
+    record = JobRecord(view=view)
+    driver.registry.jobs[JobId(request.job_id)] = record
+    driver.sessions.opened(record)
+    driver.recorder.job_created(record)
+    post: Post = driver.post
+    post(
+        JobSubmitted(
+            job_id=JobId(request.job_id),
+            tenant=TenantId(request.tenant),
+            name=request.name,
+            priority=request.priority,
+            max_slowdown_ppm=slowdown_ppm,
+        )
+    )
+    return record.view
+
+
+async def keep_alive(
+    driver: SchedulerDriver, request: service_pb2.KeepAliveRequest
+) -> service_pb2.KeepAliveReply:
+    """Keep a session alive; take acknowledgements and progress figures."""
+    record = driver.registry.job(request.job_id, tenant=request.tenant)
+    driver.sessions.heard(record)
+    if request.metrics:
+        record.metrics = dict(request.metrics)
+        record.metrics_us = driver.clock.wall_us()
+    durable = {}
+    for deployment_id in record.view.deployment_ids:
+        deployment = driver.registry.deployments[DeploymentId(deployment_id)]
+        durable[deployment_id] = deployment.acked_seq
+        _acknowledge(driver, deployment, request.acks.get(deployment_id, 0))
+    return service_pb2.KeepAliveReply(
+        durable_seqs=durable, state=record.view.state, reason=record.view.reason
+    )
+
+
+async def end_job(driver: SchedulerDriver, request: service_pb2.EndJobRequest) -> service_pb2.Job:
+    """End a job; return when its devices are free. Ending it again changes nothing.
+
+    Raises:
+        PlexError: `not_found`, or `bad_request` for an outcome that is no end.
+    """
+    record = driver.registry.job(request.job_id, tenant=request.tenant)
+    if request.outcome not in OUTCOMES:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, FAILED or "
+            "CANCELLED",
+        )
+    if not record.ended.is_set():
+        if request.HasField("exit_code") and not record.view.HasField("exit_code"):
+            record.view.exit_code = request.exit_code
+        post: Post = driver.post
+        post(
+            JobEndRequested(
+                job_id=JobId(request.job_id),
+                outcome=OUTCOMES[request.outcome],
+                reason=request.reason,
+            )
+        )
+    await record.ended.wait()
+    return record.view
+
+
+def _acknowledge(driver: SchedulerDriver, record: DeploymentRecord, seq: int) -> None:
+    if seq > record.acked_seq:
+        record.acked_seq = seq
+        deployment_id = DeploymentId(record.view.deployment_id)
+        post: Post = driver.post
+        post(Acknowledged(deployment_id=deployment_id, seq=seq))
+
+
+def _check_room(driver: SchedulerDriver, request: service_pb2.CreateJobRequest) -> None:
+    live = sum(1 for _ in driver.registry.live_jobs())
+    if live >= driver.config.max_jobs:
+        raise PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"job {request.job_id!r} not accepted: {live} jobs are open (scheduler.max_jobs); "
+            "try again when one has ended",
+            limit=driver.config.max_jobs,
+        )
+
+
+def _slowdown_ppm(request: service_pb2.CreateJobRequest) -> int:
+    """Return a job's bound on its slowdown, 0 when it names none."""
+    asked = request.max_slowdown
+    if asked and not 1.0 <= asked <= MAX_SLOWDOWN:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"job {request.job_id!r} asks for a max_slowdown of {asked:g}; give 1 (share with "
+            f"nobody who costs time) to {MAX_SLOWDOWN:g}, or 0 for the cluster's default",
+        )
+    return round(asked * PPM)
+
+
+METHODS: Final[Methods] = {"CreateJob": create_job, "KeepAlive": keep_alive, "EndJob": end_job}

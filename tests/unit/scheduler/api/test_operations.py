@@ -1,0 +1,201 @@
+"""Submissions, payloads and results of operations, on a driver over a fake node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from plexclient.ids import new_operation_id
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexclient.wire.v1 import worker_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import OperationId
+from plexsvc.scheduler.api.operations import EarlyPayloads
+from plexsvc.scheduler.config import SchedulerConfig
+from tests.fakes.fake_cluster import staged_payload
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+
+ANSWERED = ops.OPERATION_STATE_ANSWERED
+REFUSED = ops.OPERATION_STATE_REFUSED
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """One node with a job's actor on it."""
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as started:
+        await started.job("job-1")
+        await started.deploy("job-1")
+        yield started
+
+
+def staged(operation: ops.Operation, *, error: str = "", plan: int = 0) -> pb.PayloadStagedRequest:
+    request = pb.PayloadStagedRequest(
+        operation_id=operation.operation_id, job_id="job-1", tenant=TENANT
+    )
+    if error:
+        request.error.code, request.error.message = error, "advantages[3] is NaN"
+    else:
+        request.plan.version = plan
+    return request
+
+
+async def announce(rig: Rig, request: pb.PayloadStagedRequest) -> None:
+    await rig.scheduler.call("PayloadStaged", request, pb.PayloadStagedReply)
+
+
+async def result_of(rig: Rig, operation_id: bytes, *, tenant: str = TENANT) -> ops.OperationResult:
+    request = pb.GetResultRequest(operation_id=operation_id, job_id="job-1", tenant=tenant)
+    return await rig.scheduler.call("GetResult", request, ops.OperationResult)
+
+
+async def until_known(rig: Rig, operation: ops.Operation) -> None:
+    while operation.operation_id not in rig.driver.core.cluster.operations:  # noqa: ASYNC110 - the driver's task
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_payload_staged_before_or_after_its_operation_starts_it_and_is_dropped_after(
+    rig: Rig, is_early: bool
+) -> None:
+    operation = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
+    plans: list[int] = []
+
+    async def note(request: worker_pb2.ExecuteRequest) -> None:
+        plans.append(request.operation.plan.version)
+
+    rig.behaviour.on_execute = note
+    async with asyncio.TaskGroup() as group:
+        if is_early:
+            await announce(rig, staged(operation, plan=7))
+        call = group.create_task(rig.scheduler.submit(operation))
+        if not is_early:
+            await until_known(rig, operation)
+            await announce(rig, staged(operation, plan=7))
+    assert (call.result().state, plans) == (ANSWERED, [7])
+    await announce(rig, staged(operation))  # a repeat that comes late is dropped, too
+    await rig.end("job-1")
+    assert rig.behaviour.dropped == [operation.operation_id] * 2
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_payload_that_fails_validation_refuses_its_operation(
+    rig: Rig, is_early: bool
+) -> None:
+    operation = rig.operation("job-1", "forward", payload=staged_payload(1))
+    bad = staged(operation, error="bad_batch")
+    async with asyncio.TaskGroup() as group:
+        if is_early:
+            await announce(rig, bad)
+        call = group.create_task(rig.scheduler.submit(operation))
+        if not is_early:
+            await until_known(rig, operation)
+            await announce(rig, bad)
+    result = call.result()
+    assert (result.state, result.error.code) == (REFUSED, ErrorCode.BAD_BATCH)
+    assert (await rig.run("job-1")).state == ANSWERED
+
+
+async def test_an_early_payload_waits_while_its_operation_finds_a_full_queue(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(max_pending_per_wpg=1)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        first = rig.operation("job-1", "forward", payload=staged_payload(1))
+        second = rig.operation("job-1", "forward", payload=staged_payload(1))
+        await announce(rig, staged(second))
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.scheduler.submit(first))
+            await until_known(rig, first)
+            assert (await rig.scheduler.submit(second)).error.code == ErrorCode.QUEUE_FULL
+            await announce(rig, staged(first))
+        assert call.result().state == ANSWERED
+        assert rig.behaviour.dropped == []
+        assert (await rig.scheduler.submit(second)).state == ANSWERED
+
+
+async def test_an_operation_the_router_refused_takes_its_number_and_runs_nowhere(rig: Rig) -> None:
+    ran: list[bytes] = []
+
+    async def note(request: worker_pb2.ExecuteRequest) -> None:
+        ran.append(request.operation.operation_id)
+
+    rig.behaviour.on_execute = note
+    bad, good = rig.operation("job-1", "step"), rig.operation("job-1", "step")
+    bad.refusal.code, bad.refusal.message = ErrorCode.BAD_REQUEST, "optimizer lr is -1"
+    async with asyncio.TaskGroup() as group:
+        later = group.create_task(rig.scheduler.submit(good))
+        results = [await rig.scheduler.submit(bad) for _ in range(2)]
+    assert {(r.state, r.error.code, r.error.message) for r in results} == {
+        (REFUSED, "bad_request", "optimizer lr is -1")
+    }
+    assert later.result().state == ANSWERED
+    assert ran == [good.operation_id]
+
+
+async def test_a_refused_operation_with_a_number_that_is_used_is_stale(rig: Rig) -> None:
+    await rig.run("job-1", "step")
+    bad = rig.operation("job-1", "step", seq=1)
+    bad.refusal.code = ErrorCode.BAD_REQUEST
+    assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.STALE_SEQUENCE
+
+
+async def test_a_result_is_found_by_its_operations_id_while_it_runs_and_until_it_is_acknowledged(
+    rig: Rig,
+) -> None:
+    operation = rig.operation("job-1", "forward", payload=staged_payload(1))
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(rig.scheduler.submit(operation))
+        await until_known(rig, operation)
+        asked = group.create_task(result_of(rig, operation.operation_id))
+        await announce(rig, staged(operation))
+    assert asked.result() == call.result() == await result_of(rig, operation.operation_id)
+    with pytest.raises(PlexError) as foreign:
+        await result_of(rig, operation.operation_id, tenant="others")
+    assert foreign.value.code is ErrorCode.NOT_FOUND
+    with pytest.raises(PlexError, match=r"scheduler\.max_result_bytes") as gone:
+        await result_of(rig, new_operation_id())
+    assert gone.value.code is ErrorCode.RESULT_GONE
+
+
+class SetClock(Clock):
+    """A clock that stands where the test put it."""
+
+    now_us = 0
+
+    def monotonic_us(self) -> int:
+        return self.now_us
+
+    def wall_us(self) -> int:
+        return self.now_us
+
+    async def sleep(self, duration_us: int) -> None:
+        raise AssertionError(duration_us)
+
+
+def test_announcements_are_bounded_in_bytes_and_in_time() -> None:
+    one, two, three = (
+        pb.PayloadStagedRequest(operation_id=new_operation_id(), node_ids=["n0"]) for _ in range(3)
+    )
+    clock = SetClock()
+    early = EarlyPayloads(clock, max_bytes=2 * one.ByteSize(), keep_us=100)
+    assert early.keep(one) == early.keep(two) == early.keep(two) == []
+    with pytest.raises(PlexError, match="not accepted") as full:
+        early.keep(three)
+    assert (full.value.code, full.value.retryable) == (ErrorCode.STAGING_FULL, True)
+    clock.now_us = 99
+    assert early.take(OperationId(two.operation_id)) is two
+    assert early.keep(two) == []
+    clock.now_us = 100
+    assert early.keep(three) == [one.operation_id]
+    assert early.take(OperationId(one.operation_id)) is None
+    assert (
+        early.take(OperationId(two.operation_id)),
+        early.take(OperationId(three.operation_id)),
+    ) == (two, three)
