@@ -17,8 +17,7 @@ import numpy as np
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.decisions import Placed
-from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planner import Placed, Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang

@@ -13,6 +13,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
@@ -110,7 +111,8 @@ class Simulator(Floor):
         return PlexError(
             ErrorCode.NO_PLACEMENT,
             f"{left} of {len(self.records)} jobs can never run under {self.policy.name}: "
-            f"{self.planner.why(first)}; {closed} nodes are closed and no event opens one again",
+            f"{answers.why(self.planner, first)}; {closed} nodes are closed and no event "
+            "opens one again",
             job_id=first,
         )
 

@@ -134,7 +134,7 @@ def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
     if key not in planner.board.group_of:
         return []
     group = planner.board.groups[planner.board.group_of[key]]
-    demand, measured = group.residents[key].demand, planner.measured(key)
+    demand, measured = group.residents[key].demand, planner.paces.measured(key)
     ratios = [
         f"bound {_ratio(demand.max_slowdown_ppm)}",
         f"predicted {_ratio(planner.predicted(group)[key])}",

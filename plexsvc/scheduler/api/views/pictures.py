@@ -17,9 +17,9 @@ from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.waiting import Waits
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import why_closed
-from plexsvc.scheduler.core.planning.decisions import WhatIf
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
@@ -88,7 +88,7 @@ async def what_if(
         )
     now_us = driver.clock.wall_us()
     demand = _demand(driver, request.job, tenant=TenantId(request.tenant), now_us=now_us)
-    reply = _answer(look, planner, planner.what_if(demand, now_us=now_us))
+    reply = _answer(look, planner, answers.what_if(planner, demand, now_us=now_us))
     for lacking in (_never_fits(driver, request.job, kind), _lacks_rollout(driver, request.job)):
         if lacking:
             reply.fits = False
@@ -120,7 +120,7 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
     for key, resident in group.residents.items():
         shown = _resident(look, planner.board, resident)
         shown.predicted_ppm = predicted.get(key, 0)
-        shown.measured_ppm = planner.measured(key) or 0
+        shown.measured_ppm = planner.paces.measured(key) or 0
         shown.is_late = key in group.late
         shown.paused = look.lens.text(group.paused.get(key, ""))
         view.residents.append(shown)
@@ -232,7 +232,7 @@ def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
         ) from error
 
 
-def _answer(look: _Look, planner: Planner, found: WhatIf) -> service_pb2.WhatIfReply:
+def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2.WhatIfReply:
     if not found.units:
         return service_pb2.WhatIfReply(reasons=map(look.lens.text, found.refusals))
     reply = service_pb2.WhatIfReply(

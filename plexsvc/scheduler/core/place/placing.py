@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
+from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import Demand
@@ -260,7 +261,7 @@ def why(cluster: Cluster, deployment: Deployment) -> str:
     """Say why a deployment is not placed yet."""
     planner = cluster.planning.planner(deployment.device_kind)
     if not deployment.is_rollout and key_of(deployment) in planner.waiting:
-        return planner.why(key_of(deployment))
+        return answers.why(planner, key_of(deployment))
     return (
         f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
         f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
@@ -274,7 +275,7 @@ def why_stays(cluster: Cluster, deployment: Deployment) -> str:
     if not is_placed(cluster, deployment):
         return "it is not placed"
     planner, key = planner_of(cluster, deployment)
-    return planner.why_stays(key)
+    return answers.why_stays(planner, key)
 
 
 def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:

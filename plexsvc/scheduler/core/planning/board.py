@@ -10,7 +10,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,66 +18,29 @@ import numpy as np
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.pool import Pool
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
-from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
+from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.structures.bit_slices import Lanes
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet
 from plexsvc.scheduler.core.structures.ring import Ring
-from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
 
 
-class Board:
+class Board(Pool):
     """All units and groups. Every method is atomic: it does all of it or raises before any."""
 
     def __init__(
         self, units: Iterable[UnitRoom], *, ring: Ring | None = None, slot_us: int = SECOND_US
     ) -> None:
-        self.ring = ring or Ring()
+        super().__init__(units, ring=ring or Ring())
         self.slot_us = slot_us
-        self.rooms = Rooms(units)
-        self.idle: dict[UnitId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
-        self._is_idle_sorted = True
-        self.num_freed = 0
-        """Times a unit became idle: grows with every chance to open a group."""
-
-        self.cordoned: set[UnitId] = set()
-        self.out: set[UnitId] = set()
         self.groups: dict[int, Group] = {}
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
-        self.exclusive: dict[ResidentId, Gang] = {}
-        self.free_units = SegmentTree(self.ring.size, initial=len(self.rooms))
         self._lanes = Lanes(self.ring.size)
         self._next_group = 1
-
-    def first_idle(self, num_units: int, *, barred: Collection[UnitId] = ()) -> Gang | None:
-        """Return the first idle units by host, position and name; None if too few."""
-        self._sort_idle()
-        chosen: list[UnitId] = []
-        for unit_id in self.idle:
-            if len(chosen) == num_units:
-                break
-            if unit_id not in barred:
-                chosen.append(unit_id)
-        return tuple(chosen) if len(chosen) == num_units else None
-
-    def idle_gang(self, num_units: int, *, barred: Collection[UnitId] = ()) -> Gang | None:
-        """Return idle units that can make a gang, first by name; None if there are none."""
-        if len(self.idle) < num_units:
-            return None
-        self._sort_idle()
-        if self.rooms.has_hosts or barred:
-            among = {unit_id: None for unit_id in self.idle if unit_id not in barred}
-            return next(self.rooms.gangs(num_units, among=among, burden=lambda _: 0), None)
-        by_size: dict[int, list[UnitId]] = {}
-        for unit_id in self.idle:
-            same = by_size.setdefault(self.rooms[unit_id].num_devices, [])
-            same.append(unit_id)
-            if len(same) == num_units:
-                return tuple(same)
-        return None
 
     def duty_on(self, unit_id: UnitId) -> int:
         """Return the sum of the duties of the jobs on a unit, in ppm."""
@@ -87,7 +50,7 @@ class Board:
     def open_group(self, units: Sequence[UnitId]) -> Group:
         """Make a group of units that are in none."""
         assert units, "a group has units"
-        self._claim(units)
+        self.claim(units)
         return self._new_group(tuple(units))
 
     def gather(self, units: Sequence[UnitId]) -> Group:
@@ -96,7 +59,7 @@ class Board:
         loose = [unit_id for unit_id in units if unit_id not in self.group_at]
         if not met:
             return self.open_group(units)
-        self._claim(loose)
+        self.claim(loose)
         if len(met) > 1 or loose:
             self._merge([self.groups[group_id] for group_id in met], loose)
         return self.groups[met[0]]
@@ -210,39 +173,9 @@ class Board:
         self._repaint(group)
         self._refresh(group)
 
-    def hold(self, key: ResidentId, units: Sequence[UnitId]) -> None:
-        """Give idle units to one holder for itself."""
-        assert all(unit_id in self.idle for unit_id in units), units
-        assert key not in self.exclusive, key
-        for unit_id in units:
-            del self.idle[unit_id]
-        self.exclusive[key] = tuple(units)
-        self.free_units.add(0, self.ring.size, -len(units))
-
-    def exchange(self, one: ResidentId, other: ResidentId) -> None:
-        """Give each of two holders what the other has."""
-        held = self.exclusive
-        held[one], held[other] = held[other], held[one]
-
-    def release(self, key: ResidentId) -> None:
-        """Take back what a holder had for itself, if it had anything."""
-        held = self.exclusive.pop(key, ())
-        self.free_units.add(0, self.ring.size, len(held))
-        self._give_back(held)
-
-    def join(self, room: UnitRoom) -> None:
-        """Take a new unit in."""
-        assert room.unit_id not in self.rooms, room
-        self.rooms.join(room)
-        self.free_units.add(0, self.ring.size, 1)
-        self._give_back([room.unit_id])
-
     def cordon(self, unit_id: UnitId) -> list[ResidentId]:
         """Give a unit no further work; returns the jobs that still live on it, and its holder."""
-        self.cordoned.add(unit_id)
-        if unit_id in self.idle:
-            del self.idle[unit_id]
-            self._take_out(unit_id)
+        self.close(unit_id)
         affected = [job for job, units in self.exclusive.items() if unit_id in units]
         if unit_id in self.group_at:
             group = self.groups[self.group_at[unit_id]]
@@ -252,21 +185,10 @@ class Board:
 
     def uncordon(self, unit_id: UnitId) -> None:
         """Let a unit take work again."""
-        self.cordoned.discard(unit_id)
+        self.reopen(unit_id)
         if unit_id in self.group_at:
             group = self.groups[self.group_at[unit_id]]
             group.is_closed = any(unit in self.cordoned for unit in group.units)
-        if unit_id in self.out:
-            self.out.discard(unit_id)
-            self.free_units.add(0, self.ring.size, 1)
-            self._give_back([unit_id])
-
-    def leave(self, unit_id: UnitId) -> None:
-        """Forget a cordoned unit on which nothing lives any more."""
-        assert unit_id in self.out, unit_id
-        self.out.discard(unit_id)
-        self.cordoned.discard(unit_id)
-        self.rooms.leave(unit_id)
 
     def check(self) -> None:
         """Assert that structures agree with the footprints, and that units are in one place."""
@@ -352,7 +274,7 @@ class Board:
             self._reprofile(group.parts, [self._untouched(group.units)])
             self._forget(group)
             self._lanes.give_back(group.slices, group.lane)
-            self._give_back(group.units)
+            self.give_back(group.units)
             return []
         if not group.is_uniform:
             pieces = connected(group.residents.values())
@@ -387,7 +309,7 @@ class Board:
         after = [part for piece in made for part in piece.parts]
         unused = tuple(n for n in was if n not in self.group_at)
         self._reprofile(before, [*after, self._untouched(unused)])
-        self._give_back(unused)
+        self.give_back(unused)
         return made
 
     def _span(self, group: Group, units: Iterable[UnitId]) -> None:
@@ -435,31 +357,3 @@ class Board:
         group.slices.clear(group.lane)
         for resident in group.residents.values():
             group.slices.paint(group.lane, resident.cells)
-
-    def _claim(self, units: Sequence[UnitId]) -> None:
-        """Take units for a group; by an operator's will also cordoned ones."""
-        assert all(unit_id in self.idle or unit_id in self.out for unit_id in units), units
-        for unit_id in units:
-            if unit_id in self.out:
-                self.out.discard(unit_id)
-                self.free_units.add(0, self.ring.size, 1)
-            else:
-                del self.idle[unit_id]
-
-    def _give_back(self, units: Iterable[UnitId]) -> None:
-        for unit_id in units:
-            if unit_id in self.cordoned:
-                self._take_out(unit_id)
-            else:
-                self.idle[unit_id] = None
-                self._is_idle_sorted = False
-                self.num_freed += 1
-
-    def _sort_idle(self) -> None:
-        if not self._is_idle_sorted:
-            self.idle = dict.fromkeys(self.rooms.in_order(self.idle))
-            self._is_idle_sorted = True
-
-    def _take_out(self, unit_id: UnitId) -> None:
-        self.out.add(unit_id)
-        self.free_units.add(0, self.ring.size, -1)

@@ -8,7 +8,7 @@ units. Besides the queue there is the operator's way (`place_at`, `rehome`, `hol
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
@@ -16,15 +16,14 @@ from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
     Spot,
     predicted,
-    predicted_with,
     refusal,
 )
-from plexsvc.scheduler.core.planning.decisions import Meeting, Placed, WhatIf
 from plexsvc.scheduler.core.planning.fit import Fitter
-from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
-from plexsvc.scheduler.core.planning.profile import PPM, Demand, Profile
+from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import (
     Barred,
@@ -35,13 +34,25 @@ from plexsvc.scheduler.core.planning.spots import (
     merging,
 )
 from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
-from plexsvc.scheduler.core.structures.footprint import Footprint
 
-PACE_SMOOTHING: Final = 8
-"""A measured cycle weighs one over this in a job's pace."""
 
-DRIFT_SHARE: Final = 20
-"""A resident is re-anchored when it drifted by more than one over this of its period."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A job that may start: where, and how far its cycle slides."""
+
+    resident_id: ResidentId
+    group_id: int
+    units: Gang
+    """The units it uses; its group may have others besides."""
+
+    rollout_units: Gang = ()
+    shift_slots: int = 0
+    overlap_ppm: int = 0
+    opened: bool = False
+    """Whether it has a group of its own, on units that were idle."""
+
+    merged: tuple[int, ...] = ()
+    """Groups that became part of `group_id` for it."""
 
 
 class Planner:
@@ -50,18 +61,16 @@ class Planner:
     def __init__(self, board: Board, *, policy: Policy, noun: str = "node") -> None:
         """Plan on `board`; `noun` is what its units are called in reasons."""
         self.board = board
-        self._noun = noun
+        self.noun = noun
         self.policy = policy
         self.fitter = Fitter(board=board)
+        self.paces = Paces(board)
         self.waiting: dict[ResidentId, Demand] = {}
         self._loads: dict[ResidentId, Load] = {}
         self._unseen: set[ResidentId] = set()
         self._short: dict[ResidentId, None] = {}
         self._changed: dict[int, None] = {}
         self._freed_seen = 0
-        self._phases: dict[ResidentId, int] = {}
-        self._started: dict[ResidentId, int] = {}
-        self._paces: dict[ResidentId, int] = {}
         self._late_news = False
         self._queue_news = False
 
@@ -84,9 +93,7 @@ class Planner:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
-        self._phases.pop(resident_id, None)
-        self._started.pop(resident_id, None)
-        self._paces.pop(resident_id, None)
+        self.paces.forget(resident_id)
 
     def hold(self, key: ResidentId, num_units: int) -> Gang | None:
         """Give the first idle units, by host and position, to a holder for itself alone.
@@ -103,21 +110,15 @@ class Planner:
         self.board.release(key)
 
     def note_phase(self, resident_id: ResidentId, at_us: int, *, alone_us: int = 0) -> None:
-        """Remember when a resident's cycle was last seen to start; fits follow it.
+        """Take in that a resident's cycle was seen to start; fits follow it.
 
-        The measured cycle is averaged; past the job's bound, its group takes no further job.
-        `alone_us` is what the time since the last start would have been without waits: a job that
-        pauses by itself is not late.
+        When its measured pace passes its bound, its group takes no further job.
         """
-        before_us = self._phases.get(resident_id)
-        self._phases[resident_id] = at_us
-        if before_us is None:
-            return
         group = self.group_of(resident_id)
         demand = group.residents[resident_id].demand
-        measured_ppm = (at_us - before_us) * PPM // max(demand.profile.period_us, alone_us)
-        pace = self._paces.get(resident_id, PPM)
-        pace = self._paces[resident_id] = pace + (measured_ppm - pace) // PACE_SMOOTHING
+        pace = self.paces.note(demand, at_us, alone_us=alone_us)
+        if pace is None:
+            return
         if pace > demand.max_slowdown_ppm:
             self._late_news = self._late_news or resident_id not in group.late
             group.late[resident_id] = pace
@@ -131,7 +132,7 @@ class Planner:
         and is left to repacking.
         """
         self.board.relearn(resident_id, profile, anchor_slot=at_us // self.board.slot_us)
-        self._paces.pop(resident_id, None)
+        self.paces.restart(resident_id)
         self.touch(self.board.group_of[resident_id])
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
@@ -150,16 +151,6 @@ class Planner:
     def predicted(self, group: Group) -> dict[ResidentId, int]:
         """Return the predicted slowdown of each job of a group, in ppm."""
         return predicted(list(group.residents.values()))
-
-    def measured(self, resident_id: ResidentId) -> int | None:
-        """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
-        return self._paces.get(resident_id)
-
-    def remaining_us(self, resident_id: ResidentId, now_us: int) -> int:
-        """Return how long a placed job is still expected to run, at least one period."""
-        demand = self.group_of(resident_id).residents[resident_id].demand
-        since_us = self._started.get(resident_id, now_us)
-        return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
 
     @property
     def needs_relief(self) -> bool:
@@ -235,7 +226,7 @@ class Planner:
         if onto is not None:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         groups = groups_for(self.board, resident.demand, policy=self.policy)
-        spot = self._spot_for(
+        spot = self.spot_for(
             resident.demand, groups, may_open=True, barred=barred, without=resident_id
         )
         return None if spot is None else self._rebook(resident_id, spot.units, now_us=now_us)
@@ -256,63 +247,6 @@ class Planner:
         spots = self._that_take(demand, joining(self.board, demand, groups))
         return best(self.board, demand, spots, policy=self.policy)
 
-    def what_if(self, demand: Demand, *, now_us: int) -> WhatIf:
-        """Say where a job would go now and what that costs whom; changes nothing."""
-        groups = groups_for(self.board, demand, policy=self.policy)
-        spot = self._spot_for(demand, groups, may_open=True)
-        if spot is None or len(self.board.idle) < demand.rollout_units:
-            return WhatIf(refusals=tuple(self._reasons(demand)))
-        fit = self.fitter.among(
-            [self._cells_now(resident) for resident in spot.met()],
-            demand.profile,
-            anchor_slot=now_us // self.board.slot_us,
-        )
-        residents = [r for group in spot.groups for r in group.residents.values()]
-        met = {r.demand.resident_id for r in spot.met()}
-        before = predicted(residents)
-        own, after = predicted_with(Load.of(demand), spot.units, residents)
-        barred = spot.units if not spot.groups else ()
-        return WhatIf(
-            units=spot.units,
-            group_ids=tuple(group.group_id for group in spot.groups),
-            rollout_units=self.board.first_idle(demand.rollout_units, barred=barred) or (),
-            shift_slots=fit.shift_slots,
-            overlap_ppm=fit.overlap_ppm,
-            slowdown_ppm=own,
-            meets=tuple(
-                Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
-                for resident_id, ppm in after.items()
-                if ppm != before[resident_id] or resident_id in met
-            ),
-        )
-
-    def why(self, resident_id: ResidentId) -> str:
-        """Say why a waiting job waits."""
-        demand = self.waiting[resident_id]
-        beside = f" + {demand.rollout_units}" if demand.rollout_units else ""
-        asked = f"{demand.num_units}{beside} {self._noun}(s)"
-        return f"{resident_id} waits for {asked}: " + "; ".join(self._reasons(demand))
-
-    def why_stays(self, resident_id: ResidentId, *, avoid: Collection[UnitId] = ()) -> str:
-        """Say what a placed job finds elsewhere: why it is not rehomed."""
-        resident = self.group_of(resident_id).residents[resident_id]
-        barred = {*avoid, *resident.units}
-        return "; ".join(self._reasons(resident.demand, barred=barred, without=resident_id))
-
-    def _reasons(
-        self, demand: Demand, *, barred: Barred = (), without: ResidentId = NOBODY
-    ) -> list[str]:
-        policy, load = self.policy, Load.of(demand)
-        groups = [g for g in self.board.groups.values() if is_right_size(g, demand, policy=policy)]
-        facts = [f"{len(self.board.idle)} of {len(self.board.rooms)} {self._noun}s are idle"]
-        counts: dict[str, int] = {}
-        for spot in joining(self.board, demand, groups, barred=barred):
-            reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
-            counts[reason] = counts.get(reason, 0) + 1
-        size = "of its size" if policy.oversize == 1 else "of its size or larger"
-        facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
-        return facts
-
     def _offer(
         self, demand: Demand, changed: Sequence[Group], *, may_open: bool, now_us: int
     ) -> Placed | None:
@@ -326,10 +260,10 @@ class Planner:
             pool: Iterable[Group] = groups_for(self.board, demand, policy=policy)
         else:
             pool = [g for g in changed if is_right_size(g, demand, policy=policy)]
-        spot = self._spot_for(demand, pool, may_open=may_open)
+        spot = self.spot_for(demand, pool, may_open=may_open)
         return None if spot is None else self._commit(demand, spot, now_us=now_us)
 
-    def _spot_for(
+    def spot_for(
         self,
         demand: Demand,
         groups: Iterable[Group],
@@ -395,7 +329,7 @@ class Planner:
             self.board.hold(demand.resident_id, rollout)
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
-        self._started[demand.resident_id] = now_us
+        self.paces.begin(demand.resident_id, now_us=now_us)
         return Placed(
             resident_id=demand.resident_id,
             group_id=group.group_id,
@@ -409,9 +343,9 @@ class Planner:
 
     def _rebook(self, resident_id: ResidentId, units: Gang, *, now_us: int) -> Placed:
         """Move a resident on the board, at the phase it was last measured at."""
-        at_us = self._phases.get(resident_id, now_us)
+        at_us = self.paces.phase_us(resident_id, default_us=now_us)
         met = {g.group_id for g in self._groups_at(units)}
-        self._paces.pop(resident_id, None)
+        self.paces.restart(resident_id)
         left = self.board.move(resident_id, units, anchor_slot=at_us // self.board.slot_us)
         group = self.group_of(resident_id)
         for each in (*left, group):
@@ -427,7 +361,7 @@ class Planner:
     def _shift(self, demand: Demand, spot: Spot, *, anchor_slot: int) -> tuple[int, int]:
         """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
         for group in spot.groups:
-            self._follow_drift(group)
+            self.paces.follow_drift(group)
         if not self.policy.shifts:
             return 0, 0
         profile, fitter = demand.profile, self.fitter
@@ -437,26 +371,3 @@ class Planner:
             return fit.shift_slots, fit.overlap_ppm
         among = fitter.among([r.cells for r in spot.met()], profile, anchor_slot=anchor_slot)
         return among.shift_slots, among.overlap_ppm
-
-    def _follow_drift(self, group: Group) -> None:
-        """Move residents' cells to the phases they were last measured at."""
-        for resident_id, resident in group.residents.items():
-            if self._has_drifted(resident):
-                slot = self._phases[resident_id] // self.board.slot_us
-                self.board.reanchor(resident_id, anchor_slot=slot)
-
-    def _has_drifted(self, resident: Resident) -> bool:
-        at_us = self._phases.get(resident.demand.resident_id)
-        if at_us is None:
-            return False
-        period = resident.cells.period
-        planned = resident.anchor_slot + resident.shift_slots
-        drift = (at_us // self.board.slot_us - planned) % period
-        return min(drift, period - drift) * DRIFT_SHARE > period
-
-    def _cells_now(self, resident: Resident) -> Footprint:
-        """Return a resident's cells as they will be once its drift is followed."""
-        if not self._has_drifted(resident):
-            return resident.cells
-        slot = self._phases[resident.demand.resident_id] // self.board.slot_us
-        return self.board.cells(resident.demand.profile, anchor_slot=slot)

@@ -151,7 +151,7 @@ def _resume(planner: Planner) -> list[ResidentId]:
     for group in planner.board.groups.values():
         others = [r.demand for j, r in group.residents.items() if j not in group.paused]
         halves = ((d.resident_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
-        if group.paused and all((planner.measured(j) or PPM) <= half for j, half in halves):
+        if group.paused and all((planner.paces.measured(j) or PPM) <= half for j, half in halves):
             resumed.extend(group.paused)
             group.paused.clear()
     return resumed
@@ -189,7 +189,9 @@ def _empty(
         taken.setdefault(move.to_group, []).append(resident.demand)
         added.append(move.to_group)
         cost += move.charge_us * len(move.units)
-    lasts_us = max((planner.remaining_us(j, now_us) for j in group.residents), default=0)
+    demands = [resident.demand for resident in group.residents.values()]
+    stays_us = (planner.paces.remaining_us(demand, now_us=now_us) for demand in demands)
+    lasts_us = max(stays_us, default=0)
     pays = lasts_us * group.size >= rules.gain_over_cost * cost
     if len(moves) == len(group.residents) and pays:
         return moves

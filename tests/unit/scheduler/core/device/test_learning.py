@@ -190,7 +190,7 @@ def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> N
     cluster = world.core.cluster
     planner, key = placing.planner_of(cluster, cluster.deployments[DeploymentId("a/actor")])
     assert not planner.group_of(key).late
-    assert (planner.measured(key) or 0) < 1_100_000
+    assert (planner.paces.measured(key) or 0) < 1_100_000
 
 
 def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:

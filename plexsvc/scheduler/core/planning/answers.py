@@ -1,0 +1,111 @@
+"""Answers of planning that change nothing: where a job would go, why it waits, why it stays.
+
+Each asks what placement would ask, so an answer and the decision after it agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning.bounds import NOBODY, predicted, predicted_with, refusal
+from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.planning.spots import Barred, groups_for, is_right_size, joining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a new job would cost one it meets: predicted slowdowns in ppm, before and after."""
+
+    resident_id: ResidentId
+    before_ppm: int
+    after_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Where a job would go now; nothing was changed for the answer."""
+
+    units: Gang = ()
+    """Empty when there is no place for it."""
+
+    group_ids: tuple[int, ...] = ()
+    """The groups it would join; several would become one. None: it would open one."""
+
+    rollout_units: Gang = ()
+    shift_slots: int = 0
+    overlap_ppm: int = 0
+    slowdown_ppm: int = 1_000_000
+    """Its own predicted cycle shared over alone."""
+
+    meets: tuple[Meeting, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """When there is no place: why, place by place."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it would have a group of its own."""
+        return bool(self.units) and not self.group_ids
+
+
+def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
+    """Say where a job would go now and what that costs whom; changes nothing."""
+    groups = groups_for(planner.board, demand, policy=planner.policy)
+    spot = planner.spot_for(demand, groups, may_open=True)
+    if spot is None or len(planner.board.idle) < demand.rollout_units:
+        return WhatIf(refusals=tuple(_reasons(planner, demand)))
+    fit = planner.fitter.among(
+        [planner.paces.cells_now(resident) for resident in spot.met()],
+        demand.profile,
+        anchor_slot=now_us // planner.board.slot_us,
+    )
+    residents = [r for group in spot.groups for r in group.residents.values()]
+    met = {r.demand.resident_id for r in spot.met()}
+    before = predicted(residents)
+    own, after = predicted_with(Load.of(demand), spot.units, residents)
+    barred = spot.units if not spot.groups else ()
+    return WhatIf(
+        units=spot.units,
+        group_ids=tuple(group.group_id for group in spot.groups),
+        rollout_units=planner.board.first_idle(demand.rollout_units, barred=barred) or (),
+        shift_slots=fit.shift_slots,
+        overlap_ppm=fit.overlap_ppm,
+        slowdown_ppm=own,
+        meets=tuple(
+            Meeting(resident_id=resident_id, before_ppm=before[resident_id], after_ppm=ppm)
+            for resident_id, ppm in after.items()
+            if ppm != before[resident_id] or resident_id in met
+        ),
+    )
+
+
+def why(planner: Planner, resident_id: ResidentId) -> str:
+    """Say why a waiting job waits."""
+    demand = planner.waiting[resident_id]
+    beside = f" + {demand.rollout_units}" if demand.rollout_units else ""
+    asked = f"{demand.num_units}{beside} {planner.noun}(s)"
+    return f"{resident_id} waits for {asked}: " + "; ".join(_reasons(planner, demand))
+
+
+def why_stays(planner: Planner, resident_id: ResidentId) -> str:
+    """Say what a placed job finds elsewhere: why it is not rehomed."""
+    resident = planner.group_of(resident_id).residents[resident_id]
+    return "; ".join(_reasons(planner, resident.demand, barred=resident.units, without=resident_id))
+
+
+def _reasons(
+    planner: Planner, demand: Demand, *, barred: Barred = (), without: ResidentId = NOBODY
+) -> list[str]:
+    policy, load = planner.policy, Load.of(demand)
+    groups = [g for g in planner.board.groups.values() if is_right_size(g, demand, policy=policy)]
+    facts = [f"{len(planner.board.idle)} of {len(planner.board.rooms)} {planner.noun}s are idle"]
+    counts: dict[str, int] = {}
+    for spot in joining(planner.board, demand, groups, barred=barred):
+        reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
+        counts[reason] = counts.get(reason, 0) + 1
+    size = "of its size" if policy.oversize == 1 else "of its size or larger"
+    facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
+    return facts

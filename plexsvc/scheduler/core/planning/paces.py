@@ -1,0 +1,93 @@
+"""Measured phases and paces of residents: when their cycles begin, and how long they take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.groups import Group, Resident
+from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.structures.footprint import Footprint
+
+SMOOTHING: Final = 8
+"""A measured cycle weighs one over this in a job's pace."""
+
+DRIFT_SHARE: Final = 20
+"""A resident is re-anchored when it drifted by more than one over this of its period."""
+
+
+class Paces:
+    """What was measured of the residents of one board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._phases: dict[ResidentId, int] = {}
+        self._started: dict[ResidentId, int] = {}
+        self._paces: dict[ResidentId, int] = {}
+
+    def begin(self, resident_id: ResidentId, *, now_us: int) -> None:
+        """Note that a job was placed."""
+        self._started[resident_id] = now_us
+
+    def forget(self, resident_id: ResidentId) -> None:
+        """Forget a job that left the board."""
+        self._phases.pop(resident_id, None)
+        self._started.pop(resident_id, None)
+        self._paces.pop(resident_id, None)
+
+    def restart(self, resident_id: ResidentId) -> None:
+        """Measure a job's pace anew: its cycle or its company is another one."""
+        self._paces.pop(resident_id, None)
+
+    def note(self, demand: Demand, at_us: int, *, alone_us: int) -> int | None:
+        """Remember that a cycle started; return the job's pace in ppm, None after its first start.
+
+        `alone_us` is what the time since the last start would have been without waits: a job that
+        pauses by itself is not late.
+        """
+        before_us = self._phases.get(demand.resident_id)
+        self._phases[demand.resident_id] = at_us
+        if before_us is None:
+            return None
+        measured_ppm = (at_us - before_us) * PPM // max(demand.profile.period_us, alone_us)
+        pace = self._paces.get(demand.resident_id, PPM)
+        pace += (measured_ppm - pace) // SMOOTHING
+        self._paces[demand.resident_id] = pace
+        return pace
+
+    def measured(self, resident_id: ResidentId) -> int | None:
+        """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
+        return self._paces.get(resident_id)
+
+    def phase_us(self, resident_id: ResidentId, *, default_us: int) -> int:
+        """Return when a job's cycle was last seen to start."""
+        return self._phases.get(resident_id, default_us)
+
+    def remaining_us(self, demand: Demand, *, now_us: int) -> int:
+        """Return how long a placed job is still expected to run, at least one period."""
+        since_us = self._started.get(demand.resident_id, now_us)
+        return max(demand.profile.period_us, demand.expected_us - (now_us - since_us))
+
+    def cells_now(self, resident: Resident) -> Footprint:
+        """Return a resident's cells as they will be once its drift is followed."""
+        slot = self._drifted_to(resident)
+        if slot is None:
+            return resident.cells
+        return self._board.cells(resident.demand.profile, anchor_slot=slot)
+
+    def follow_drift(self, group: Group) -> None:
+        """Move residents' cells to the phases they were last measured at."""
+        for resident_id, resident in group.residents.items():
+            slot = self._drifted_to(resident)
+            if slot is not None:
+                self._board.reanchor(resident_id, anchor_slot=slot)
+
+    def _drifted_to(self, resident: Resident) -> int | None:
+        """Return the slot of the last measured start if it is far from the planned ones."""
+        at_us = self._phases.get(resident.demand.resident_id)
+        if at_us is None:
+            return None
+        slot, period = at_us // self._board.slot_us, resident.cells.period
+        drift = (slot - resident.anchor_slot - resident.shift_slots) % period
+        return slot if min(drift, period - drift) * DRIFT_SHARE > period else None
