@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from plexsvc.ids import DeploymentId, OperationId
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place, Residency
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ import numpy as np
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, OperationId
-from plexsvc.scheduler.core.vocabulary import OperationKind, Place, Residency
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.vocabulary import OperationKind, Place
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.observed import MoveSample, Observed, OperationSample, SpawnSample
 

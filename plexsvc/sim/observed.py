@@ -12,6 +12,7 @@ from typing import Final
 
 from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -48,13 +49,7 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.vocabulary import (
-    DeploymentState,
-    Fault,
-    OperationKind,
-    Place,
-    Residency,
-)
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from plexsvc.scheduler.driver.encoding import Recording
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled"})

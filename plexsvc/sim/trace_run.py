@@ -15,6 +15,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, OperationId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import Action, CarryState, CutOver, MoveState, SpawnWpg
 from plexsvc.scheduler.core.events import (
     Event,
@@ -30,7 +31,7 @@ from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Profile
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.runtime import Counts
-from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place, Residency
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
 from plexsvc.sim.clients import Outside
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
 from plexsvc.sim.presets import Workload

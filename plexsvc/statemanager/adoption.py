@@ -15,11 +15,11 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
+from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane
 from plexsvc.statemanager import records
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import Residency
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import NUMBERS, Node

@@ -2,9 +2,9 @@
 
 Theory of operation. A WPG's ranks register, allocate regions (which reserves device and host
 bytes at once, so that an offload can never fail for room), and are moved together. The WPG's
-residency follows `TRANSITIONS`; a load reserves the device bytes when it is ordered, an offload
-gives them back when it is done, a failed move returns to where it came from. Budgets are never
-exceeded: whatever does not fit is refused with `no_room(need, free)`. Commands with an older
+residency follows `NODE_TRANSITIONS`; a load reserves the device bytes when it is ordered, an
+offload gives them back when it is done, a failed move returns to where it came from. Budgets are
+never exceeded: whatever does not fit is refused with `no_room(need, free)`. Commands with an older
 epoch, lease or incarnation than the ledger has seen are refused with `stale_fence`.
 """
 
@@ -12,55 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Fence, refuse_older
 from plexsvc.ids import JobId, WpgId
-
-
-class Residency(StrEnum):
-    """Where a WPG's state is."""
-
-    NONE = "none"
-    DEVICE = "device"
-    OFFLOADING = "offloading"
-    HOST = "host"
-    LOADING = "loading"
-
-
-class Trigger(StrEnum):
-    """What changes a residency."""
-
-    ALLOCATED = "allocated"
-    OFFLOAD_ORDERED = "offload_ordered"
-    OFFLOADED = "offloaded"
-    OFFLOAD_FAILED = "offload_failed"
-    LOAD_ORDERED = "load_ordered"
-    LOADED = "loaded"
-    LOAD_FAILED = "load_failed"
-    EMPTIED = "emptied"
-
-
-TRANSITIONS: Final[Mapping[tuple[Residency, Trigger], Residency]] = {
-    (Residency.NONE, Trigger.ALLOCATED): Residency.DEVICE,
-    (Residency.DEVICE, Trigger.ALLOCATED): Residency.DEVICE,
-    (Residency.NONE, Trigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
-    (Residency.DEVICE, Trigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
-    (Residency.OFFLOADING, Trigger.OFFLOADED): Residency.HOST,
-    (Residency.OFFLOADING, Trigger.OFFLOAD_FAILED): Residency.DEVICE,
-    (Residency.NONE, Trigger.LOAD_ORDERED): Residency.LOADING,
-    (Residency.HOST, Trigger.LOAD_ORDERED): Residency.LOADING,
-    (Residency.LOADING, Trigger.LOADED): Residency.DEVICE,
-    (Residency.LOADING, Trigger.LOAD_FAILED): Residency.HOST,
-    (Residency.NONE, Trigger.EMPTIED): Residency.NONE,
-    (Residency.DEVICE, Trigger.EMPTIED): Residency.NONE,
-    (Residency.HOST, Trigger.EMPTIED): Residency.NONE,
-}
-"""Every legal change; anything else is a bug of the driver."""
-
-_ON_DEVICE: Final = frozenset({Residency.DEVICE, Residency.OFFLOADING, Residency.LOADING})
+from plexsvc.residency import NODE_TRANSITIONS, ON_DEVICE, Residency, ResidencyTrigger
 
 
 @dataclass(slots=True)
@@ -152,12 +108,12 @@ class WpgState:
     @property
     def is_on_device(self) -> bool:
         """Whether device bytes are reserved for it."""
-        return self.residency in _ON_DEVICE
+        return self.residency in ON_DEVICE
 
-    def apply(self, trigger: Trigger) -> None:
-        """Change the residency along `TRANSITIONS`."""
-        assert (self.residency, trigger) in TRANSITIONS, (self, trigger)
-        self.residency = TRANSITIONS[self.residency, trigger]
+    def apply(self, trigger: ResidencyTrigger) -> None:
+        """Change the residency along `NODE_TRANSITIONS`."""
+        assert (self.residency, trigger) in NODE_TRANSITIONS, (self, trigger)
+        self.residency = NODE_TRANSITIONS[self.residency, trigger]
 
 
 class Ledger:
@@ -261,7 +217,7 @@ class Ledger:
         """
         wpg = self.find(wpg_id)
         owner = wpg.ranks[rank]
-        if (wpg.residency, Trigger.ALLOCATED) not in TRANSITIONS:
+        if (wpg.residency, ResidencyTrigger.ALLOCATED) not in NODE_TRANSITIONS:
             raise _bad(f"{wpg_id} cannot allocate: it is {wpg.residency}; load it first")
         names = [region.name for region in regions]
         if len(set(names)) < len(names) or set(names) & set(owner.regions):
@@ -275,7 +231,7 @@ class Ledger:
             device.give(nbytes)
             raise
         owner.regions |= {region.name: region for region in regions}
-        wpg.apply(Trigger.ALLOCATED)
+        wpg.apply(ResidencyTrigger.ALLOCATED)
 
     def deallocate(self, wpg_id: WpgId, rank: int, names: Sequence[str]) -> None:
         """Take back an allocation that the machine could not serve."""
@@ -294,7 +250,7 @@ class Ledger:
         if gone.regions:
             wpg.lost.add(rank)
         if not wpg.ranks:
-            wpg.apply(Trigger.EMPTIED)
+            wpg.apply(ResidencyTrigger.EMPTIED)
         if not wpg.ranks and not wpg.lost:
             del self.wpgs[wpg_id]
         return gone.nbytes
@@ -317,19 +273,18 @@ class Ledger:
         if wpg.residency is to:
             return False
         if to is Residency.HOST:
-            wpg.apply(Trigger.OFFLOAD_ORDERED)
+            wpg.apply(ResidencyTrigger.OFFLOAD_ORDERED)
             return True
         self._take_devices(wpg)
-        wpg.apply(Trigger.LOAD_ORDERED)
+        wpg.apply(ResidencyTrigger.LOAD_ORDERED)
         return True
 
     def finish_move(self, wpg_id: WpgId, *, is_done: bool) -> Residency:
         """End a move, done or rolled back, and return the residency."""
         wpg = self.wpgs[wpg_id]
-        if wpg.residency is Residency.OFFLOADING:
-            wpg.apply(Trigger.OFFLOADED if is_done else Trigger.OFFLOAD_FAILED)
-        else:
-            wpg.apply(Trigger.LOADED if is_done else Trigger.LOAD_FAILED)
+        is_offload = wpg.residency is Residency.OFFLOADING
+        done = ResidencyTrigger.OFFLOADED if is_offload else ResidencyTrigger.LOADED
+        wpg.apply(done if is_done else ResidencyTrigger.MOVE_FAILED)
         if wpg.residency is Residency.HOST:
             for rank in wpg.ranks.values():
                 self.devices[rank.device_index].give(rank.nbytes)

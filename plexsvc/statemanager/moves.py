@@ -19,7 +19,7 @@ from plexsvc.errors import PlexError
 from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
-from plexsvc.statemanager.core import Residency
+from plexsvc.residency import Residency
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.tiers import Span

@@ -14,10 +14,11 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Fence
 from plexsvc.ids import JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.residency import Residency
 from plexsvc.statelink import mapping
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import Ledger, RegionState, Residency, WpgState
+from plexsvc.statemanager.core import Ledger, RegionState, WpgState
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from plexsvc.ids import JobId, WpgId
+from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
-from plexsvc.statemanager.core import RankState, RegionState, Residency, WpgState
+from plexsvc.statemanager.core import RankState, RegionState, WpgState
 from plexsvc.statemanager.links import Export, RankLink
-
-_COMMITTED: Final = {Residency.OFFLOADING: Residency.DEVICE, Residency.LOADING: Residency.HOST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ def facts_of(
     last_move: Facts | None,
 ) -> Facts:
     """Return a WPG's record; `residency` where a move is just done."""
-    at = residency or _COMMITTED.get(wpg.residency, wpg.residency)
+    at = residency or TRANSITIONS.get((wpg.residency, ResidencyTrigger.MOVE_FAILED), wpg.residency)
     by_rank = {link.rank: link for link in links}
     is_on_device = at is Residency.DEVICE
     return {

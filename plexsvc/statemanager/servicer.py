@@ -22,10 +22,12 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
+from plexsvc.residency import Residency
+from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import read_whole
 from plexsvc.statemanager import checkpoints, snapshot
-from plexsvc.statemanager.core import Residency, WpgState
+from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.publishing import Progress, chunked
@@ -41,18 +43,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 MAX_CONTROL_CALLS: Final = 32
 """Control calls that work at once; further ones wait."""
-
-_TARGETS: Final = {
-    common_pb2.RESIDENCY_DEVICE: Residency.DEVICE,
-    common_pb2.RESIDENCY_HOST: Residency.HOST,
-}
-_ON_WIRE: Final = {
-    Residency.NONE: common_pb2.RESIDENCY_NONE,
-    Residency.DEVICE: common_pb2.RESIDENCY_DEVICE,
-    Residency.OFFLOADING: common_pb2.RESIDENCY_DEVICE,
-    Residency.HOST: common_pb2.RESIDENCY_HOST,
-    Residency.LOADING: common_pb2.RESIDENCY_HOST,
-}
 
 
 class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
@@ -81,7 +71,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             copy_us=outcome.copy_us,
             total_us=outcome.total_us,
             step_us=outcome.step_us,
-            residency=_ON_WIRE[outcome.residency],
+            residency=ON_WIRE[outcome.residency],
         )
 
     async def Publish(  # noqa: N802
@@ -230,13 +220,13 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _move(self, request: statemanager_pb2.MoveRequest) -> MoveOutcome:
-        if request.to not in _TARGETS:
+        if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
             text = f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST"
             raise PlexError(ErrorCode.BAD_REQUEST, text)
         return self._mover.move(
             WpgId(request.wpg_id),
-            _TARGETS[request.to],
+            TARGETS[request.to],
             fence=request.fence,
             move_id=request.move_id,
         )
@@ -320,7 +310,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
         with self._node.lock:
             wpg = self._node.ledger.wpgs.get(wpg_id)
-        return _ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
+        return ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
 
 
 async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_pb2.StageHeader:
@@ -345,7 +335,7 @@ def _wpg_on_wire(wpg: WpgState) -> statemanager_pb2.WpgState:
     return statemanager_pb2.WpgState(
         wpg_id=wpg.wpg_id,
         incarnation=wpg.incarnation,
-        residency=_ON_WIRE[wpg.residency],
+        residency=ON_WIRE[wpg.residency],
         device_bytes=wpg.nbytes if wpg.is_on_device else 0,
         host_bytes=wpg.nbytes,
         switch_bytes=wpg.switch_bytes or wpg.nbytes,

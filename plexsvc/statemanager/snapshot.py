@@ -10,7 +10,8 @@ import numpy as np
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.ids import JobId, WpgId
-from plexsvc.statemanager.core import Residency, WpgState
+from plexsvc.residency import Residency
+from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.links import RankLink, Scalars
 from plexsvc.statemanager.node import Node
 from plexsvc.weights import manifests, pieces, reading

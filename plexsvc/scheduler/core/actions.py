@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -13,7 +14,6 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
     Place,
     RelocationStage,
-    Residency,
 )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from plexsvc.residency import MOVING, Residency
 from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import HELD, MOVING, Cluster, Deployment, Device, Wpg
+from plexsvc.scheduler.core.state import HELD, Cluster, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState, WpgState
 
 
 def check(cluster: Cluster) -> None:

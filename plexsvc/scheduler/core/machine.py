@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from plexsvc.errors import ErrorCode
+from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.device import grants, learning, lease, switch
@@ -67,7 +68,6 @@ from plexsvc.scheduler.core.timers import (
     Timer,
     WatchTimer,
 )
-from plexsvc.scheduler.core.transitions import ResidencyTrigger
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
     OperationKind,

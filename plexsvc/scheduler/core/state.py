@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
@@ -15,10 +16,8 @@ from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import (
     OPERATION_TRANSITIONS,
-    RESIDENCY_TRANSITIONS,
     WPG_TRANSITIONS,
     OperationTrigger,
-    ResidencyTrigger,
     WpgTrigger,
     step,
 )
@@ -31,16 +30,8 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationState,
     Place,
     RelocationStage,
-    Residency,
     WpgState,
 )
-
-ON_DEVICE = frozenset(
-    {Residency.BUILDING, Residency.DEVICE, Residency.OFFLOADING, Residency.LOADING}
-)
-"""Residencies that count against the device's bytes."""
-
-MOVING = frozenset({Residency.OFFLOADING, Residency.LOADING})
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
 """Stages of a relocation in which the deployment's operations wait."""
@@ -264,7 +255,7 @@ class Wpg:
 
     def shift(self, trigger: ResidencyTrigger) -> None:
         """Change residency by the table."""
-        self.residency = step(RESIDENCY_TRANSITIONS, self.residency, trigger)
+        self.residency = step(TRANSITIONS, self.residency, trigger)
 
 
 @dataclass(slots=True, kw_only=True)

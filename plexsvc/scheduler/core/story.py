@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId, show
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
-from plexsvc.scheduler.core.vocabulary import Fault, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import Fault, OperationState, WpgState
 
 _UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
 _LEAST_UNITS: Final = 10

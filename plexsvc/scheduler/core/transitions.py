@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from plexsvc.scheduler.core.vocabulary import JobState, OperationState, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import JobState, OperationState, WpgState
 
 S = TypeVar("S", bound=StrEnum)
 T = TypeVar("T", bound=StrEnum)
@@ -53,32 +53,6 @@ TERMINAL: Final = frozenset(
     }
 )
 """States in which whoever asked has had the answer."""
-
-
-class ResidencyTrigger(StrEnum):
-    """What changes where a WPG's state is."""
-
-    BUILD_ORDERED = "build_ordered"
-    BUILT = "built"
-    BUILD_FAILED = "build_failed"
-    OFFLOAD_ORDERED = "offload_ordered"
-    OFFLOADED = "offloaded"
-    LOAD_ORDERED = "load_ordered"
-    LOADED = "loaded"
-    MOVE_FAILED = "move_failed"
-
-
-RESIDENCY_TRANSITIONS: Final = {
-    (Residency.NONE, ResidencyTrigger.BUILD_ORDERED): Residency.BUILDING,
-    (Residency.BUILDING, ResidencyTrigger.BUILT): Residency.DEVICE,
-    (Residency.BUILDING, ResidencyTrigger.BUILD_FAILED): Residency.NONE,
-    (Residency.DEVICE, ResidencyTrigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
-    (Residency.OFFLOADING, ResidencyTrigger.OFFLOADED): Residency.HOST,
-    (Residency.OFFLOADING, ResidencyTrigger.MOVE_FAILED): Residency.DEVICE,
-    (Residency.HOST, ResidencyTrigger.LOAD_ORDERED): Residency.LOADING,
-    (Residency.LOADING, ResidencyTrigger.LOADED): Residency.DEVICE,
-    (Residency.LOADING, ResidencyTrigger.MOVE_FAILED): Residency.HOST,
-}
 
 
 class WpgTrigger(StrEnum):

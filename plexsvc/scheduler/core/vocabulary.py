@@ -55,17 +55,6 @@ class OperationState(StrEnum):
     FAILED = "failed"
 
 
-class Residency(StrEnum):
-    """Where a WPG's state is, or which way it goes."""
-
-    NONE = "none"
-    BUILDING = "building"
-    DEVICE = "device"
-    OFFLOADING = "offloading"
-    HOST = "host"
-    LOADING = "loading"
-
-
 class WpgState(StrEnum):
     """What a WPG's processes are doing."""
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import grpc
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
+from plexsvc.residency import Residency
+from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.events import Event, MoveFailed, ResidencyMoved
-from plexsvc.scheduler.core.vocabulary import Fault, Residency
+from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.orders.reach import Reach
@@ -69,14 +71,13 @@ async def _roll_back(reach: Reach, action: MoveState, nodes: Sequence[NodeId]) -
 
 
 async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Residency) -> MoveReply:
-    to_device = to is Residency.DEVICE
     record = reach.registry.by_wpg.get(action.wpg_id)
     incarnation = 1 if record is None else record.incarnation
     request = statemanager_pb2.MoveRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=incarnation),
         wpg_id=action.wpg_id,
         move_id=action.move_id.encode(),
-        to=common_pb2.RESIDENCY_DEVICE if to_device else common_pb2.RESIDENCY_HOST,
+        to=ON_WIRE[to],
     )
     reply: MoveReply = await reach.ask_state(
         node_id, lambda state: state.Move(request, timeout=reach.move_s)

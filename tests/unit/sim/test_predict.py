@@ -10,6 +10,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -35,7 +36,6 @@ from plexsvc.scheduler.core.vocabulary import (
     JobState,
     OperationKind,
     Place,
-    Residency,
 )
 from plexsvc.scheduler.driver import encoding
 from plexsvc.sim.clients import Alarm, Answer, Client, Outside, Post, Posts

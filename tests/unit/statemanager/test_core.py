@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from plexclient.wire.v1 import common_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
-from plexsvc.statemanager.core import Ledger, RegionState, Residency
+from plexsvc.residency import Residency
+from plexsvc.statemanager.core import Ledger, RegionState
 
 A, B = WpgId("a"), WpgId("b")
 JOB = JobId("job")

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from plexsvc.ids import JobId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
-from plexsvc.statemanager.core import RankState, RegionState, Residency, WpgState
+from plexsvc.statemanager.core import RankState, RegionState, WpgState
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.tiers import Span
 

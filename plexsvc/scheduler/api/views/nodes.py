@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
+from plexclient.wire.v1 import service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
+from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
@@ -119,7 +120,7 @@ def _resident(
     view = service_pb2.NodeResident(
         role=deployment.role,
         devices=_devices(wpg, node_id),
-        residency=status.RESIDENCIES.get(wpg.residency, common_pb2.RESIDENCY_NONE),
+        residency=ON_WIRE[wpg.residency],
         moving_to=moving_to(deployment),
         next=lens.text(_next(cluster, wpg, deployment, node_id)),
     )

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, ResidentId, TenantId
+from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.waiting import Waits
@@ -164,7 +164,7 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
         return
     job_id = deployment.job_id
     wpg = cluster.wpg_of(deployment)
-    view.residency = common_pb2.RESIDENCY_NONE if wpg is None else status.RESIDENCIES[wpg.residency]
+    view.residency = common_pb2.RESIDENCY_NONE if wpg is None else ON_WIRE[wpg.residency]
     view.is_running = bool(deployment.running)
     view.is_pinned = cluster.jobs[job_id].is_pinned
     view.moving_to.extend(moving_to(deployment))

@@ -11,22 +11,15 @@ from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
+from plexsvc.residency import Residency
+from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.state import Cluster, Device
-from plexsvc.scheduler.core.vocabulary import Residency
 from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.orders.nodes import NodeLink
 
-RESIDENCIES: Final = {
-    Residency.NONE: common_pb2.RESIDENCY_NONE,
-    Residency.BUILDING: common_pb2.RESIDENCY_DEVICE,
-    Residency.DEVICE: common_pb2.RESIDENCY_DEVICE,
-    Residency.OFFLOADING: common_pb2.RESIDENCY_DEVICE,
-    Residency.HOST: common_pb2.RESIDENCY_HOST,
-    Residency.LOADING: common_pb2.RESIDENCY_HOST,
-}
 MAX_SPANS: Final = 20_000
 """Spans in one reply; ask again from `next_index` for more."""
 
@@ -38,7 +31,7 @@ def deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2
     view = service_pb2.Deployment()
     view.CopyFrom(record.view)
     wpg = driver.core.cluster.wpgs.get(record.wpg_id) if record.wpg_id is not None else None
-    view.residency = RESIDENCIES[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
+    view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
     for node_id in dict.fromkeys(record.node_ids):
         if driver.nodes.is_up(node_id):

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from plexsvc.ids import ResidentId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
 from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
-from plexsvc.scheduler.core.vocabulary import Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import WpgState
 
 GIB: Final = 1 << 30
 

@@ -10,13 +10,14 @@ starve it; until the time it can start, others may use those that are free (back
 from __future__ import annotations
 
 from plexsvc.ids import WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.device import contest, lease, space, switch
 from plexsvc.scheduler.core.planning.runtime_rules import Entry
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Cluster, Operation, Wpg
 from plexsvc.scheduler.core.timers import LingerTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import Place, Residency, WpgState
+from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 
 def settle(cluster: Cluster) -> None:

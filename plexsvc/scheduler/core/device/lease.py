@@ -8,13 +8,14 @@ for it meanwhile.
 from __future__ import annotations
 
 from plexsvc.ids import JobId, OperationId
+from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Cluster, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Span
 from plexsvc.scheduler.core.timers import WatchTimer
-from plexsvc.scheduler.core.transitions import OperationTrigger, ResidencyTrigger
+from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import OperationKind
 
 

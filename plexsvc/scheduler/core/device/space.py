@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from plexsvc.ids import WpgId
-from plexsvc.scheduler.core.state import ON_DEVICE, Cluster, Wpg
-from plexsvc.scheduler.core.vocabulary import Place, Residency, WpgState
+from plexsvc.residency import ON_DEVICE, Residency
+from plexsvc.scheduler.core.state import Cluster, Wpg
+from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 
 def resident_bytes(cluster: Cluster, place: Place) -> int:

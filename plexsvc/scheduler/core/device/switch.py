@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import MoveId, WpgId
+from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import learning, lease
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import MOVING, ON_DEVICE, Cluster, Operation, Switch, Wpg
+from plexsvc.scheduler.core.state import Cluster, Operation, Switch, Wpg
 from plexsvc.scheduler.core.timers import RetryTimer
-from plexsvc.scheduler.core.transitions import OperationTrigger, ResidencyTrigger
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, Residency
+from plexsvc.scheduler.core.transitions import OperationTrigger
+from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 
 
 def begin(

@@ -6,6 +6,7 @@ import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -38,7 +39,6 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     OperationState,
     Place,
-    Residency,
 )
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 

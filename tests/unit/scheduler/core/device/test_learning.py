@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     KeepProfile,
     MoveState,
@@ -13,7 +14,7 @@ from plexsvc.scheduler.core.events import TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
-from plexsvc.scheduler.core.vocabulary import OperationKind, Residency
+from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld, op_id
 
 A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
