@@ -54,7 +54,6 @@ def direct(model: str, pipe: Connection) -> None:
     from plexsvc.worker import batches, losses
     from plexsvc.worker.backends import registry
     from plexsvc.worker.config import parse
-    from plexsvc.worker.hyper import Hyper
     from plexsvc.worker.sources import open_checkpoint
 
     torch.set_num_threads(1)
@@ -87,7 +86,7 @@ def direct(model: str, pipe: Connection) -> None:
         started = time.perf_counter()
         micro = batches.split(arrays, plan, names=names, shard=backend.shard)
         backend.forward_backward(micro, loss=loss, temperature=1.0, keep_outputs=False)
-        backend.step(Hyper(lr=LR))
+        backend.step(plex.AdamW(lr=LR))
         pipe.send(time.perf_counter() - started)
 
 

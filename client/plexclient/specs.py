@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 from plexclient.checks import real, whole
@@ -40,14 +40,13 @@ class Parallel:
 
     def to_wire(self) -> common_pb2.Parallel:
         """Return the wire form."""
-        return common_pb2.Parallel(
-            tp=self.tp,
-            pp=self.pp,
-            dp=self.dp,
-            cp=self.cp,
-            ep=self.ep,
-            sequence_parallel=self.sequence_parallel,
-        )
+        return common_pb2.Parallel(**asdict(self))
+
+    @classmethod
+    def from_wire(cls, wire: common_pb2.Parallel) -> Parallel:
+        """Return the layout in `wire`, where a degree of 0 reads as 1."""
+        given = {field.name: value for field, value in wire.ListFields()}
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +72,18 @@ class AdamW:
 
     def to_wire(self) -> service_pb2.Optimizer:
         """Return the wire form."""
-        return service_pb2.Optimizer(
-            kind="adamw",
-            lr=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            clip_grad_norm=self.clip_grad_norm,
-        )
+        return service_pb2.Optimizer(kind="adamw", **asdict(self))
+
+    @classmethod
+    def from_wire(cls, wire: service_pb2.Optimizer) -> AdamW:
+        """Return the numbers in `wire` as they are; only `eps`, which must not be 0, has a default.
+
+        With an eps of 0, weights without gradients would turn to NaN.
+        """
+        given = {field.name: getattr(wire, field.name) for field in fields(cls)}
+        if not wire.eps:
+            del given["eps"]
+        return cls(**given)
 
 
 def default_role(name: str, *, backend: str) -> str:

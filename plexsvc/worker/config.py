@@ -6,57 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plexclient.specs import AdamW, Parallel
 from plexsvc import config as plex_config
-from plexsvc.worker.hyper import Hyper
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
-    """Degrees of parallelism; their product but `ep` is the world size."""
-
-    tp: int = 1
-    """Ranks that share each matrix."""
-    pp: int = 1
-    """Pipeline stages."""
-    dp: int = 1
-    """Replicas that share a batch."""
-    cp: int = 1
-    """Ranks that share a sequence."""
-    ep: int = 1
-    """Ranks that share the experts."""
-    sequence_parallel: bool = False
-    """Whether tensor-parallel ranks also split the tokens outside the matrices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW's defaults; a step may override each."""
-
-    kind: str = "adamw"
-    """Only `adamw`."""
-    lr: float = 1e-6
-    """Learning rate."""
-    beta1: float = 0.9
-    """Decay of the first moment."""
-    beta2: float = 0.95
-    """Decay of the second moment."""
-    eps: float = 1e-8
-    """Added to the denominator."""
-    weight_decay: float = 0.0
-    """Decoupled decay of matrices; vectors are not decayed."""
-    clip_grad_norm: float = 0.0
-    """Largest gradient norm; 0 turns clipping off."""
-
-    def hyper(self) -> Hyper:
-        """Return the defaults as one step's hyper-parameters."""
-        return Hyper(
-            lr=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            clip_grad_norm=self.clip_grad_norm,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +34,11 @@ class WorkerConfig:
     """megatron, fsdp or noop."""
     model: str
     """Hugging Face directory."""
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: Parallel = field(default_factory=Parallel)
     """How the model and the batch are split."""
-    optimizer: OptimizerConfig | None = None
-    """None: no optimizer state and no gradients."""
+    optimizer: AdamW | None = None
+    """The deployment's hyper-parameters, each overridden by a step that sets it; None: no optimizer
+    state and no gradients."""
     dtype: str = "float32"
     """float32 or bfloat16; empty reads as float32."""
     seed: int = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
@@ -27,7 +29,6 @@ from plexsvc.weights.checksums import verify
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.results import Answer
 
 Operation = operations_pb2.Operation
@@ -66,7 +67,6 @@ class Operations:
         self._backend = backend
         self._memory = memory
         self._broken_by: str | None = None
-        self._default_hyper = config.optimizer.hyper() if config.optimizer else None
         self.is_initialized = False
 
     def run(self, operation: Operation, published: Manifests) -> Answer:
@@ -189,7 +189,8 @@ class Operations:
 
     def _step(self, body: operations_pb2.Step) -> Answer:
         self._check_trains("step")
-        hyper = _overridden(self._default_hyper or Hyper(lr=0.0), body)
+        given = {field.name: value for field, value in body.ListFields()}
+        hyper = replace(self._config.optimizer or AdamW(lr=0.0), **given)
         found = self._mutate("step", lambda: self._backend.step(hyper))
         return self._metrics({**found, "lr": hyper.lr})
 
@@ -304,11 +305,3 @@ def operation_seed(seed: int, seq: int) -> int:
     """Return the seed of operation `seq`: 62 bits of a hash of (deployment seed, seq)."""
     data = hashlib.sha256(f"{seed}/{seq}".encode()).digest()
     return int.from_bytes(data[:8], "little") >> 2
-
-
-def _overridden(default: Hyper, body: operations_pb2.Step) -> Hyper:
-    """Return the deployment's hyper-parameters with those the step sets."""
-    names = ("lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm")
-    given = {name: getattr(body, name) for name in names if body.HasField(name)}
-    kept = {name: getattr(default, name) for name in names}
-    return Hyper(**{**kept, **given})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
@@ -16,9 +17,6 @@ from plexsvc.scheduler.ledger.jobs import is_rollout
 
 TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
 ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
-
-DEFAULT_EPS: Final = 1e-8
-"""AdamW's where a client names none: with 0, weights without gradients would turn to NaN."""
 
 MODEL_FILES: Final = (
     "config.json",
@@ -136,32 +134,13 @@ def _worker_config(
     deployment: service_pb2.Deployment, config: SchedulerConfig
 ) -> dict[str, object]:
     spec = deployment.spec
-    p = spec.parallel
+    optimizer = AdamW.from_wire(spec.optimizer) if spec.HasField("optimizer") else None
     return {
         "role": spec.role,
         "backend": spec.backend,
-        "parallel": {
-            "tp": max(1, p.tp),
-            "pp": max(1, p.pp),
-            "dp": max(1, p.dp),
-            "cp": max(1, p.cp),
-            "ep": max(1, p.ep),
-            "sequence_parallel": p.sequence_parallel,
-        },
-        "optimizer": _optimizer(spec.optimizer) if spec.HasField("optimizer") else None,
+        "parallel": asdict(Parallel.from_wire(spec.parallel)),
+        "optimizer": asdict(optimizer) if optimizer else None,
         "micro_batch_tokens": spec.micro_batch_tokens or config.micro_batch_tokens,
-    }
-
-
-def _optimizer(optimizer: service_pb2.Optimizer) -> dict[str, object]:
-    return {
-        "kind": optimizer.kind or "adamw",
-        "lr": optimizer.lr,
-        "beta1": optimizer.beta1,
-        "beta2": optimizer.beta2,
-        "eps": optimizer.eps or DEFAULT_EPS,
-        "weight_decay": optimizer.weight_decay,
-        "clip_grad_norm": optimizer.clip_grad_norm,
     }
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Backend(Protocol):
         """Accumulate the gradients of `loss`, summed over `batch` and data-parallel ranks."""
         ...
 
-    def step(self, hyper: Hyper) -> dict[str, float]:
+    def step(self, hyper: AdamW) -> dict[str, float]:
         """Apply and clear the gradients; return metrics (`grad_norm`, `steps`).
 
         Raises:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
@@ -32,7 +33,6 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.process_group import join
 from plexsvc.worker.sources import TensorSource, fill
 
@@ -176,7 +176,7 @@ class FsdpBackend:
         self._reshard()
         return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=self._summed(sums))
 
-    def step(self, hyper: Hyper) -> dict[str, float]:
+    def step(self, hyper: AdamW) -> dict[str, float]:
         """Apply AdamW to this rank's shards with the norm of the whole gradient."""
         norm = self._grad_norm()
         if not torch.isfinite(norm):
@@ -195,7 +195,7 @@ class FsdpBackend:
         self.zero_grad()
         return {"grad_norm": float(norm), "steps": float(self._steps)}
 
-    def _set_hyper(self, hyper: Hyper) -> None:
+    def _set_hyper(self, hyper: AdamW) -> None:
         for group in self._optimizer.param_groups:
             held = self._layout.held[_index_of(group["params"][0], self._params)]
             is_matrix = len(held.global_shape) > VECTOR_DIMS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.worker.backends.base import (
     MicroBatch,
@@ -15,7 +16,6 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class NoopBackend:
         outputs = tuple(mb.tokens[: mb.num_tokens].float() * 0 for mb in batch)
         return PassResult(outputs=outputs)
 
-    def step(self, hyper: Hyper) -> dict[str, float]:
+    def step(self, hyper: AdamW) -> dict[str, float]:
         """Count."""
         del hyper
         self._steps += 1

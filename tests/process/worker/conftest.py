@@ -56,7 +56,7 @@ def start_group(rank_host: RankHost, tmp_path: Path, odd_model: Path) -> Iterato
             "role": "actor",
             "backend": "megatron",
             "model": str(odd_model),
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip_grad_norm": 1.0},
+            "optimizer": {"lr": 1e-2, "beta2": 0.95, "weight_decay": 0.1},
             "seed": 7,
             "node_id": "node",
             "rendezvous": f"file://{tmp_path}/rendezvous-{len(started)}",

@@ -119,7 +119,7 @@ def start_wpg(
             "role": "actor",
             "backend": "megatron",
             "model": str(odd_model),
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip_grad_norm": 1.0},
+            "optimizer": {"lr": 1e-2, "beta2": 0.95, "weight_decay": 0.1},
             "seed": 7,
             "node_id": "node",
             "data_socket": manager.data_socket,

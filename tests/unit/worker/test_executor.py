@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker import config as worker_config
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
 from plexsvc.worker.executor import Executor, Outcome
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.operations import operation_seed
 from plexsvc.worker.servicer import WorkerServicer
 from tests.rigs.worker_batches import operation, plan, random_batch
@@ -46,7 +46,7 @@ class FakeBackend(NoopBackend):
     def __init__(self, config: worker_config.WorkerConfig) -> None:
         super().__init__(config)
         self.calls: list[str] = []
-        self.hypers: list[Hyper] = []
+        self.hypers: list[AdamW] = []
         self.seeds: list[int] = []
         self.failure: Exception | None = None
         self.gate: threading.Event | None = None
@@ -74,7 +74,7 @@ class FakeBackend(NoopBackend):
         sums = {name: float(v) for name, v in loss(outputs[0], batch[0].arrays).sums.items()}
         return PassResult(outputs=outputs if keep_outputs else (), sums=sums)
 
-    def step(self, hyper: Hyper) -> dict[str, float]:
+    def step(self, hyper: AdamW) -> dict[str, float]:
         self.calls.append("step")
         self.hypers.append(hyper)
         if self.failure is not None:

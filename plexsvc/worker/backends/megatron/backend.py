@@ -13,6 +13,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
@@ -28,7 +29,6 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
 from plexsvc.worker.canonical import Slice, piece, slices
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.sources import TensorSource, fill
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -169,7 +169,7 @@ class MegatronBackend:
         runnable = self._model if self._trained is None else self._trained.ddp
         return passes.run(runnable, batch, what, device=self._device)
 
-    def step(self, hyper: Hyper) -> dict[str, float]:
+    def step(self, hyper: AdamW) -> dict[str, float]:
         """Sum the gradients over ranks, clip, apply and clear them."""
         trained = self._training()
         optimizer = trained.optimizer

@@ -17,10 +17,10 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from plexclient.specs import Parallel
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.backends.megatron.attention import PackedAttention, RMSNorm
 from plexsvc.worker.backends.megatron.mapping import Geometry
-from plexsvc.worker.config import ParallelConfig
 
 ARCHITECTURES: Final = ("qwen3", "qwen2", "llama")
 """Hugging Face `model_type`s this backend builds."""
@@ -63,7 +63,7 @@ def read_config(directory: str) -> Any:  # noqa: ANN401 - transformers' configur
     return found
 
 
-def check_layout(hf: Any, parallel: ParallelConfig) -> None:  # noqa: ANN401 - as above
+def check_layout(hf: Any, parallel: Parallel) -> None:  # noqa: ANN401 - as above
     """Refuse a layout that does not divide the model.
 
     Raises:
@@ -92,7 +92,7 @@ def head_dim(hf: Any) -> int:  # noqa: ANN401 - as above
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
 
 
-def megatron_config(hf: Any, parallel: ParallelConfig, *, dtype: Any) -> Any:  # noqa: ANN401 - foreign types
+def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:  # noqa: ANN401 - foreign types
     """Return Megatron's configuration: sums over tokens, packed batches, no dropout."""
     on_gpu = torch.cuda.is_available()
     model_type = hf.model_type

@@ -16,10 +16,10 @@ from megatron.core.optimizer import (
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
+from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker.canonical import Run, Slice, piece, slices
-from plexsvc.worker.hyper import Hyper
 from plexsvc.worker.regions import RegionLayout, view
 
 PARAMS: Final = "params"
@@ -117,7 +117,7 @@ class Trained:
     def _step_tensors(self) -> list[Tensor]:
         return [self._base.state[main]["step"] for main in self._main.values()]
 
-    def set_hyper(self, hyper: Hyper) -> None:
+    def set_hyper(self, hyper: AdamW) -> None:
         """Set the hyper-parameters of the next step.
 
         Megatron applies `wd_mult` (0 for vectors) only in its scheduler, which we do not use.

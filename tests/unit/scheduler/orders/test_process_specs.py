@@ -1,0 +1,52 @@
+"""A rank is started with what its deployment's client asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plexclient.specs import AdamW, Parallel
+from plexclient.wire.v1 import service_pb2
+from plexsvc.ids import DeploymentId, NodeId, WpgId
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.actions import SpawnWpg
+from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.scheduler.orders.process_specs import Host, proc_spec
+from plexsvc.worker import config as worker_config
+
+HOST = Host(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
+
+
+def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConfig:
+    action = SpawnWpg(
+        wpg_id=WpgId("wpg_1"),
+        deployment_id=DeploymentId("j/actor"),
+        incarnation=1,
+        places=(Place(node_id=NodeId("n0"), device=0),),
+    )
+    found = proc_spec(
+        action,
+        rank=0,
+        deployment=service_pb2.Deployment(job_id="j", deployment_id="j/actor", spec=spec),
+        host=HOST,
+        rendezvous="",
+        epoch=1,
+        config=SchedulerConfig(),
+    )
+    return worker_config.parse(json.loads(found.config_json))
+
+
+@pytest.mark.parametrize("asked", [AdamW(), AdamW(lr=0.5, beta2=0.95, clip_grad_norm=0.0)])
+def test_the_optimizer_that_a_user_asks_for_is_the_one_that_steps(asked: AdamW) -> None:
+    spec = service_pb2.DeploymentSpec(role="actor", backend="fsdp", optimizer=asked.to_wire())
+    assert config_of_rank(spec).optimizer == asked
+
+
+def test_a_deployment_without_an_optimizer_has_ranks_without() -> None:
+    spec = service_pb2.DeploymentSpec(
+        role="reference", backend="fsdp", parallel=Parallel(dp=2).to_wire()
+    )
+    found = config_of_rank(spec)
+    assert found.optimizer is None
+    assert found.parallel == Parallel(dp=2)
