@@ -67,8 +67,8 @@ def _core() -> dict[str, float]:
     def pick(at: int) -> None:
         waiting = {}
         for wpg_id in groups[at % DEVICES]:
-            deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
-            operation = None if deployment.running else lanes.startable(cluster, deployment)
+            wpg = cluster.wpgs[wpg_id]
+            operation = None if wpg.running else lanes.startable(cluster, wpg)
             if operation is not None:
                 waiting[wpg_id] = operation
         assert len(waiting) > 1, waiting

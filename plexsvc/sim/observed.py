@@ -253,11 +253,11 @@ class _Watcher:
         if operation is None or started_us is None:
             return
         deployment = self._core.cluster.deployments[operation.deployment_id]
-        known = (self._own(deployment.deployment_id), operation.kind)
+        known = (deployment.deployment_id, operation.kind)
         self.found.operations.append(
             OperationSample(
                 operation_id=event.operation_id,
-                deployment_id=self._own(deployment.deployment_id),
+                deployment_id=deployment.deployment_id,
                 backend=deployment.backend,
                 kind=operation.kind,
                 num_tokens=operation.num_tokens,
@@ -290,17 +290,12 @@ class _Watcher:
     ) -> None:
         self.found.moves.append(
             MoveSample(
-                deployment_id=self._own(deployment_id),
+                deployment_id=deployment_id,
                 to=to,
                 nbytes=event.nbytes,
                 elapsed_us=event.at_us - self._ordered["move", event.move_id],
             )
         )
-
-    def _own(self, deployment_id: DeploymentId) -> DeploymentId:
-        """Return the deployment that a relocation's stand-in stands for, else itself."""
-        deployment = self._core.cluster.deployments.get(deployment_id)
-        return deployment_id if deployment is None else deployment.stands_in_for or deployment_id
 
     def _spawn_ended(self, event: WpgReady | SpawnFailed) -> None:
         order = self._spawned.pop(event.wpg_id, None)
@@ -310,7 +305,7 @@ class _Watcher:
         deployment = self._core.cluster.deployments.get(order.deployment_id)
         self.found.spawns.append(
             SpawnSample(
-                deployment_id=self._own(order.deployment_id),
+                deployment_id=order.deployment_id,
                 is_rollout=deployment is not None and deployment.is_rollout,
                 places=order.places,
                 ordered_us=ordered_us,

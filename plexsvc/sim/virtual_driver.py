@@ -104,10 +104,6 @@ class VirtualDriver:
         if client is not None:
             self._post(client.told(answer, now_us=self.now_us), client)
 
-    def own(self, deployment_id: DeploymentId) -> DeploymentId:
-        """Return the deployment that a relocation's stand-in stands for, else itself."""
-        return self.core.cluster.deployments[deployment_id].shown_id
-
     def _is_over(self) -> bool:
         return self._awaited == 0 and all(client.is_done for client in self.clients)
 
@@ -150,7 +146,7 @@ class VirtualDriver:
 
 
 def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
-    deployment_id = driver.own(action.deployment_id)
+    deployment_id = action.deployment_id
     made = driver.costs.spawn(deployment_id, places=action.places, now_us=driver.now_us)
     wpg_id, at_us = action.wpg_id, made.ready_us
     if made.fault is None:
@@ -173,7 +169,7 @@ def _start(driver: VirtualDriver, action: StartOperation) -> None:
     operation = driver.core.cluster.operations[action.operation_id]
     work = Work(
         operation_id=operation.operation_id,
-        deployment_id=driver.own(operation.deployment_id),
+        deployment_id=operation.deployment_id,
         kind=operation.kind,
         num_tokens=operation.num_tokens,
     )
@@ -200,7 +196,7 @@ def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> Non
 def _move(driver: VirtualDriver, action: MoveState) -> None:
     driver.moves += 1
     wpg = driver.core.cluster.wpgs[action.wpg_id]
-    moved = driver.costs.move(driver.own(wpg.deployment_id), to=action.to)
+    moved = driver.costs.move(wpg.deployment_id, to=action.to)
     driver.expect(
         ResidencyMoved(
             at_us=driver.now_us + moved.elapsed_us,

@@ -21,8 +21,10 @@ def check(cluster: Cluster) -> None:
         _check_booking(cluster, deployment)
     for operation in cluster.operations.values():
         deployment = cluster.deployments[operation.deployment_id]
-        is_pending = deployment.pending.get(operation.seq) is operation
-        is_running = operation.operation_id in deployment.running
+        runs_on = None if operation.wpg_id is None else cluster.wpgs.get(operation.wpg_id)
+        is_first = runs_on is not None and runs_on.initialize is operation
+        is_pending = is_first or deployment.pending.get(operation.seq) is operation
+        is_running = runs_on is not None and operation.operation_id in runs_on.running
         is_over = operation.state in TERMINAL
         assert is_pending + is_running + is_over == 1, operation
     for deployment in cluster.deployments.values():
@@ -35,30 +37,30 @@ def _check_device(cluster: Cluster, device: Device) -> None:
     executing = [
         wpg_id
         for wpg_id in device.wpgs
-        if any(
-            op.needs_device
-            for op in cluster.deployments[cluster.wpgs[wpg_id].deployment_id].running.values()
-        )
+        if any(op.needs_device for op in cluster.wpgs[wpg_id].running.values())
     ]
     assert len(executing) <= 1, (device, executing)
     if executing:
         assert device.holder == executing[0], (device, executing)
     if device.holder is not None:
         holder = cluster.wpgs[device.holder]
-        deployment = cluster.deployments[holder.deployment_id]
-        assert holder.switch is not None or deployment.running, (device, holder)
+        assert holder.switch is not None or holder.running, (device, holder)
         assert holder.lease_no == device.lease_no, (device, holder)
 
 
 def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
     assert (wpg.move_id is not None) == (wpg.residency in MOVING), wpg
     assert wpg.lease_no <= cluster.last_lease_no, wpg
-    deployment = cluster.deployments[wpg.deployment_id]
-    assert deployment.wpg_id == wpg.wpg_id, (wpg, deployment)
-    on_device = [o for o in deployment.running.values() if o.needs_device]
-    if on_device:
+    kinds = [operation.kind for operation in wpg.running.values()]
+    if any(operation.needs_device for operation in wpg.running.values()):
         assert wpg.residency in {Residency.DEVICE, Residency.BUILDING}, wpg
-    if deployment.running:
+    if not cluster.is_current(wpg):
+        assert set(kinds) <= {OperationKind.INITIALIZE}, wpg
+    if cluster.is_leaving(wpg):
+        assert not kinds, wpg
+        assert wpg.initialize is None, wpg
+    assert len(kinds) < 2 or set(kinds) == {OperationKind.GENERATE}, wpg
+    if wpg.running:
         assert wpg.state is WpgState.READY, wpg
         assert wpg.move_id is None, wpg
     if wpg.switch is not None and wpg.switch.operation_id is not None:
@@ -69,30 +71,28 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
 def _check_relocation(cluster: Cluster, deployment: Deployment) -> None:
     relocation = deployment.relocation
     assert (relocation is not None) == (deployment.deployment_id in cluster.relocating), deployment
-    if deployment.stands_in_for is not None:
-        assert set(deployment.pending) <= {0}, deployment
-        assert deployment.wpg_id is not None, deployment
     if relocation is None:
         return
-    stand_in = cluster.deployments[relocation.stand_in_id]
-    assert stand_in.stands_in_for == deployment.deployment_id, (deployment, stand_in)
-    assert not stand_in.is_retired, stand_in
+    coming = cluster.wpgs[relocation.wpg_id]
+    assert coming.deployment_id == deployment.deployment_id, (deployment, coming)
+    assert not cluster.is_current(coming), deployment
     if relocation.stage in HELD:
         wpg = cluster.wpg_of(deployment)
-        assert not deployment.running, deployment
         assert wpg is not None, deployment
+        assert not wpg.running, deployment
         assert wpg.switch is None, wpg
 
 
 def _check_order(cluster: Cluster, deployment: Deployment) -> None:
     limits = cluster.limits
-    assert len(deployment.pending) <= limits.max_pending_per_wpg + 2, deployment
+    assert len(deployment.pending) <= limits.max_pending_per_wpg + 1, deployment
     assert all(seq >= deployment.next_seq for seq in deployment.pending), deployment
-    assert all(op.seq < deployment.next_seq for op in deployment.running.values()), deployment
     assert not deployment.consumed & set(deployment.pending), deployment
-    kinds = [op.kind for op in deployment.running.values()]
-    overlap = len(kinds) > 1
-    assert not overlap or all(kind is OperationKind.GENERATE for kind in kinds), deployment
+    wpg = cluster.wpg_of(deployment)
+    assert (deployment.wpg_id is None) == (wpg is None), deployment
+    if wpg is not None:
+        assert wpg.deployment_id == deployment.deployment_id, (wpg, deployment)
+        assert all(o.seq < deployment.next_seq for o in wpg.running.values()), deployment
 
 
 def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
@@ -100,7 +100,7 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     wpg = cluster.wpg_of(deployment)
     is_waiting = deployment.deployment_id in cluster.unplaced
     planner, key = placing.planner_of(cluster, deployment)
-    if deployment.is_rollout or deployment.stands_in_for is not None:
+    if deployment.is_rollout:
         return
     assert is_waiting == (key in planner.waiting), deployment
     assert (wpg is not None) == placing.is_placed(cluster, deployment), deployment

@@ -186,13 +186,13 @@ def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
     operation = cluster.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
         return
+    assert operation.wpg_id is not None, operation
+    wpg = cluster.wpgs[operation.wpg_id]
     deployment = cluster.deployments[operation.deployment_id]
-    wpg = cluster.wpg_of(deployment)
-    assert wpg is not None, operation
     if event.fault is not None and event.fault.code in FATAL:
         lifecycle.fail_wpg(cluster, wpg, event.fault)
         return
-    del deployment.running[operation.operation_id]
+    del wpg.running[operation.operation_id]
     relocation.watch_window(deployment, operation, event)
     lease.ended(cluster, wpg, operation, run_us=event.run_us)
     if operation.kind is OperationKind.INITIALIZE:
@@ -214,7 +214,8 @@ def _initialized(
     if event.fault is None:
         wpg.shift(ResidencyTrigger.BUILT)
         lanes.answer(cluster, operation, run_us=event.run_us)
-        lifecycle.set_ready(cluster, cluster.deployments[wpg.deployment_id])
+        if cluster.is_current(wpg):
+            lifecycle.set_ready(cluster, cluster.deployments[wpg.deployment_id])
         return
     wpg.shift(ResidencyTrigger.BUILD_FAILED)
     lanes.end_running(cluster, operation, event.fault)

@@ -77,6 +77,9 @@ class Operation:
     submitted_us: int
     num_tokens: int = 0
     is_inline: bool = True
+    wpg_id: WpgId | None = None
+    """The WPG that runs it, known once it started; of an `Initialize`, from the beginning."""
+
     state: OperationState = OperationState.RECEIVED
     eligible_us: int | None = None
     granted_us: int = 0
@@ -97,14 +100,19 @@ class Operation:
 
 @dataclass(slots=True, kw_only=True)
 class Relocation:
-    """A deployment's way to other devices; `core/relocation.py` says how it goes."""
+    """A deployment's way to other devices; `relocate/relocation.py` says how it goes."""
 
-    stand_in_id: DeploymentId
+    wpg_id: WpgId
+    """The WPG that will replace the current one."""
+
+    initialize_id: OperationId
     places: tuple[Place, ...]
     reason: str
     started_us: int
     stage: RelocationStage = RelocationStage.SPAWNING
     move_id: MoveId | None = None
+    fault: Fault | None = None
+    """What ended the WPG that was to arrive."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,8 +164,9 @@ class Pattern:
 class Deployment:
     """A model a job wants runnable, and the order of its operations.
 
-    A *stand-in* (`stands_in_for`) is no deployment of a job but holds the second WPG of one that is
-    being relocated: before the cut-over the new one, after it the old one until that is gone.
+    It has one *current* WPG, which runs its operations. While it is being relocated, another is
+    *coming* (`relocation.wpg_id`). Any further WPG of it is *leaving*: it was replaced, or its
+    relocation failed, and it is being stopped.
     """
 
     deployment_id: DeploymentId
@@ -174,10 +183,11 @@ class Deployment:
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None
+    """The current WPG."""
+
     requested_us: int = 0
-    next_seq: int = 0
+    next_seq: int = 1
     pending: dict[int, Operation] = field(default_factory=dict)
-    running: dict[OperationId, Operation] = field(default_factory=dict)
     consumed: set[int] = field(default_factory=set)
     answered: dict[int, OperationId] = field(default_factory=dict)
     acked_seq: int = 0
@@ -193,9 +203,6 @@ class Deployment:
     stays_until_us: int = 0
     """Until when it is not asked to move again."""
 
-    stands_in_for: DeploymentId | None = None
-    is_retired: bool = False
-
     @property
     def is_held(self) -> bool:
         """Whether its operations wait for it to arrive on other devices.
@@ -206,11 +213,6 @@ class Deployment:
             return False
         is_waiting = self.relocation.stage is RelocationStage.WAITING
         return self.relocation.stage in HELD or (self.is_rollout and is_waiting)
-
-    @property
-    def shown_id(self) -> DeploymentId:
-        """The deployment that people know."""
-        return self.stands_in_for or self.deployment_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,6 +237,10 @@ class Wpg:
     places: tuple[Place, ...]
     is_rollout: bool
     state: WpgState = WpgState.SPAWNING
+    initialize: Operation | None = None
+    """Its first operation, from when its ranks are up until it starts."""
+
+    running: dict[OperationId, Operation] = field(default_factory=dict)
     device_bytes: tuple[int, ...] = ()
     residency: Residency = Residency.NONE
     lease_no: int = 0
@@ -342,3 +348,22 @@ class Cluster:
     def wpg_of(self, deployment: Deployment) -> Wpg | None:
         """Return the deployment's processes, if it has any."""
         return None if deployment.wpg_id is None else self.wpgs.get(deployment.wpg_id)
+
+    def is_current(self, wpg: Wpg) -> bool:
+        """Whether a WPG runs its deployment's operations; if not, it is coming or leaving."""
+        return self.deployments[wpg.deployment_id].wpg_id == wpg.wpg_id
+
+    def is_leaving(self, wpg: Wpg) -> bool:
+        """Whether a WPG neither runs its deployment's operations nor will."""
+        relocation = self.deployments[wpg.deployment_id].relocation
+        is_coming = relocation is not None and relocation.wpg_id == wpg.wpg_id
+        return not is_coming and not self.is_current(wpg)
+
+    def coming(self, job_id: JobId) -> list[Wpg]:
+        """Return the WPGs that will replace others of a job, in the order they were ordered."""
+        moving = [self.deployments[d] for d in self.relocating]
+        return [
+            self.wpgs[d.relocation.wpg_id]
+            for d in moving
+            if d.relocation is not None and d.job_id == job_id
+        ]

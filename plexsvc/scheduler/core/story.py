@@ -52,11 +52,9 @@ def explain_job(cluster: Cluster, job_id: JobId, *, now_us: int) -> Story | None
     job = cluster.jobs.get(job_id)
     if job is None:
         return None
-    shown = [cluster.deployments[d] for d in job.deployments]
-    deployments = [d for d in shown if d.stands_in_for is None]
     told: list[str] = []
     facts: list[str] = []
-    for deployment in deployments:
+    for deployment in [cluster.deployments[d] for d in job.deployments]:
         sentence, more = _deployment_story(cluster, deployment, now_us=now_us)
         told.append(f"{_name(deployment)} {sentence}")
         facts += [f"{_name(deployment)}: {fact}" for fact in more]
@@ -81,16 +79,18 @@ def _deployment_story(
     facts += _plan(cluster, deployment)
     if wpg.state is WpgState.SPAWNING:
         return "waits for its processes to come up", facts
-    sentence, more = _doing(cluster, deployment, now_us=now_us)
+    sentence, more = _doing(cluster, deployment, wpg, now_us=now_us)
     return sentence, [*facts, *_relocation(cluster, deployment, now_us=now_us), *more]
 
 
-def _doing(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
+def _doing(
+    cluster: Cluster, deployment: Deployment, wpg: Wpg, *, now_us: int
+) -> tuple[str, list[str]]:
     """Say what runs, else what the head of the line waits for, else since when it is idle."""
-    for operation in deployment.running.values():
+    for operation in wpg.running.values():
         since = _ago(now_us - operation.started_us)
         return f"runs {operation.kind} since {since}", [f"{show(operation.operation_id)} runs"]
-    head = deployment.pending.get(deployment.next_seq)
+    head = lanes.head(cluster, wpg)
     if head is not None:
         reason, more = _reason(cluster, deployment, head, now_us=now_us)
         since = _ago(now_us - head.submitted_us)
@@ -204,12 +204,13 @@ def _in_line(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     assert wpg is not None, deployment
-    if operation.seq != deployment.next_seq:
-        return _behind(deployment, operation)
+    head = lanes.head(cluster, wpg)
+    if operation is not head:
+        return _behind(deployment, operation, head)
     if operation.state is OperationState.QUEUED:
         return "waits for its payload to arrive in staging memory", []
-    if deployment.running:
-        ahead = ", ".join(show(o) for o in deployment.running)
+    if wpg.running:
+        ahead = ", ".join(show(o) for o in wpg.running)
         return f"waits for {ahead} of its own deployment to end", []
     blocked = lanes.dependency(cluster, operation)
     if blocked is not None:
@@ -227,11 +228,13 @@ def _being_moved(deployment: Deployment, *, now_us: int) -> tuple[str, list[str]
     return f"waits for its deployment to arrive on {where} ({relocation.stage})", facts
 
 
-def _behind(deployment: Deployment, operation: Operation) -> tuple[str, list[str]]:
+def _behind(
+    deployment: Deployment, operation: Operation, head: Operation | None
+) -> tuple[str, list[str]]:
     missing = lanes.first_missing(deployment)
-    if operation.seq > missing:
+    if head is None or operation.seq > missing:
         return f"waits for seq {missing} of its deployment, which has not been submitted", []
-    return f"waits its turn: seq {deployment.next_seq} of its deployment comes first", []
+    return f"waits its turn: seq {head.seq} of its deployment comes first", []
 
 
 def _after(cluster: Cluster, blocked: OperationId | Fault) -> str:
@@ -256,7 +259,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         ]
         facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
         return f"waits for its device, held by {', '.join(told)}", facts
-    paused = placing.paused(cluster, cluster.deployments[wpg.deployment_id])
+    paused = placing.paused(cluster, wpg)
     if paused is not None:
         return f"is paused, it runs only when no other job of its group waits: {paused}", facts
     if wpg.retry_us > now_us:
@@ -290,7 +293,7 @@ def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
     if wpg.switch is not None:
         return [f"{holder} is being brought onto it since {_ago(now_us - wpg.switch.started_us)}"]
     told = []
-    for operation in deployment.running.values():
+    for operation in wpg.running.values():
         left_us = operation.started_us + learning.predicted_us(cluster, deployment, operation)
         ends = f"in about {_ago(left_us - now_us)}" if left_us > now_us else "any moment"
         told.append(f"{holder} runs {operation.kind}, expected to end {ends}")

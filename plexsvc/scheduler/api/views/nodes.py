@@ -106,8 +106,7 @@ def _reason(cluster: Cluster, link: NodeLink, state: str, here: list[Wpg]) -> st
         case "drained":
             return "nothing lives here; `plexctl node uncordon` opens it"
         case "draining":
-            deployments = [cluster.deployments[wpg.deployment_id] for wpg in here]
-            moving = sum(bool(d.relocation or d.stands_in_for) for d in deployments)
+            moving = sum(_is_moving(cluster, wpg) for wpg in here)
             return f"{len(here)} still here: {moving} on the move, {len(here) - moving} stay"
         case _:
             return ""
@@ -121,23 +120,30 @@ def _resident(
         role=deployment.role,
         devices=_devices(wpg, node_id),
         residency=ON_WIRE[wpg.residency],
-        moving_to=moving_to(deployment),
+        moving_to=moving_to(deployment) if cluster.is_current(wpg) else (),
         next=lens.text(_next(cluster, wpg, deployment, node_id)),
     )
     if lens.sees(wpg.job_id):
-        view.deployment_id, view.job_id = deployment.shown_id, wpg.job_id
+        view.deployment_id, view.job_id = wpg.deployment_id, wpg.job_id
         view.job_name, view.tenant = lens.job_name(wpg.job_id), lens.tenant_of(wpg.job_id)
-        view.name = deployment.shown_id.removeprefix(f"{wpg.job_id}/")
+        view.name = wpg.deployment_id.removeprefix(f"{wpg.job_id}/")
     return view
 
 
 def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -> str:
-    if deployment.stands_in_for is not None:
-        return "is being stopped: it moved away" if deployment.is_retired else "arrives here"
+    if cluster.is_leaving(wpg):
+        return "is being stopped: it moved away"
+    if not cluster.is_current(wpg):
+        return "arrives here"
     if deployment.relocation is not None:
         where = ", ".join(moving_to(deployment))
         return f"moves to {where} ({deployment.relocation.stage})"
     return _left_behind(cluster, wpg, deployment) if cluster.cordoned.get(node_id) else ""
+
+
+def _is_moving(cluster: Cluster, wpg: Wpg) -> bool:
+    relocation = cluster.deployments[wpg.deployment_id].relocation
+    return relocation is not None or not cluster.is_current(wpg)
 
 
 def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:

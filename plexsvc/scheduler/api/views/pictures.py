@@ -165,7 +165,7 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
     job_id = deployment.job_id
     wpg = cluster.wpg_of(deployment)
     view.residency = common_pb2.RESIDENCY_NONE if wpg is None else ON_WIRE[wpg.residency]
-    view.is_running = bool(deployment.running)
+    view.is_running = wpg is not None and bool(wpg.running)
     view.is_pinned = cluster.jobs[job_id].is_pinned
     view.moving_to.extend(moving_to(deployment))
     view.wait_us = look.waits.total_us(job_id)

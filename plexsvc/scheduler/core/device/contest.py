@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import Cluster, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.vocabulary import WpgState
 
 GIB: Final = 1 << 30
@@ -109,7 +109,7 @@ def _ends_us(cluster: Cluster, holder: Wpg) -> int:
         if operation is not None:
             service_us = learning.predicted_us(cluster, deployment, operation)
         return holder.switch.started_us + switch_us(cluster, holder) + service_us
-    running = deployment.running.values()
+    running = holder.running.values()
     return max(
         (o.started_us + learning.predicted_us(cluster, deployment, o) for o in running),
         default=cluster.now_us,
@@ -128,7 +128,9 @@ def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
         is_still = wpg.switch is None and wpg.move_id is None
         if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
             continue
-        if deployment.is_held or placing.paused(cluster, deployment) is not None:
+        if not cluster.is_current(wpg) or deployment.is_held:
+            continue
+        if placing.paused(cluster, wpg) is not None:
             continue
         if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
             continue
@@ -177,14 +179,15 @@ def switch_us(cluster: Cluster, wpg: Wpg) -> int:
 
 def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
     deployment = cluster.deployments[wpg.deployment_id]
-    pattern, profile = deployment.pattern, deployment.pattern.profile
+    pattern = deployment.pattern if cluster.is_current(wpg) else Pattern()
+    profile = pattern.profile
     since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
     service_us = learning.predicted_us(cluster, deployment, operation)
     cost_us = switch_us(cluster, wpg)
     slack_us = 0
     if profile is not None:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
-    is_going_on = _is_going_on(deployment, max_gap_us=cost_us)
+    is_going_on = _is_going_on(pattern, max_gap_us=cost_us)
     return Entry(
         resident_id=ResidentId(wpg.wpg_id),
         phase=operation.kind,
@@ -195,7 +198,7 @@ def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
         deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
         is_critical=profile is None or profile.is_critical(operation.kind),
         continues_burst=False,
-        is_paused=placing.paused(cluster, deployment) is not None,
+        is_paused=placing.paused(cluster, wpg) is not None,
     )
 
 
@@ -212,7 +215,7 @@ def _continues_burst(
         return False
     deployment = cluster.deployments[wpg.deployment_id]
     if deployment.pattern.profile is not None:
-        return _is_going_on(deployment, max_gap_us=switch_us(cluster, wpg))
+        return _is_going_on(deployment.pattern, max_gap_us=switch_us(cluster, wpg))
     service_us = learning.predicted_us(cluster, deployment, operation)
     was_waiting = operation.eligible_us == cluster.now_us and (
         operation.submitted_us < cluster.now_us
@@ -220,8 +223,7 @@ def _continues_burst(
     return was_waiting and service_us <= 2 * least_setup_us
 
 
-def _is_going_on(deployment: Deployment, *, max_gap_us: int) -> bool:
-    pattern = deployment.pattern
+def _is_going_on(pattern: Pattern, *, max_gap_us: int) -> bool:
     return pattern.profile is not None and (
         pattern.gap_us is not None and pattern.gap_us <= max_gap_us
     )

@@ -61,8 +61,7 @@ def _prefetch(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
 
 def _work_of(cluster: Cluster, wpg: Wpg) -> Operation | None:
     """Start managed work at the head of the line; return the device work that heads it then."""
-    deployment = cluster.deployments[wpg.deployment_id]
-    operation = lanes.startable(cluster, deployment)
+    operation = lanes.startable(cluster, wpg)
     if operation is None or operation.needs_device:
         return operation
     operation.apply(OperationTrigger.GRANTED)

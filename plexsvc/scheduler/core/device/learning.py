@@ -51,7 +51,9 @@ def smoothed(previous_us: int | None, measured_us: int) -> int:
 
 
 def measured(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
-    """Learn from a finished operation what its kind costs."""
+    """Learn from a finished operation what its kind costs; an `Initialize` does not come again."""
+    if operation.kind is OperationKind.INITIALIZE:
+        return
     deployment = cluster.deployments[wpg.deployment_id]
     costs = deployment.pattern.costs
     if operation.kind not in costs:
@@ -181,9 +183,10 @@ def _has_drifted(planned: Profile, measured: Profile) -> bool:
 def _rolls_out(cluster: Cluster, deployment: Deployment) -> bool:
     """Return whether the job generates while it trains: its training is one step behind."""
     others = (cluster.deployments[d] for d in cluster.jobs[deployment.job_id].deployments)
+    wpgs = (cluster.wpg_of(other) for other in others if other.is_rollout)
     return any(
         operation.kind is OperationKind.GENERATE
-        for other in others
-        if other.is_rollout
-        for operation in other.running.values()
+        for wpg in wpgs
+        if wpg is not None
+        for operation in wpg.running.values()
     )

@@ -51,11 +51,10 @@ def release(cluster: Cluster, wpg: Wpg) -> None:
 
 def start(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     """Run a granted operation whose WPG's state is where it needs it."""
-    deployment, job = cluster.deployments[wpg.deployment_id], cluster.jobs[wpg.job_id]
+    job = cluster.jobs[wpg.job_id]
     if operation.kind is OperationKind.INITIALIZE:
         wpg.shift(ResidencyTrigger.BUILD_ORDERED)
-    lanes.begin(deployment, operation)
-    lanes.watch_gap(cluster, deployment)
+    lanes.begin(cluster, wpg, operation)
     operation.apply(OperationTrigger.STARTED)
     operation.started_us = wpg.last_used_us = cluster.now_us
     job.phase = operation.kind
@@ -95,7 +94,7 @@ def ended(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> N
         operation_id=operation.operation_id,
         start_us=operation.started_us,
     )
-    if not cluster.deployments[wpg.deployment_id].running:
+    if not wpg.running:
         release(cluster, wpg)
 
 
@@ -116,7 +115,7 @@ def note_span(
                 place=place,
                 kind=kind,
                 job_id=wpg.job_id,
-                deployment_id=cluster.deployments[wpg.deployment_id].shown_id,
+                deployment_id=wpg.deployment_id,
                 operation_id=operation_id,
                 start_us=start_us,
                 end_us=cluster.now_us,
@@ -150,8 +149,7 @@ def _charge_waits(cluster: Cluster, holder: Wpg) -> None:
     """Charge the job that gives its devices up with what others waited for it meanwhile."""
     for wpg_id in cluster.groups.get(holder.wpg_id, ()):
         waiter = cluster.wpgs[wpg_id]
-        deployment = cluster.deployments[waiter.deployment_id]
-        head = deployment.pending.get(deployment.next_seq)
+        head = lanes.head(cluster, waiter)
         if head is None or head.eligible_us is None or not head.needs_device:
             continue
         held_us = [

@@ -58,6 +58,6 @@ def _parkable(cluster: Cluster, place: Place, *, keep: WpgId) -> list[Wpg]:
         and wpg.residency is Residency.DEVICE
         and wpg.switch is None
         and not wpg.is_rollout
-        and not cluster.deployments[wpg.deployment_id].running
+        and not wpg.running
     ]
     return sorted(idle, key=lambda wpg: (wpg.last_used_us, wpg.wpg_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId, show
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId, show
 from plexsvc.scheduler.core.actions import (
     CancelOperation,
     DeploymentChanged,
@@ -122,7 +122,14 @@ def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
 def place_waiting(cluster: Cluster) -> None:
     """Place what can be placed now and start its processes."""
     for deployment, places in placing.admit(cluster):
-        spawn(cluster, deployment, places)
+        wpg = add_wpg(cluster, deployment, places)
+        deployment.wpg_id = wpg.wpg_id
+        job = cluster.jobs[deployment.job_id]
+        was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
+        if was is not job.state:
+            cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
+        announce(cluster, deployment)
+        spawn(cluster, wpg)
         learning.start_probe(cluster, deployment)
 
 
@@ -135,7 +142,10 @@ def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
 
 
 def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> None:
-    """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit."""
+    """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit.
+
+    One that is coming waits with it for the state it starts from.
+    """
     if wpg.state is not WpgState.SPAWNING:
         return
     deployment = cluster.deployments[wpg.deployment_id]
@@ -146,27 +156,28 @@ def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> Non
             fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
             return
     wpg.apply(WpgTrigger.CAME_UP)
-    placing.resize(cluster, deployment, device_bytes)
-    if deployment.stands_in_for is None:
-        queue_initialize(cluster, deployment)
+    if cluster.is_current(wpg):
+        placing.resize(cluster, deployment, device_bytes)
+        queue_initialize(cluster, wpg, deployment.initialize_id)
 
 
-def queue_initialize(cluster: Cluster, deployment: Deployment) -> None:
-    """Let a deployment's first operation wait for its devices."""
+def queue_initialize(cluster: Cluster, wpg: Wpg, operation_id: OperationId) -> None:
+    """Let a WPG's first operation wait for its devices."""
     initialize = Operation(
-        operation_id=deployment.initialize_id,
-        deployment_id=deployment.deployment_id,
-        job_id=deployment.job_id,
+        operation_id=operation_id,
+        deployment_id=wpg.deployment_id,
+        job_id=wpg.job_id,
         seq=0,
         kind=OperationKind.INITIALIZE,
         after=(),
         submitted_us=cluster.now_us,
+        eligible_us=cluster.now_us,
+        wpg_id=wpg.wpg_id,
     )
     initialize.apply(OperationTrigger.ACCEPTED)
     initialize.apply(OperationTrigger.PAYLOAD_ARRIVED)
-    cluster.operations[initialize.operation_id] = initialize
-    deployment.pending[0] = initialize
-    cluster.touch(deployment.wpg_id)
+    cluster.operations[operation_id] = wpg.initialize = initialize
+    cluster.touch(wpg.wpg_id)
 
 
 def set_ready(cluster: Cluster, deployment: Deployment) -> None:
@@ -180,33 +191,48 @@ def fail_deployment(cluster: Cluster, deployment: Deployment, fault: Fault) -> N
     if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
         return
     deployment.state, deployment.fault = DeploymentState.FAILED, fault
-    for operation in list(deployment.running.values()):
-        end_in_running(cluster, deployment, operation, fault)
+    wpg = cluster.wpg_of(deployment)
+    if wpg is not None:
+        _end_running(cluster, wpg, fault)
     refuse_pending(cluster, deployment, fault)
     announce(cluster, deployment)
 
 
-def end_in_running(
-    cluster: Cluster, deployment: Deployment, operation: Operation, fault: Fault
-) -> None:
-    """End one running operation whose executor is gone."""
-    del deployment.running[operation.operation_id]
-    lanes.end_running(cluster, operation, fault)
+def _end_running(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
+    """End what a WPG runs: its processes are gone."""
+    for operation in list(wpg.running.values()):
+        del wpg.running[operation.operation_id]
+        lanes.end_running(cluster, operation, fault)
+
+
+def _refuse_granted(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
+    """Take a WPG's grant back and refuse its `Initialize` if that still waits."""
+    if wpg.switch is not None:
+        switch.withdraw(cluster, wpg)
+    if wpg.initialize is not None:
+        lanes.refuse(cluster, wpg.initialize, fault)
 
 
 def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
     """Refuse all that waits in a deployment, its granted operation included."""
     wpg = cluster.wpg_of(deployment)
-    if wpg is not None and wpg.switch is not None:
-        switch.withdraw(cluster, wpg)
+    if wpg is not None:
+        _refuse_granted(cluster, wpg, fault)
     for seq in sorted(deployment.pending):
         lanes.refuse(cluster, deployment.pending[seq], fault)
     deployment.gap_seq = None
 
 
 def fail_wpg(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
-    """Fail a WPG's deployment and stop all its ranks."""
-    fail_deployment(cluster, cluster.deployments[wpg.deployment_id], fault)
+    """Stop all ranks of a WPG and fail its deployment, or the relocation it was started for."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    if cluster.is_current(wpg):
+        fail_deployment(cluster, deployment, fault)
+    else:
+        if deployment.relocation is not None and not cluster.is_leaving(wpg):
+            deployment.relocation.fault = fault
+        _end_running(cluster, wpg, fault)
+        _refuse_granted(cluster, wpg, fault)
     stop_wpg(cluster, wpg)
 
 
@@ -231,10 +257,9 @@ def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
     if wpg is None or wpg.state is not WpgState.READY:
         return
     wpg.watch_us = None
-    running = cluster.deployments[wpg.deployment_id].running.values()
-    if not running:
+    if not wpg.running:
         return
-    oldest = min(running, key=lambda operation: operation.started_us)
+    oldest = min(wpg.running.values(), key=lambda operation: operation.started_us)
     if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
         lease.watch(cluster, wpg, since_us=oldest.started_us)
         return
@@ -269,21 +294,27 @@ def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
     for place in wpg.places:
         cluster.devices[place].wpgs.remove(wpg.wpg_id)
     _rebuild_groups(cluster)
-    deployment = cluster.deployments[wpg.deployment_id]
-    learning.keep(cluster, deployment)
-    deployment.wpg_id = None
-    placing.free(cluster, deployment)
-    if deployment.state is not DeploymentState.FAILED:
-        deployment.state = DeploymentState.STOPPED
-        announce(cluster, deployment)
-    if deployment.stands_in_for is not None:
-        _drop_stand_in(cluster, deployment)
+    if cluster.is_current(wpg):
+        _stopped(cluster, wpg)
+    else:
+        placing.free(cluster, wpg)
     for other_id in neighbours:
         other = cluster.wpgs.get(other_id)
         if other is not None:
             cluster.touch(other_id)
             switch.advance(cluster, other)
     finish_job(cluster, cluster.jobs[wpg.job_id])
+
+
+def _stopped(cluster: Cluster, wpg: Wpg) -> None:
+    """Note that a deployment has no processes any more."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    learning.keep(cluster, deployment)
+    placing.free(cluster, wpg)
+    deployment.wpg_id = None
+    if deployment.state is not DeploymentState.FAILED:
+        deployment.state = DeploymentState.STOPPED
+        announce(cluster, deployment)
 
 
 def end_job(cluster: Cluster, event: JobEndRequested) -> None:
@@ -304,26 +335,27 @@ def end_job(cluster: Cluster, event: JobEndRequested) -> None:
             placing.withdraw(cluster, deployment)
             fail_deployment(cluster, deployment, fault)
         refuse_pending(cluster, deployment, fault)
-        _cancel_generates(cluster, deployment)
         wpg = cluster.wpg_of(deployment)
         if wpg is not None:
+            _cancel_generates(cluster, wpg)
             stop_when_idle(cluster, wpg)
+    for wpg in cluster.coming(job.job_id):
+        _refuse_granted(cluster, wpg, fault)
+        stop_when_idle(cluster, wpg)
     finish_job(cluster, job)
 
 
 def stop_when_idle(cluster: Cluster, wpg: Wpg) -> None:
     """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves."""
-    deployment = cluster.deployments[wpg.deployment_id]
-    is_ending = cluster.jobs[wpg.job_id].ending is not None or deployment.is_retired
-    is_idle = wpg.move_id is None and not deployment.running
+    is_ending = cluster.jobs[wpg.job_id].ending is not None or cluster.is_leaving(wpg)
+    is_idle = wpg.move_id is None and not wpg.running
     if is_ending and is_idle:
         stop_wpg(cluster, wpg)
 
 
 def finish_job(cluster: Cluster, job: Job) -> None:
     """Drop an ending job once none of its processes is left."""
-    has_wpgs = any(cluster.deployments[d].wpg_id is not None for d in job.deployments)
-    if job.ending is None or has_wpgs:
+    if job.ending is None or any(w.job_id == job.job_id for w in cluster.wpgs.values()):
         return
     job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
     for deployment_id in job.deployments:
@@ -338,13 +370,6 @@ def finish_job(cluster: Cluster, job: Job) -> None:
     )
 
 
-def _drop_stand_in(cluster: Cluster, stand_in: Deployment) -> None:
-    """Drop what held a relocation's second WPG."""
-    cluster.jobs[stand_in.job_id].deployments.remove(stand_in.deployment_id)
-    del cluster.deployments[stand_in.deployment_id]
-    cluster.operations.pop(stand_in.initialize_id, None)
-
-
 def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
     cluster.ended[job_id] = state
     if len(cluster.ended) > MAX_ENDED_JOBS:
@@ -352,22 +377,14 @@ def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
         lease.forget_waits(cluster, forgotten)
 
 
-def _cancel_generates(cluster: Cluster, deployment: Deployment) -> None:
-    for operation in deployment.running.values():
-        if operation.kind is OperationKind.GENERATE and deployment.wpg_id is not None:
-            cluster.emit(
-                CancelOperation(operation_id=operation.operation_id, wpg_id=deployment.wpg_id)
-            )
+def _cancel_generates(cluster: Cluster, wpg: Wpg) -> None:
+    for operation in wpg.running.values():
+        if operation.kind is OperationKind.GENERATE:
+            cluster.emit(CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id))
 
 
-def spawn(
-    cluster: Cluster,
-    deployment: Deployment,
-    places: tuple[Place, ...],
-    *,
-    replaces: WpgId | None = None,
-) -> None:
-    """Order the processes of a deployment at `places`."""
+def add_wpg(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
+    """Return a new WPG of a deployment, on its devices, of which no process runs yet."""
     cluster.last_wpg_no += 1
     wpg = Wpg(
         wpg_id=WpgId(f"wpg-{cluster.epoch}-{cluster.last_wpg_no}"),
@@ -378,21 +395,20 @@ def spawn(
         is_rollout=deployment.is_rollout,
     )
     cluster.wpgs[wpg.wpg_id] = wpg
-    deployment.wpg_id = wpg.wpg_id
     for place in places:
         cluster.devices[place].wpgs.append(wpg.wpg_id)
     _rebuild_groups(cluster)
-    job = cluster.jobs[deployment.job_id]
-    was, job.state = job.state, step(JOB_TRANSITIONS, job.state, JobTrigger.PLACED)
-    if was is not job.state:
-        cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
-    announce(cluster, deployment)
+    return wpg
+
+
+def spawn(cluster: Cluster, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
+    """Order a WPG's processes."""
     cluster.emit(
         SpawnWpg(
             wpg_id=wpg.wpg_id,
-            deployment_id=deployment.shown_id,
+            deployment_id=wpg.deployment_id,
             incarnation=wpg.incarnation,
-            places=places,
+            places=wpg.places,
             replaces=replaces,
         )
     )
@@ -418,9 +434,7 @@ def _rebuild_groups(cluster: Cluster) -> None:
 
 
 def announce(cluster: Cluster, deployment: Deployment) -> None:
-    """Tell a deployment's state; nobody outside knows of stand-ins."""
-    if deployment.stands_in_for is not None:
-        return
+    """Tell a deployment's state."""
     cluster.emit(
         DeploymentChanged(
             deployment_id=deployment.deployment_id,

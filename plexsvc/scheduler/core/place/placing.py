@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
 
 
@@ -113,10 +113,13 @@ def is_placed(cluster: Cluster, deployment: Deployment) -> bool:
     return key in planner.board.group_of
 
 
-def paused(cluster: Cluster, deployment: Deployment) -> str | None:
-    """Return why a deployment runs only when no other of its group waits; None if it is free."""
+def paused(cluster: Cluster, wpg: Wpg) -> str | None:
+    """Return why a WPG runs only when no other of its group waits; None if it is free."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    if not cluster.is_current(wpg) or not is_placed(cluster, deployment):
+        return None
     planner, key = planner_of(cluster, deployment)
-    return planner.group_of(key).paused.get(key) if key in planner.board.group_of else None
+    return planner.group_of(key).paused.get(key)
 
 
 def resize(cluster: Cluster, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
@@ -161,38 +164,28 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
     return done
 
 
-def hold_idle(
-    cluster: Cluster, deployment: Deployment, *, holder: DeploymentId, units: Gang | None = None
-) -> Gang | None:
-    """Book idle devices for a rollout deployment's next instances; None if there are too few."""
+def idle_for(cluster: Cluster, deployment: Deployment, *, among: Gang | None = None) -> Gang | None:
+    """Return idle devices for all instances of a rollout deployment; None if there are too few."""
     board = cluster.planning.planner(deployment.device_kind).board
-    found = board.first_idle(deployment.num_devices) if units is None else units
-    if found is None or not all(unit in board.idle for unit in found):
-        return None
-    board.hold(ResidentId(holder), found)
-    return found
+    found = board.first_idle(deployment.num_devices) if among is None else among
+    return found if found is not None and all(unit in board.idle for unit in found) else None
 
 
-def give_back(cluster: Cluster, deployment: Deployment, *, holder: DeploymentId) -> None:
-    """Take back what `hold_idle` booked."""
+def hold(cluster: Cluster, deployment: Deployment, units: Gang) -> None:
+    """Give idle devices to the instances that a rollout deployment starts next."""
+    board = cluster.planning.planner(deployment.device_kind).board
+    board.hold(_holder(deployment, incarnation=deployment.incarnations), units)
+
+
+def free(cluster: Cluster, wpg: Wpg) -> None:
+    """Give back what a WPG had on the board."""
     cluster.planning.has_changed = True
-    cluster.planning.planner(deployment.device_kind).release(ResidentId(holder))
-
-
-def exchange(cluster: Cluster, one: Deployment, other: Deployment) -> None:
-    """Book what each of two rollout deployments holds for the other: their instances swapped."""
-    board = cluster.planning.planner(one.device_kind).board
-    board.exchange(key_of(one), key_of(other))
-
-
-def free(cluster: Cluster, deployment: Deployment) -> None:
-    """Give back what a deployment had on the board."""
-    cluster.planning.has_changed = True
-    planner = cluster.planning.planner(deployment.device_kind)
-    if deployment.is_rollout:
-        planner.release(key_of(deployment))
-    elif key_of(deployment) in planner.board.group_of:
-        planner.remove(key_of(deployment))
+    deployment = cluster.deployments[wpg.deployment_id]
+    planner, key = planner_of(cluster, deployment)
+    if wpg.is_rollout:
+        planner.release(_holder(deployment, incarnation=wpg.incarnation))
+    elif cluster.is_current(wpg) and key in planner.board.group_of:
+        planner.remove(key)
 
 
 def demand(cluster: Cluster, deployment: Deployment) -> Demand:
@@ -286,10 +279,14 @@ def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | 
     """
     planner = cluster.planning.planner(deployment.device_kind)
     if deployment.is_rollout:
-        held = planner.hold(key_of(deployment), deployment.num_devices)
-        return None if held is None else tuple(map(place_of, held))
-    for other_id in cluster.jobs[deployment.job_id].deployments:
-        other = cluster.wpg_of(cluster.deployments[other_id])
+        held = idle_for(cluster, deployment)
+        if held is None:
+            return None
+        hold(cluster, deployment, held)
+        return tuple(map(place_of, held))
+    job = cluster.jobs[deployment.job_id]
+    current = [cluster.wpg_of(cluster.deployments[d]) for d in job.deployments]
+    for other in [*current, *cluster.coming(job.job_id)]:
         if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
             continue
         places = other.places[: deployment.num_devices]
@@ -303,6 +300,11 @@ def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | 
         )
         return places
     return None
+
+
+def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
+    """Return the name on the board of one set of a rollout deployment's instances."""
+    return ResidentId(f"{deployment.deployment_id}~{incarnation}")
 
 
 def _up(cluster: Cluster, kind: str) -> list[UnitId]:

@@ -2,7 +2,7 @@
 
 A job is offered to groups only when something changed for it: a group that lost or took a job,
 units that became idle, or the job being new. Placement is all or nothing: training gang and rollout
-units. Besides the queue there is the operator's way (`place_at`, `rehome`, `hold`).
+units. Besides the queue there is the operator's way (`place_at`, `rehome`).
 """
 
 from __future__ import annotations
@@ -95,18 +95,8 @@ class Planner:
             self.touch(group.group_id)
         self.paces.forget(resident_id)
 
-    def hold(self, key: ResidentId, num_units: int) -> Gang | None:
-        """Give the first idle units, by host and position, to a holder for itself alone.
-
-        For instances that keep their devices, outside the queue. None if too few are idle.
-        """
-        units = self.board.first_idle(num_units)
-        if units is not None:
-            self.board.hold(key, units)
-        return units
-
     def release(self, key: ResidentId) -> None:
-        """Take back what `hold` gave; those who wait are offered it at the next `admit`."""
+        """Take back what a holder had; those who wait are offered it at the next `admit`."""
         self.board.release(key)
 
     def note_phase(self, resident_id: ResidentId, at_us: int, *, alone_us: int = 0) -> None:

@@ -70,11 +70,6 @@ class Pool:
         self.exclusive[key] = tuple(units)
         self.free_units.add(0, self.ring.size, -len(units))
 
-    def exchange(self, one: ResidentId, other: ResidentId) -> None:
-        """Give each of two holders what the other has."""
-        held = self.exclusive
-        held[one], held[other] = held[other], held[one]
-
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had for itself, if it had anything."""
         held = self.exclusive.pop(key, ())

@@ -108,8 +108,7 @@ def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
             code=ErrorCode.JOB_ENDED,
             message=f"{name} not accepted: job {event.job_id} has ended; start another",
         )
-    is_known = deployment is not None and deployment.stands_in_for is None
-    if deployment is None or not is_known or deployment.job_id != event.job_id:
+    if deployment is None or deployment.job_id != event.job_id:
         return Fault(
             code=ErrorCode.NOT_FOUND,
             message=f"{name} names deployment {event.deployment_id!r}, which job {event.job_id} "
@@ -124,7 +123,7 @@ def _order_fault(
     cluster: Cluster, deployment: Deployment, event: OperationSubmitted
 ) -> Fault | None:
     name, limits = show(event.operation_id), cluster.limits
-    is_used = event.seq < max(deployment.next_seq, 1)
+    is_used = event.seq < deployment.next_seq
     if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:
         return Fault(
             code=ErrorCode.STALE_SEQUENCE,

@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.actions import (
     RefuseOperation,
     ReleaseOperation,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation, Wpg
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationSta
 
 def first_missing(deployment: Deployment) -> int:
     """Return the lowest number that has not come yet."""
-    seq = max(deployment.next_seq, 1)
+    seq = deployment.next_seq
     while seq in deployment.pending or seq in deployment.consumed:
         seq += 1
     return seq
@@ -36,12 +36,26 @@ def advance(deployment: Deployment) -> None:
         deployment.next_seq += 1
 
 
-def begin(deployment: Deployment, operation: Operation) -> None:
+def head(cluster: Cluster, wpg: Wpg) -> Operation | None:
+    """Return what a WPG starts next: its `Initialize`, else the first of its deployment's line."""
+    if wpg.initialize is not None or not cluster.is_current(wpg):
+        return wpg.initialize
+    deployment = cluster.deployments[wpg.deployment_id]
+    return deployment.pending.get(deployment.next_seq)
+
+
+def begin(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
     """Take the head of the line out of it: its number is consumed."""
+    wpg.running[operation.operation_id] = operation
+    operation.wpg_id = wpg.wpg_id
+    if operation is wpg.initialize:
+        wpg.initialize = None
+        return
+    deployment = cluster.deployments[wpg.deployment_id]
     del deployment.pending[operation.seq]
-    deployment.running[operation.operation_id] = operation
     deployment.next_seq = operation.seq + 1
     advance(deployment)
+    watch_gap(cluster, deployment)
 
 
 def watch_gap(cluster: Cluster, deployment: Deployment) -> None:
@@ -99,13 +113,16 @@ def dependency(cluster: Cluster, operation: Operation) -> OperationId | Fault | 
     return None
 
 
-def startable(cluster: Cluster, deployment: Deployment) -> Operation | None:
-    """Return the head of the line if nothing but a device keeps it from running."""
+def startable(cluster: Cluster, wpg: Wpg) -> Operation | None:
+    """Return the head of a WPG's line if nothing but a device keeps it from running."""
+    if wpg.initialize is not None:
+        return wpg.initialize
+    deployment = cluster.deployments[wpg.deployment_id]
     while not deployment.is_held:
-        operation = deployment.pending.get(deployment.next_seq)
+        operation = head(cluster, wpg)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
-        if deployment.running and not _may_overlap(cluster, deployment, operation):
+        if wpg.running and not _may_overlap(cluster, wpg, operation):
             return None
         blocked = dependency(cluster, operation)
         if isinstance(blocked, Fault):
@@ -173,10 +190,13 @@ def refuse(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bo
         operation.apply(OperationTrigger.WITHDRAWN)
     operation.apply(OperationTrigger.REFUSED)
     operation.fault = fault
-    del deployment.pending[operation.seq]
-    if is_final:
-        deployment.consumed.add(operation.seq)
-        advance(deployment)
+    if operation.kind is OperationKind.INITIALIZE:
+        _wpg_of(cluster, operation).initialize = None
+    else:
+        del deployment.pending[operation.seq]
+        if is_final:
+            deployment.consumed.add(operation.seq)
+            advance(deployment)
     _say_refused(cluster, operation, fault, is_final=is_final)
 
 
@@ -194,16 +214,19 @@ def end_running(
     """End an operation that ran and did not succeed; its place among the running is gone already.
 
     A retryable fault gives the number back when nothing after it has started; else it is final.
+    An `Initialize` has no number in the line: nothing can have started after it.
     """
     deployment = cluster.deployments[operation.deployment_id]
-    is_last = deployment.next_seq == operation.seq + 1 and not deployment.running
-    is_final = fault.code not in RETRYABLE or not is_last
+    is_numbered = operation.kind is not OperationKind.INITIALIZE
+    is_next = deployment.next_seq == operation.seq + 1
+    is_last = is_next and not _wpg_of(cluster, operation).running
+    is_final = fault.code not in RETRYABLE or (is_numbered and not is_last)
     if fault.code in RETRYABLE and is_final:
         fault = Fault(code=ErrorCode.INTERNAL, message=fault.message, facts=fault.facts)
     refused = is_refusal or not is_final
     operation.apply(OperationTrigger.REFUSED if refused else OperationTrigger.FAILED)
     operation.fault = fault
-    if not is_final:
+    if is_numbered and not is_final:
         deployment.next_seq = operation.seq
     _say_refused(cluster, operation, fault, is_final=is_final)
 
@@ -226,12 +249,12 @@ def acknowledge(cluster: Cluster, deployment: Deployment, *, seq: int) -> None:
         release(cluster, cluster.operations[deployment.answered.pop(number)])
 
 
-def _may_overlap(cluster: Cluster, deployment: Deployment, operation: Operation) -> bool:
+def _may_overlap(cluster: Cluster, wpg: Wpg, operation: Operation) -> bool:
     return (
-        deployment.is_rollout
+        wpg.is_rollout
         and operation.kind is OperationKind.GENERATE
-        and len(deployment.running) < cluster.limits.max_overlapping_generates
-        and all(o.kind is OperationKind.GENERATE for o in deployment.running.values())
+        and len(wpg.running) < cluster.limits.max_overlapping_generates
+        and all(o.kind is OperationKind.GENERATE for o in wpg.running.values())
     )
 
 
@@ -266,10 +289,17 @@ def _keep(cluster: Cluster, operation: Operation) -> None:
         cluster.emit(DropPayload(operation_id=operation.operation_id))
     if operation.kind is not OperationKind.INITIALIZE:
         deployment.answered[operation.seq] = operation.operation_id
+    elif operation.operation_id != deployment.initialize_id:
+        del cluster.operations[operation.operation_id]  # a relocation's: no client knows its id
     if len(deployment.answered) > cluster.limits.max_answered_per_deployment:
         oldest = next(iter(deployment.answered))
         release(cluster, cluster.operations[deployment.answered.pop(oldest)])
     _wake_dependants(cluster, operation.operation_id, cluster.jobs[operation.job_id])
+
+
+def _wpg_of(cluster: Cluster, operation: Operation) -> Wpg:
+    assert operation.wpg_id is not None, operation
+    return cluster.wpgs[operation.wpg_id]
 
 
 def _wake_dependants(cluster: Cluster, operation_id: OperationId, job: Job) -> None:

@@ -96,7 +96,7 @@ def _move_job(cluster: Cluster, event: JobMoveRequested) -> None:
     job = cluster.jobs.get(event.job_id)
     for deployment_id in [] if job is None else list(job.deployments):
         deployment = cluster.deployments[deployment_id]
-        if deployment.is_rollout or deployment.stands_in_for is not None:
+        if deployment.is_rollout:
             continue
         reason = "an operator moved the job"
         wpg = cluster.wpg_of(deployment)
@@ -162,15 +162,12 @@ def _send_instances(
     cluster: Cluster, deployment: Deployment, *, reason: str, units: Gang | None = None
 ) -> None:
     """Begin to move all instances of a rollout deployment to idle devices, or say why not."""
-    holder = relocation.stand_in_id(deployment)
-    held = placing.hold_idle(cluster, deployment, holder=holder, units=units)
-    places = tuple(map(placing.place_of, held or units or ()))
+    idle = placing.idle_for(cluster, deployment, among=units)
+    places = tuple(map(placing.place_of, idle or units or ()))
     fault = relocation.why_not(cluster, deployment, places)
-    if fault is None and held is not None:
+    if fault is None and idle is not None:
         relocation.begin(cluster, deployment, places, reason=reason)
         return
-    if held is not None:
-        placing.give_back(cluster, deployment, holder=holder)
     if fault is None or not places:
         fault = _too_few_idle(deployment)
     if deployment.relocation_fault != fault:
@@ -221,8 +218,9 @@ def _book_as_it_is(cluster: Cluster) -> None:
 def _drain(cluster: Cluster) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
     for wpg_id, node_id in _on_draining(cluster).items():
-        deployment = cluster.deployments[cluster.wpgs[wpg_id].deployment_id]
-        if _may_move(cluster, deployment):
+        wpg = cluster.wpgs[wpg_id]
+        deployment = cluster.deployments[wpg.deployment_id]
+        if cluster.is_current(wpg) and _may_move(cluster, deployment):
             reason = f"node {node_id} is drained"
             if deployment.is_rollout:
                 _send_instances(cluster, deployment, reason=reason)
@@ -284,8 +282,7 @@ def _busy(cluster: Cluster, planner: Planner) -> set[ResidentId]:
 
 def _may_move(cluster: Cluster, deployment: Deployment) -> bool:
     return (
-        deployment.stands_in_for is None
-        and deployment.relocation is None
+        deployment.relocation is None
         and deployment.state is DeploymentState.READY
         and deployment.stays_until_us <= cluster.now_us
         and cluster.jobs[deployment.job_id].ending is None

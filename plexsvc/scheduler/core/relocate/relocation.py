@@ -1,12 +1,12 @@
 """A training deployment moves to other devices while its job goes on.
 
-Theory of operation. A second WPG comes up at the new places, held by a *stand-in* deployment so
-that it queues for devices, fails and is torn down like any other, while the first works on
-(`spawning`). Then the relocation waits for a quiet step boundary (`waiting`): nothing runs or
+Theory of operation. A second WPG of the deployment comes up at the new places while the first works
+on (`spawning`). Then the relocation waits for a quiet step boundary (`waiting`): nothing runs or
 moves, and no gradients are accumulated, since those belong to their ranks. From there on the
 deployment is held: its operations keep their places and wait. The state managers copy the complete
-state (`carrying`); the second WPG's `Initialize` reads the copy (`restoring`); when it is applied
-the two WPGs change places, the old one is stopped, and the operations go on (`done`).
+state (`carrying`); the second WPG's `Initialize` waits for its devices like any operation and reads
+the copy (`restoring`); when it is applied the second WPG becomes the deployment's current one, the
+old one is stopped, and the operations go on (`done`).
 
 A rollout deployment goes the same way to idle devices. It has no window to wait for, so it is held
 as soon as the new instances are up, until what runs has ended; there is nothing to copy, since its
@@ -24,7 +24,8 @@ import hashlib
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, MoveId, OperationId, WpgId
+from plexsvc.ids import MoveId, OperationId, WpgId
+from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     CarryState,
     CutOver,
@@ -69,45 +70,30 @@ def begin(
     fault = why_not(cluster, deployment, places)
     if fault is not None:
         return fault
-    name = stand_in_id(deployment)
     deployment.incarnations += 1
-    stand_in = Deployment(
-        deployment_id=name,
-        job_id=deployment.job_id,
-        initialize_id=_initialize_id(deployment),
-        role=deployment.role,
-        backend=deployment.backend,
-        device_kind=deployment.device_kind,
-        num_devices=deployment.num_devices,
-        is_rollout=deployment.is_rollout,
-        requested_us=cluster.now_us,
-        incarnations=deployment.incarnations,
-        stands_in_for=deployment.deployment_id,
-    )
-    cluster.deployments[name] = stand_in
-    cluster.jobs[deployment.job_id].deployments.append(name)
+    if deployment.is_rollout:
+        placing.hold(cluster, deployment, tuple(map(placing.unit, places)))
+    wpg = lifecycle.add_wpg(cluster, deployment, places)
     deployment.relocation = Relocation(
-        stand_in_id=name, places=places, reason=reason, started_us=cluster.now_us
+        wpg_id=wpg.wpg_id,
+        initialize_id=_initialize_id(deployment),
+        places=places,
+        reason=reason,
+        started_us=cluster.now_us,
     )
     deployment.relocation_fault = None
     cluster.relocating[deployment.deployment_id] = None
     _tell(cluster, deployment, deployment.relocation)
-    lifecycle.spawn(cluster, stand_in, places, replaces=deployment.wpg_id)
+    lifecycle.spawn(cluster, wpg, replaces=deployment.wpg_id)
     at_us = cluster.now_us + cluster.limits.relocation_timeout_us
-    assert stand_in.wpg_id is not None, stand_in
-    cluster.set_timer(RelocateTimer(stand_in.wpg_id), at_us=at_us)
+    cluster.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
     return None
-
-
-def stand_in_id(deployment: Deployment) -> DeploymentId:
-    """Return what a deployment's next relocation will call the holder of its second WPG."""
-    return DeploymentId(f"{deployment.deployment_id}~{deployment.incarnations + 1}")
 
 
 def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
     """Return why a deployment cannot begin to move to `places`; `None` if it can."""
     name, wpg = deployment.deployment_id, cluster.wpg_of(deployment)
-    if deployment.relocation is not None or deployment.stands_in_for is not None:
+    if deployment.relocation is not None:
         return _refused(f"{name} is being moved already", code=ErrorCode.UNAVAILABLE)
     is_ending = cluster.jobs[deployment.job_id].ending is not None
     if is_ending or deployment.state is not DeploymentState.READY or wpg is None:
@@ -136,11 +122,9 @@ def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
 def settle(cluster: Cluster) -> None:
     """Bring every relocation as far as it can go now."""
     for deployment_id in list(cluster.relocating):
-        deployment = cluster.deployments.get(deployment_id)
-        if deployment is None:
-            del cluster.relocating[deployment_id]
-        elif deployment.relocation is not None:
-            _settle(cluster, deployment, deployment.relocation)
+        deployment = cluster.deployments[deployment_id]
+        assert deployment.relocation is not None, deployment
+        _settle(cluster, deployment, deployment.relocation)
 
 
 def carried(cluster: Cluster, event: StateCarried | CarryFailed) -> None:
@@ -155,7 +139,8 @@ def carried(cluster: Cluster, event: StateCarried | CarryFailed) -> None:
     else:
         relocation.stage = RelocationStage.RESTORING
         _tell(cluster, deployment, relocation)
-        lifecycle.queue_initialize(cluster, cluster.deployments[relocation.stand_in_id])
+        coming = cluster.wpgs[relocation.wpg_id]
+        lifecycle.queue_initialize(cluster, coming, relocation.initialize_id)
 
 
 def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
@@ -165,22 +150,18 @@ def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
     _close(cluster, deployment, relocation)
     deployment.relocation_fault = fault
     _tell(cluster, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
-    stand_in = cluster.deployments.get(relocation.stand_in_id)
-    wpg = None if stand_in is None else cluster.wpg_of(stand_in)
-    if wpg is not None:
-        lifecycle.fail_wpg(cluster, wpg, fault)
+    lifecycle.fail_wpg(cluster, cluster.wpgs[relocation.wpg_id], fault)
     cluster.touch(deployment.wpg_id)
 
 
 def give_up_waiting(cluster: Cluster, wpg_id: WpgId) -> None:
     """End a relocation that found no step boundary in time."""
     wpg = cluster.wpgs.get(wpg_id)
-    stand_in = None if wpg is None else cluster.deployments[wpg.deployment_id]
-    if stand_in is None or stand_in.stands_in_for is None:
+    if wpg is None:
         return
-    deployment = cluster.deployments.get(stand_in.stands_in_for)
-    relocation = None if deployment is None else deployment.relocation
-    if deployment is None or relocation is None or relocation.stage in HELD:
+    deployment = cluster.deployments[wpg.deployment_id]
+    relocation = deployment.relocation
+    if relocation is None or relocation.wpg_id != wpg.wpg_id or relocation.stage in HELD:
         return
     if relocation.stage is RelocationStage.SPAWNING:
         what = "its new processes did not come up"
@@ -210,27 +191,22 @@ def watch_window(deployment: Deployment, operation: Operation, event: OperationF
 
 
 def _settle(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
-    stand_in = cluster.deployments.get(relocation.stand_in_id)
-    ended = _why_over(cluster, deployment, stand_in)
-    if ended is not None or stand_in is None:
-        assert ended is not None, relocation
+    ended = _why_over(cluster, deployment, relocation)
+    if ended is not None:
         abandon(cluster, deployment, ended)
         return
-    old, new = cluster.wpg_of(deployment), cluster.wpg_of(stand_in)
+    old, new = cluster.wpg_of(deployment), cluster.wpgs[relocation.wpg_id]
     assert old is not None, deployment
-    assert new is not None, stand_in
     if relocation.stage is RelocationStage.SPAWNING and new.state is WpgState.READY:
         relocation.stage = RelocationStage.WAITING
         _tell(cluster, deployment, relocation)
     if relocation.stage is RelocationStage.WAITING and _is_quiet(deployment, old):
-        _carry(cluster, deployment, relocation, old=old, new=new, stand_in=stand_in)
-    elif relocation.stage is RelocationStage.RESTORING and stand_in.state is DeploymentState.READY:
-        _cut_over(cluster, deployment, relocation, old=old, new=new, stand_in=stand_in)
+        _carry(cluster, deployment, relocation, old=old)
+    elif relocation.stage is RelocationStage.RESTORING and new.residency is Residency.DEVICE:
+        _cut_over(cluster, deployment, relocation, old=old, new=new)
 
 
-def _why_over(
-    cluster: Cluster, deployment: Deployment, stand_in: Deployment | None
-) -> Fault | None:
+def _why_over(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> Fault | None:
     """Return what ended a relocation before its time, if anything did."""
     name = deployment.deployment_id
     if cluster.jobs[deployment.job_id].ending is not None:
@@ -239,32 +215,20 @@ def _why_over(
         why = f": {deployment.fault.message}" if deployment.fault is not None else ""
         message = f"{name} is not moved: it is {deployment.state}{why}"
         return Fault(code=ErrorCode.DEPLOYMENT_FAILED, message=message)
-    if stand_in is None or stand_in.fault is not None:
-        cause = stand_in.fault if stand_in is not None else None
-        why = f"{cause.code}: {cause.message}" if cause is not None else "its new processes ended"
-        return Fault(
-            code=cause.code if cause is not None else ErrorCode.WORKER_DIED,
-            message=f"{name} stays where it is and goes on: {why}",
-            facts=cause.facts if cause is not None else (),
-        )
-    return None
+    cause = relocation.fault
+    if cause is None:
+        return None
+    message = f"{name} stays where it is and goes on: {cause.code}: {cause.message}"
+    return Fault(code=cause.code, message=message, facts=cause.facts)
 
 
 def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
     """Whether the state is whole and still: a step boundary with nothing under way."""
-    is_still = not deployment.running and wpg.move_id is None and wpg.switch is None
+    is_still = not wpg.running and wpg.move_id is None and wpg.switch is None
     return is_still and not deployment.is_window_open
 
 
-def _carry(
-    cluster: Cluster,
-    deployment: Deployment,
-    relocation: Relocation,
-    *,
-    old: Wpg,
-    new: Wpg,
-    stand_in: Deployment,
-) -> None:
+def _carry(cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:
     cluster.last_move_no += 1
     relocation.move_id = MoveId(f"{cluster.epoch}.{cluster.last_move_no}")
     relocation.stage = RelocationStage.CARRYING
@@ -273,8 +237,8 @@ def _carry(
         CarryState(
             deployment_id=deployment.deployment_id,
             from_wpg_id=old.wpg_id,
-            to_wpg_id=new.wpg_id,
-            initialize_id=stand_in.initialize_id,
+            to_wpg_id=relocation.wpg_id,
+            initialize_id=relocation.initialize_id,
             move_id=relocation.move_id,
             lease_no=old.lease_no,
         )
@@ -282,20 +246,10 @@ def _carry(
 
 
 def _cut_over(
-    cluster: Cluster,
-    deployment: Deployment,
-    relocation: Relocation,
-    *,
-    old: Wpg,
-    new: Wpg,
-    stand_in: Deployment,
+    cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg, new: Wpg
 ) -> None:
-    """Let the WPGs change places and the old one end."""
-    deployment.wpg_id, stand_in.wpg_id = new.wpg_id, old.wpg_id
-    new.deployment_id, old.deployment_id = deployment.deployment_id, stand_in.deployment_id
-    stand_in.is_retired = True
-    if deployment.is_rollout:
-        placing.exchange(cluster, deployment, stand_in)
+    """Let the new WPG take the old one's place, and the old one end."""
+    deployment.wpg_id = new.wpg_id
     cluster.emit(
         CutOver(
             deployment_id=deployment.deployment_id,

@@ -203,6 +203,7 @@ class AnyHistory(RuleBasedStateMachine):
         for planner in cluster.planning.planners.values():
             planner.board.check()
             assert not planner.board.groups
+            assert not planner.board.exclusive
             assert not planner.waiting
         for name in self.submitted:
             assert len(self.world.answers[op_id(name)]) == 1, name

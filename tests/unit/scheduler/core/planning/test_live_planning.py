@@ -183,8 +183,10 @@ def test_a_cold_job_without_leave_to_share_waits_for_idle_units() -> None:
 
 def test_held_nodes_are_idle_ones_in_order_and_come_back_with_news() -> None:
     planner = live(b=1, a=2)
-    assert planner.hold(ResidentId("rollout"), 2) == ("a:0", "a:1")
-    assert planner.hold(ResidentId("more"), 2) is None
+    idle = planner.board.first_idle(2)
+    assert idle == ("a:0", "a:1")
+    planner.board.hold(ResidentId("rollout"), idle)
+    assert planner.board.first_idle(2) is None
     admit(planner, demand("two", 2))
     assert not planner.has_news
     planner.release(ResidentId("rollout"))
@@ -364,7 +366,9 @@ class LiveHistory(RuleBasedStateMachine):
     @rule(num=st.integers(1, 2))
     def hold(self, num: int) -> None:
         self.made += 1
-        self.planner.hold(ResidentId(f"h{self.made}"), num)
+        idle = self.board.first_idle(num)
+        if idle is not None:
+            self.board.hold(ResidentId(f"h{self.made}"), idle)
 
     @precondition(lambda self: self.board.exclusive)
     @rule()

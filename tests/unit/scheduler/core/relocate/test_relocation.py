@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, ResidentId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -106,7 +106,9 @@ def test_the_whole_way(world: FakeWorld) -> None:
         SetTimer(key=f"relocate/{NEW}", at_us=world.now_us + 600_000_000),
     ]
     runs_on(world, "a1", OLD)
-    initialize_id = world.core.cluster.deployments[DeploymentId("a/actor~2")].initialize_id
+    relocation = world.core.cluster.deployments[DeploymentId("a/actor")].relocation
+    assert relocation is not None
+    initialize_id = relocation.initialize_id
     assert world.report_next(SpawnWpg) == [
         changed(RelocationStage.WAITING),
         changed(RelocationStage.CARRYING),
@@ -332,6 +334,15 @@ def test_it_may_be_tried_again(world: FakeWorld) -> None:
     assert world.core.cluster.wpgs[WpgId("wpg-1-3")].incarnation == 3
 
 
+def test_the_time_limit_of_one_that_failed_does_not_end_the_next(world: FakeWorld) -> None:
+    to_carrying(world)
+    world.die(NEW)
+    world.relocate("a", places=TO)
+    assert world.fire(f"relocate/{NEW}") == []
+    world.drain()
+    assert world.core.cluster.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
+
+
 @pytest.mark.parametrize(
     ("places", "code"),
     [
@@ -374,9 +385,9 @@ def test_instances_move_to_idle_devices_once_what_runs_has_ended() -> None:
     done = world.report_next(StartOperation)
     assert done[-1] == StartOperation(operation_id=op_id("g2"), wpg_id=NEW, lease_no=2)
     board = world.core.cluster.planning.planner("rollout").board
-    assert board.exclusive[ResidentId("a/rollout")] == ("n1:0",)
+    assert list(board.exclusive.values()) == [("n0:0",), ("n1:0",)]
     world.drain()
-    assert list(board.exclusive) == ["a/rollout"]
+    assert list(board.exclusive.values()) == [("n1:0",)]
     assert list(board.idle) == ["n0:0"]
 
 
