@@ -39,7 +39,7 @@ from plexsvc.rpc.channels import new_server
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import open_store
 
 DEFAULT_TENANT: Final = "default"
@@ -135,7 +135,7 @@ class EmbeddedCluster:
     """
 
     card: Card
-    driver: SchedulerDriver
+    driver: LiveScheduler
 
     def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
         token = secrets.token_urlsafe(24)
@@ -179,10 +179,10 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config)
         told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
-        driver = SchedulerDriver(told, store, self._clock, agents, rollout)
+        driver = LiveScheduler(told, store, self._clock, agents, rollout)
         self.driver = driver
         _run_beside(stack, tasks.create_task(driver.run()))
-        await driver.ready()
+        await driver.nodes.ready()
         scheduler = SchedulerServicer(driver)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
         await self._serve(stack, scheduler=scheduler, rollout=rollout, inner=inner.address)

@@ -50,6 +50,10 @@ class Handler(Generic[A]):
             return self.failed(action, _fault(first_failure(error), action))
 
 
+Handlers = dict[type[Any], Handler[Any]]
+"""The handler of every action, by the action's type."""
+
+
 def _fault(error: BaseException, action: Action) -> Fault:
     if isinstance(error, grpc.aio.AioRpcError | PlexError):
         return fault_of_call(error)

@@ -24,7 +24,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 from tests.rigs.live_cluster import descendants
 from tests.rigs.scheduler_rig import listen
 
@@ -37,7 +37,7 @@ class InnerCluster:
 
     address: str
     token: str
-    driver: SchedulerDriver
+    driver: LiveScheduler
     loop: asyncio.AbstractEventLoop
     changes: list[RelocationChanged] = field(default_factory=list)
     on_stage: dict[RelocationStage, Callable[[], None]] = field(default_factory=dict)

@@ -13,8 +13,8 @@ from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.handler import A
+from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import Store, open_store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
 
@@ -25,7 +25,7 @@ TENANT = "lab"
 class Rig:
     """Everything a driver test touches."""
 
-    driver: SchedulerDriver
+    driver: LiveScheduler
     scheduler: SchedulerServicer
     behaviour: Behaviour
     agents: list[FakeAgent]
@@ -106,7 +106,7 @@ class Rig:
         )
 
 
-def listen(driver: SchedulerDriver, kind: type[A], heard: Callable[[A], None]) -> None:
+def listen(driver: LiveScheduler, kind: type[A], heard: Callable[[A], None]) -> None:
     """Have `heard` told of every action of a kind that needs no other process."""
     handler = driver.handlers[kind]
 
@@ -127,11 +127,11 @@ async def start_rig(
     targets = [await agent.start() for agent in agents]
     rollout = FakeRolloutManager(behaviour)
     store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
-    driver = SchedulerDriver(config or SchedulerConfig(), store, SystemClock(), targets, rollout)
+    driver = LiveScheduler(config or SchedulerConfig(), store, SystemClock(), targets, rollout)
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())
-            await driver.ready()
+            await driver.nodes.ready()
             yield Rig(
                 driver=driver,
                 scheduler=SchedulerServicer(driver),

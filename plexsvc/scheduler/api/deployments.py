@@ -12,7 +12,6 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.core.events import DeploymentRequested, Post
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     Held,
@@ -21,11 +20,12 @@ from plexsvc.scheduler.ledger.jobs import (
     is_rollout,
     num_devices,
 )
+from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders import process_specs
 
 
 async def create_deployment(
-    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
 ) -> service_pb2.Deployment:
     """Bring a deployment up, or find the one already known; return when it is ready.
 
@@ -39,7 +39,7 @@ async def create_deployment(
 
 
 async def get_deployment(
-    driver: SchedulerDriver, request: service_pb2.GetDeploymentRequest
+    driver: LiveScheduler, request: service_pb2.GetDeploymentRequest
 ) -> service_pb2.Deployment:
     """Return a deployment as it is."""
     record = driver.registry.deployment(
@@ -49,7 +49,7 @@ async def get_deployment(
 
 
 async def _record(
-    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
 ) -> DeploymentRecord:
     driver.check_open()
     job = driver.registry.job(request.job_id, tenant=request.tenant)
@@ -68,9 +68,7 @@ async def _record(
     return record
 
 
-def _known(
-    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
-) -> DeploymentRecord:
+def _known(driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest) -> DeploymentRecord:
     """Return what is there under the id; nobody gets another deployment than they asked for."""
     record = driver.registry.deployment(
         request.deployment_id, job_id=request.job_id, tenant=request.tenant
@@ -80,7 +78,7 @@ def _known(
 
 
 def _complete_spec(
-    driver: SchedulerDriver, request: service_pb2.CreateDeploymentRequest
+    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
 ) -> service_pb2.DeploymentSpec:
     """Return the spec with the model of the deployment it takes it from."""
     spec = service_pb2.DeploymentSpec()
@@ -94,7 +92,7 @@ def _complete_spec(
 
 
 def _check_deployable(
-    driver: SchedulerDriver, job: JobRecord, request: service_pb2.CreateDeploymentRequest
+    driver: LiveScheduler, job: JobRecord, request: service_pb2.CreateDeploymentRequest
 ) -> None:
     if job.ended.is_set() or job.is_expired:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
@@ -116,7 +114,7 @@ def _check_deployable(
 
 
 def _new_record(
-    driver: SchedulerDriver,
+    driver: LiveScheduler,
     request: service_pb2.CreateDeploymentRequest,
     *,
     spec: service_pb2.DeploymentSpec,
@@ -140,7 +138,7 @@ def _new_record(
     return DeploymentRecord(view=view, initialize_id=new_operation_id())
 
 
-def _post(driver: SchedulerDriver, record: DeploymentRecord) -> None:
+def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
     view, initialize_id = record.view, record.initialize_id
     operation = operations_pb2.Operation(
         operation_id=initialize_id,

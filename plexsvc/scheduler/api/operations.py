@@ -19,9 +19,10 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
 from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, PayloadStaged, Post
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.driver.driver import Decision, SchedulerDriver
+from plexsvc.scheduler.driver.inbox import Decision
 from plexsvc.scheduler.faults import fault_from_wire
 from plexsvc.scheduler.ledger.jobs import Held
+from plexsvc.scheduler.live import LiveScheduler
 
 TOKEN_BYTES: Final = 4
 """Bytes of one packed token id."""
@@ -33,7 +34,7 @@ MAX_EARLY_BYTES: Final = 64 << 20
 class Operations:
     """Submissions of one scheduler: checks what only the driver can know, and posts the facts."""
 
-    def __init__(self, driver: SchedulerDriver, *, max_early_bytes: int = MAX_EARLY_BYTES) -> None:
+    def __init__(self, driver: LiveScheduler, *, max_early_bytes: int = MAX_EARLY_BYTES) -> None:
         self._driver = driver
         self._post: Post = driver.post
         self._early = EarlyPayloads(

@@ -29,14 +29,14 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.vocabulary import RelocationStage
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 
 JOIN_TIMEOUT_US: Final = 20_000_000
 """How long a node agent that is added may take to join."""
 
 
 async def change_node(
-    driver: SchedulerDriver, request: service_pb2.ChangeNodeRequest
+    driver: LiveScheduler, request: service_pb2.ChangeNodeRequest
 ) -> service_pb2.NodeView:
     """Cordon, drain or uncordon a node; return it as it is then.
 
@@ -49,7 +49,7 @@ async def change_node(
 
 
 async def add_node(
-    driver: SchedulerDriver, request: service_pb2.AddNodeRequest
+    driver: LiveScheduler, request: service_pb2.AddNodeRequest
 ) -> service_pb2.NodeView:
     """Dial one more node agent; return its node once it has joined. Repeating it changes nothing.
 
@@ -62,12 +62,13 @@ async def add_node(
     if known is None:
         described = await _describe(request.agent, timeout_s=driver.config.rpc_timeout_us / 1e6)
         _check_new(driver, described, target=request.agent)
-        known = await driver.dial(request.agent, timeout_us=JOIN_TIMEOUT_US)
+        driver.check_open()
+        known = await driver.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
     return await nodes.node(driver, known.node_id or known.target, lens=lens)
 
 
 async def move_job(
-    driver: SchedulerDriver, request: service_pb2.MoveJobRequest
+    driver: LiveScheduler, request: service_pb2.MoveJobRequest
 ) -> service_pb2.MovesReply:
     """Order a job's training deployments elsewhere.
 
@@ -96,7 +97,7 @@ async def move_job(
 
 
 async def pin_job(
-    driver: SchedulerDriver, request: service_pb2.PinJobRequest
+    driver: LiveScheduler, request: service_pb2.PinJobRequest
 ) -> service_pb2.PinJobReply:
     """Keep a job where it is, or let it be moved again.
 
@@ -109,14 +110,14 @@ async def pin_job(
 
 
 async def repack(
-    driver: SchedulerDriver, request: service_pb2.RepackRequest
+    driver: LiveScheduler, request: service_pb2.RepackRequest
 ) -> service_pb2.MovesReply:
     """Order the moves that pay for themselves now."""
     actions = await _decided(driver, RepackRequested())
     return _moves(driver, actions, lens=Lens(driver.registry, request))
 
 
-async def _decided(driver: SchedulerDriver, event: Event) -> list[Action]:
+async def _decided(driver: LiveScheduler, event: Event) -> list[Action]:
     """Return what the core ordered for an operator's fact.
 
     Raises:
@@ -160,9 +161,7 @@ async def _describe(target: str, *, timeout_s: float) -> node_pb2.NodeDescriptio
     return found
 
 
-def _check_new(
-    driver: SchedulerDriver, described: node_pb2.NodeDescription, *, target: str
-) -> None:
+def _check_new(driver: LiveScheduler, described: node_pb2.NodeDescription, *, target: str) -> None:
     node_id = NodeId(described.node_id)
     if driver.nodes.is_up(node_id):
         other = driver.nodes.link(node_id).target
@@ -174,7 +173,7 @@ def _check_new(
         )
 
 
-def _check_open_node(driver: SchedulerDriver, node_id: NodeId) -> None:
+def _check_open_node(driver: LiveScheduler, node_id: NodeId) -> None:
     if not driver.nodes.is_up(node_id):
         raise PlexError(
             ErrorCode.NODE_LOST, f"node {node_id} is lost; nothing can move there until it is back"
@@ -186,14 +185,14 @@ def _check_open_node(driver: SchedulerDriver, node_id: NodeId) -> None:
         )
 
 
-def _live_job(driver: SchedulerDriver, lens: Lens, job_id: str) -> JobId:
+def _live_job(driver: LiveScheduler, lens: Lens, job_id: str) -> JobId:
     record = lens.job(job_id)
     if record.ended.is_set() or JobId(job_id) not in driver.core.cluster.jobs:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
     return JobId(job_id)
 
 
-def _check_trains(driver: SchedulerDriver, job_id: JobId) -> None:
+def _check_trains(driver: LiveScheduler, job_id: JobId) -> None:
     cluster = driver.core.cluster
     if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
         raise PlexError(
@@ -204,7 +203,7 @@ def _check_trains(driver: SchedulerDriver, job_id: JobId) -> None:
 
 
 def _moves(
-    driver: SchedulerDriver, actions: Iterable[Action], *, lens: Lens
+    driver: LiveScheduler, actions: Iterable[Action], *, lens: Lens
 ) -> service_pb2.MovesReply:
     """Return the relocations that began, in the order they did, and why others did not."""
     reply = service_pb2.MovesReply()
@@ -217,7 +216,7 @@ def _moves(
     return reply
 
 
-def _move(driver: SchedulerDriver, action: RelocationChanged, *, lens: Lens) -> service_pb2.JobMove:
+def _move(driver: LiveScheduler, action: RelocationChanged, *, lens: Lens) -> service_pb2.JobMove:
     cluster = driver.core.cluster
     deployment = cluster.deployments[DeploymentId(action.deployment_id)]
     wpg = cluster.wpg_of(deployment)

@@ -17,7 +17,7 @@ from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.views import explaining, nodes, pictures, report, status
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -37,7 +37,7 @@ SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 class SchedulerServicer:
     """The calls of routers on one driver."""
 
-    def __init__(self, driver: SchedulerDriver) -> None:
+    def __init__(self, driver: LiveScheduler) -> None:
         self.line_port = 0
         """Where `answer` is served, told to routers."""
         self._operations = Operations(driver)

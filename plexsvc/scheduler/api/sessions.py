@@ -11,8 +11,8 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted, Post
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
+from plexsvc.scheduler.live import LiveScheduler
 
 OUTCOMES: Final = {
     service_pb2.JOB_STATE_COMPLETED: JobState.COMPLETED,
@@ -24,7 +24,7 @@ MAX_SLOWDOWN: Final = 1000.0
 
 
 async def create_job(
-    driver: SchedulerDriver, request: service_pb2.CreateJobRequest
+    driver: LiveScheduler, request: service_pb2.CreateJobRequest
 ) -> service_pb2.Job:
     """Open a job, or return the one already open under this id.
 
@@ -65,7 +65,7 @@ async def create_job(
 
 
 async def keep_alive(
-    driver: SchedulerDriver, request: service_pb2.KeepAliveRequest
+    driver: LiveScheduler, request: service_pb2.KeepAliveRequest
 ) -> service_pb2.KeepAliveReply:
     """Keep a session alive; take acknowledgements and progress figures."""
     record = driver.registry.job(request.job_id, tenant=request.tenant)
@@ -83,7 +83,7 @@ async def keep_alive(
     )
 
 
-async def end_job(driver: SchedulerDriver, request: service_pb2.EndJobRequest) -> service_pb2.Job:
+async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> service_pb2.Job:
     """End a job; return when its devices are free. Ending it again changes nothing.
 
     Raises:
@@ -111,7 +111,7 @@ async def end_job(driver: SchedulerDriver, request: service_pb2.EndJobRequest) -
     return record.view
 
 
-def _acknowledge(driver: SchedulerDriver, record: DeploymentRecord, seq: int) -> None:
+def _acknowledge(driver: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
     if seq > record.acked_seq:
         record.acked_seq = seq
         deployment_id = DeploymentId(record.view.deployment_id)
@@ -119,7 +119,7 @@ def _acknowledge(driver: SchedulerDriver, record: DeploymentRecord, seq: int) ->
         post(Acknowledged(deployment_id=deployment_id, seq=seq))
 
 
-def _check_room(driver: SchedulerDriver, request: service_pb2.CreateJobRequest) -> None:
+def _check_room(driver: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
     live = sum(1 for _ in driver.registry.live_jobs())
     if live >= driver.config.max_jobs:
         raise PlexError(

@@ -1,10 +1,10 @@
-"""The journal's rows: events on their way in, and notes on what was decided about earlier ones."""
+"""Rows of the journal: events on their way in, and notes on what was decided about earlier ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,6 +20,19 @@ VERSION: Final = 1
 
 NOTE_EVERY: Final = 32
 """Events that one note tells of, about; the last of a journal that was cut off stay without."""
+
+
+class JournalWriter(Protocol):
+    """Keeps the rows of a journal."""
+
+    async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
+        """Write a batch of rows; on return it survives a power cut, or this process at least.
+
+        Raises:
+            PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
+                rows cannot be written.
+        """
+        ...
 
 
 @dataclass(slots=True)

@@ -61,15 +61,11 @@ class Storing:
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    async def append(self, events: Sequence[JournalRow], *, is_synced: bool = True) -> None:
-        """Write a batch of events; on return it survives a power cut, or this process at least.
-
-        Raises:
-            PlexError: as `Store.append`.
-        """
-        write = partial(self._store.append_now, events, is_synced=is_synced)
+    async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
+        """Write a batch of the journal's rows, as `JournalWriter` promises."""
+        write = partial(self._store.append_now, rows, is_synced=is_synced)
         if not (self._is_quick and self._timed(write)):
-            await self.run(partial(self._timed, partial(self._store.append, events)))
+            await self.run(partial(self._timed, partial(self._store.append, rows)))
 
     async def write(self, rows: Sequence[Row]) -> None:
         """Write changed rows of the tables.

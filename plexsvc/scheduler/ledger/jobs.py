@@ -236,6 +236,21 @@ class Registry:
             self.held_bytes -= held.nbytes
         return held
 
+    def ranks_on(self, node_id: NodeId) -> list[tuple[WpgId, int, int]]:
+        """Return (WPG, rank, incarnation) of the processes that should run on a node."""
+        return [
+            (wpg_id, index, record.incarnation)
+            for wpg_id, record in self.by_wpg.items()
+            for index, rank in enumerate(record.ranks)
+            if rank.node_id == node_id and not record.is_stopping
+        ]
+
+    async def close(self) -> None:
+        """Close the connections to all ranks."""
+        for record in self.by_wpg.values():
+            for rank in record.ranks:
+                await rank.close()
+
     def forget_jobs(self) -> list[DeploymentId]:
         """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""
         gone: list[DeploymentId] = []

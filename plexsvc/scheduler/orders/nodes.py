@@ -8,7 +8,8 @@ killed every rank by then. A link that comes back joins anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import grpc
@@ -39,6 +40,10 @@ STREAM_S: Final = 3600
 SIGKILL: Final = 9
 
 
+RanksOn = Callable[[NodeId], Iterable[tuple[WpgId, int, int]]]
+"""Returns (WPG, rank, incarnation) of the processes that should run on a node."""
+
+
 class NodeLink:
     """Keeps a node agent's lease and tells its events; holds the stubs others call."""
 
@@ -50,14 +55,14 @@ class NodeLink:
         clock: Clock,
         epoch: int,
         post: Post,
-        ranks_of: Callable[[NodeId], list[tuple[WpgId, int, int]]],
+        ranks_on: RanksOn,
     ) -> None:
         self.target = target
         self._config = config
         self._clock = clock
         self._epoch = epoch
         self._post = post
-        self._ranks_of = ranks_of
+        self._ranks_on = ranks_on
         self._after_index = 0
         self._channel = open_channel(target)
         self._state_channels: list[grpc.aio.Channel] = []
@@ -198,7 +203,7 @@ class NodeLink:
             self.description = found
             self._open_state_manager()
         living = {(proc.wpg_id, proc.rank) for proc in found.procs}
-        for wpg_id, rank, incarnation in self._ranks_of(self.node_id):
+        for wpg_id, rank, incarnation in self._ranks_on(self.node_id):
             if (wpg_id, rank) not in living:
                 self._post(
                     ProcExited(
@@ -251,10 +256,68 @@ class NodeLink:
 
 
 class Nodes:
-    """All node links, by node."""
+    """Links to all nodes."""
 
-    def __init__(self, links: list[NodeLink]) -> None:
-        self.links = links
+    def __init__(
+        self,
+        targets: Iterable[str],
+        *,
+        config: SchedulerConfig,
+        clock: Clock,
+        epoch: int,
+        post: Post,
+        ranks_on: RanksOn,
+    ) -> None:
+        self._new_link = partial(
+            NodeLink, config=config, clock=clock, epoch=epoch, post=post, ranks_on=ranks_on
+        )
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self.links = [self._new_link(target) for target in targets]
+
+    async def run(self) -> None:
+        """Keep all links until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            for link in self.links:
+                self._keep(link, self._tasks)
+            await asyncio.Event().wait()
+
+    async def ready(self) -> None:
+        """Return once every node agent has joined."""
+        for link in self.links:
+            await link.joined.wait()
+
+    async def add(self, target: str, *, timeout_us: int) -> NodeLink:
+        """Take one more node agent in; return its link once it has joined.
+
+        Raises:
+            PlexError: `unavailable` when it did not join in time; it is not dialed any more then.
+        """
+        assert self._tasks is not None, target
+        link = self._new_link(target)
+        self.links.append(link)
+        self._keep(link, self._tasks)
+        try:
+            async with asyncio.timeout(timeout_us / 1e6):
+                await link.joined.wait()
+        except TimeoutError:
+            self.links.remove(link)
+            self._running.pop(target).cancel()
+            await link.close()
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"node agent {target} did not join within {timeout_us / 1e6:g} s; look at its log, "
+                "then add it again",
+            ) from None
+        return link
+
+    async def close(self) -> None:
+        """Close the links."""
+        for link in self.links:
+            await link.close()
+
+    def _keep(self, link: NodeLink, tasks: asyncio.TaskGroup) -> None:
+        self._running[link.target] = tasks.create_task(link.run())
 
     def link(self, node_id: NodeId) -> NodeLink:
         """Return the link of a node that is up.

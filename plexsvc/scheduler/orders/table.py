@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from plexsvc.scheduler.handler import Handler
+from plexsvc.scheduler.handler import Handlers
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import carry, move, release, run, spawn
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.timers import Timers
 
-Table = dict[type[Any], Handler[Any]]
 
-
-def table(reach: Reach, *, recorder: Recorder, timers: Timers) -> Table:
-    """Return the handler of every action, by the action's type."""
+def table(reach: Reach, *, recorder: Recorder, timers: Timers) -> Handlers:
+    """Return the handlers of all actions."""
     handlers = [
         *recorder.handlers(),
         *timers.handlers(),

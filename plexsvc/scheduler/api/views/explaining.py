@@ -11,13 +11,13 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.story import Story, explain_job
 from plexsvc.scheduler.core.story import explain as explain_operation
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.faults import WIRE_STATES
 from plexsvc.scheduler.ledger.jobs import JobRecord
+from plexsvc.scheduler.live import LiveScheduler
 
 
 async def explain(
-    driver: SchedulerDriver, request: service_pb2.ExplainRequest
+    driver: LiveScheduler, request: service_pb2.ExplainRequest
 ) -> service_pb2.ExplainReply:
     """Return why an operation is where it is or, without one, what a job's deployments wait for.
 
@@ -36,9 +36,7 @@ async def explain(
     )
 
 
-def _operation(
-    driver: SchedulerDriver, request: service_pb2.ExplainRequest, *, lens: Lens
-) -> Story:
+def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens) -> Story:
     cluster, operation_id = driver.core.cluster, OperationId(request.operation_id)
     if request.job_id:
         lens.job(request.job_id)
@@ -54,7 +52,7 @@ def _operation(
     return story
 
 
-def _job(driver: SchedulerDriver, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
+def _job(driver: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
     view = record.view
     story = explain_job(driver.core.cluster, JobId(view.job_id), now_us=driver.clock.wall_us())
     if story is None:

@@ -14,12 +14,12 @@ from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
 
 
 async def list_nodes(
-    driver: SchedulerDriver, request: service_pb2.ListNodesRequest
+    driver: LiveScheduler, request: service_pb2.ListNodesRequest
 ) -> service_pb2.ListNodesReply:
     """Return every node that was ever dialed, in the order of the configuration."""
     lens = Lens(driver.registry, request)
@@ -33,7 +33,7 @@ async def list_nodes(
     )
 
 
-async def node(driver: SchedulerDriver, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
+async def node(driver: LiveScheduler, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
     """Return one node.
 
     Raises:
@@ -43,7 +43,7 @@ async def node(driver: SchedulerDriver, node_id: str, *, lens: Lens) -> service_
     return _view(driver, link, await status.inventory_of(link), lens=lens)
 
 
-def link_of(driver: SchedulerDriver, node_id: str) -> NodeLink:
+def link_of(driver: LiveScheduler, node_id: str) -> NodeLink:
     """Return the link of a node, up or lost.
 
     Raises:
@@ -66,13 +66,13 @@ def moving_to(deployment: Deployment) -> list[str]:
     return [] if relocation is None else [placing.unit(place) for place in relocation.places]
 
 
-def _is_replaced(driver: SchedulerDriver, link: NodeLink) -> bool:
+def _is_replaced(driver: LiveScheduler, link: NodeLink) -> bool:
     """Whether a node that was lost at this address is back at another."""
     return bool(link.node_id) and not link.is_up and driver.nodes.is_up(link.node_id)
 
 
 def _view(
-    driver: SchedulerDriver,
+    driver: LiveScheduler,
     link: NodeLink,
     inventory: statemanager_pb2.InventoryReply | None,
     *,

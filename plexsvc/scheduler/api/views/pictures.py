@@ -24,7 +24,7 @@ from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 
 DEFAULT_KIND: Final = "train"
 ROLLOUT_KIND: Final = "rollout"
@@ -41,12 +41,12 @@ _Choice = TypeVar("_Choice", Mode, SyncAt)
 class _Look:
     """What one answer is made from: the driver, what its caller may see, the waits so far."""
 
-    driver: SchedulerDriver
+    driver: LiveScheduler
     lens: Lens
     waits: Waits
 
 
-async def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> service_pb2.PackReply:
+async def pack(driver: LiveScheduler, request: service_pb2.PackRequest) -> service_pb2.PackReply:
     """Return the node groups with their residents, and the deployments that wait for devices."""
     look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     planning = driver.core.cluster.planning
@@ -70,7 +70,7 @@ async def pack(driver: SchedulerDriver, request: service_pb2.PackRequest) -> ser
 
 
 async def what_if(
-    driver: SchedulerDriver, request: service_pb2.WhatIfRequest
+    driver: LiveScheduler, request: service_pb2.WhatIfRequest
 ) -> service_pb2.WhatIfReply:
     """Return where a job would go now and what it would cost the others, or why it would wait.
 
@@ -193,7 +193,7 @@ def _window_us(reply: service_pb2.PackReply, *, asked_us: int) -> int:
 
 
 def _demand(
-    driver: SchedulerDriver, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
+    driver: LiveScheduler, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
 ) -> Demand:
     limits = driver.config
     profile = Profile(
@@ -257,7 +257,7 @@ def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2
     return reply
 
 
-def _never_fits(driver: SchedulerDriver, job: service_pb2.JobShape, kind: str) -> str:
+def _never_fits(driver: LiveScheduler, job: service_pb2.JobShape, kind: str) -> str:
     """Say so when a job could not live here were all devices idle; else return nothing."""
     cluster = driver.core.cluster
     if not placing.has_gang(cluster, kind=kind, num_devices=job.num_devices):
@@ -271,7 +271,7 @@ def _never_fits(driver: SchedulerDriver, job: service_pb2.JobShape, kind: str) -
     return ""
 
 
-def _lacks_rollout(driver: SchedulerDriver, job: service_pb2.JobShape) -> str:
+def _lacks_rollout(driver: LiveScheduler, job: service_pb2.JobShape) -> str:
     """Say so when too few rollout devices are idle for a job; else return nothing."""
     if not job.rollout_devices:
         return ""

@@ -16,12 +16,12 @@ from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import JobRecord
+from plexsvc.scheduler.live import LiveScheduler
 
 
 async def report(
-    driver: SchedulerDriver, request: service_pb2.ReportRequest
+    driver: LiveScheduler, request: service_pb2.ReportRequest
 ) -> service_pb2.ReportReply:
     """Return the report of every job still known, ended ones too (`scheduler.max_ended_jobs`)."""
     lens, waits = Lens(driver.registry, request), Waits(driver)
@@ -43,7 +43,7 @@ async def report(
 
 
 def _job(
-    driver: SchedulerDriver, record: JobRecord, *, waits: Waits, lens: Lens
+    driver: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
 ) -> service_pb2.JobUse:
     job_id = JobId(record.view.job_id)
     tally = driver.tally.of(job_id)
@@ -72,7 +72,7 @@ def _job(
     return use
 
 
-def _slowdown(driver: SchedulerDriver, use: service_pb2.JobUse, job_id: JobId) -> None:
+def _slowdown(driver: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) -> None:
     """Add the worst slowdown among the job's training deployments: predicted and measured."""
     cluster = driver.core.cluster
     job = cluster.jobs.get(job_id)

@@ -16,8 +16,8 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.state import Cluster, Device
-from plexsvc.scheduler.driver.driver import SchedulerDriver
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
+from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
 
 MAX_SPANS: Final = 20_000
@@ -26,7 +26,7 @@ MAX_SPANS: Final = 20_000
 INVENTORY_S: Final = 1.0
 
 
-def deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2.Deployment:
+def deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment with where it is now."""
     view = service_pb2.Deployment()
     view.CopyFrom(record.view)
@@ -44,7 +44,7 @@ def deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2
     return view
 
 
-def ready_deployment(driver: SchedulerDriver, record: DeploymentRecord) -> service_pb2.Deployment:
+def ready_deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment that is ready.
 
     Raises:
@@ -59,7 +59,7 @@ def ready_deployment(driver: SchedulerDriver, record: DeploymentRecord) -> servi
     return deployment(driver, record)
 
 
-def job(driver: SchedulerDriver, record: JobRecord) -> service_pb2.Job:
+def job(driver: LiveScheduler, record: JobRecord) -> service_pb2.Job:
     """Return a job with what it holds and does now."""
     view = service_pb2.Job()
     view.CopyFrom(record.view)
@@ -70,7 +70,7 @@ def job(driver: SchedulerDriver, record: JobRecord) -> service_pb2.Job:
 
 
 async def list_jobs(
-    driver: SchedulerDriver, request: service_pb2.ListJobsRequest
+    driver: LiveScheduler, request: service_pb2.ListJobsRequest
 ) -> service_pb2.ListJobsReply:
     """Return a tenant's jobs, oldest first; every tenant's when none is named."""
     return service_pb2.ListJobsReply(
@@ -84,7 +84,7 @@ async def list_jobs(
 
 
 async def status(
-    driver: SchedulerDriver, request: service_pb2.GetStatusRequest
+    driver: LiveScheduler, request: service_pb2.GetStatusRequest
 ) -> service_pb2.ClusterStatus:
     """Return nodes and devices, and the tenant's jobs and deployments."""
     everything = service_pb2.ListJobsRequest(tenant=request.tenant, include_ended=True)
@@ -106,7 +106,7 @@ async def status(
 
 
 async def timeline(
-    driver: SchedulerDriver, request: service_pb2.TimelineRequest
+    driver: LiveScheduler, request: service_pb2.TimelineRequest
 ) -> service_pb2.TimelineReply:
     """Return spans above an index; those of other tenants keep their time and lose their names.
 
@@ -177,7 +177,7 @@ def _node(
     )
 
 
-def device_status(driver: SchedulerDriver, device: Device) -> service_pb2.DeviceStatus:
+def device_status(driver: LiveScheduler, device: Device) -> service_pb2.DeviceStatus:
     """Return what one device holds and does."""
     cluster, now_us = driver.core.cluster, driver.clock.wall_us()
     holder = cluster.wpgs.get(device.holder) if device.holder is not None else None

@@ -6,13 +6,13 @@ from collections import defaultdict
 
 from plexsvc.ids import JobId
 from plexsvc.scheduler.core.planning.profile import PPM
-from plexsvc.scheduler.driver.driver import SchedulerDriver
+from plexsvc.scheduler.live import LiveScheduler
 
 
 class Waits:
     """The waits of all jobs for one another as they are now. `O(pairs)` to make."""
 
-    def __init__(self, driver: SchedulerDriver) -> None:
+    def __init__(self, driver: LiveScheduler) -> None:
         self._driver = driver
         self._by_waiter: dict[JobId, dict[JobId, int]] = defaultdict(dict)
         for (waiter, blocker), waited_us in driver.core.cluster.waits.items():
@@ -41,7 +41,7 @@ class Waits:
         ]
 
 
-def lasted_us(driver: SchedulerDriver, job_id: JobId) -> int:
+def lasted_us(driver: LiveScheduler, job_id: JobId) -> int:
     """Return how long a job has run, or ran."""
     record = driver.registry.jobs.get(job_id)
     if record is None:

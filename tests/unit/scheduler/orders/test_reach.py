@@ -75,12 +75,15 @@ def link() -> FakeLink:
 @pytest.fixture
 def reach(link: FakeLink) -> Reach:
     config = SchedulerConfig(state_manager_retry_us=2_000_000, connect_retry_us=500_000)
+    clock = FakeClock()
+    nodes = Nodes((), config=config, clock=clock, epoch=1, post=print, ranks_on=lambda _: ())
+    nodes.links.append(cast("NodeLink", link))
     return Reach(
         config=config,
-        clock=FakeClock(),
+        clock=clock,
         epoch=1,
         registry=cast("Registry", None),
-        nodes=Nodes([cast("NodeLink", link)]),
+        nodes=nodes,
         versions=Versions(keep=1),
         rollout=cast("RolloutPort", None),
     )

@@ -1,0 +1,125 @@
+"""Scheduler of a live cluster: one core, its driver, the nodes that it leads, and its records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.driver.driver import Driver
+from plexsvc.scheduler.driver.encoding import configured
+from plexsvc.scheduler.driver.inbox import Inbox
+from plexsvc.scheduler.driver.journal import Journal
+from plexsvc.scheduler.driver.storing import Storing
+from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.recorder import Recorder
+from plexsvc.scheduler.ledger.results import ResultBook
+from plexsvc.scheduler.ledger.sessions import Sessions
+from plexsvc.scheduler.ledger.takeover import take_over
+from plexsvc.scheduler.ledger.tally import Tally
+from plexsvc.scheduler.orders.nodes import Nodes
+from plexsvc.scheduler.orders.reach import Reach, RolloutPort
+from plexsvc.scheduler.orders.table import table
+from plexsvc.scheduler.orders.timers import Timers
+from plexsvc.scheduler.orders.versions import Versions
+from plexsvc.store.store import Store
+
+
+class LiveScheduler:
+    """Leads a cluster: `run()` until cancelled; everything else is called while it runs."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: Store,
+        clock: Clock,
+        node_agents: Sequence[str],
+        rollout_manager: RolloutPort,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.epoch = store.epoch
+        inbox = Inbox(clock, max_waiting=config.max_inbox, max_batch=config.max_batch)
+        self.post = inbox.post
+        self.registry = Registry(config)
+        self.results = ResultBook(max_bytes=config.max_result_bytes)
+        self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
+        self.nodes = Nodes(
+            node_agents,
+            config=config,
+            clock=clock,
+            epoch=store.epoch,
+            post=inbox.post,
+            ranks_on=self.registry.ranks_on,
+        )
+        self.reach = Reach(
+            config=config,
+            clock=clock,
+            epoch=store.epoch,
+            registry=self.registry,
+            nodes=self.nodes,
+            versions=Versions(keep=config.max_versions_per_deployment),
+            rollout=rollout_manager,
+        )
+        self.recorder = Recorder(self.registry, results=self.results, clock=clock)
+        self._timers = Timers(clock, post=inbox.post)
+        self.handlers = table(self.reach, recorder=self.recorder, timers=self._timers)
+        made = configured(config, epoch=store.epoch)
+        self._journal = Journal(made, keeps_actions=config.journal_actions)
+        self.core = made.new_core()
+        self.tally = Tally(self.core.cluster.timeline)
+        self._driver = Driver(self.core, inbox=inbox, journal=self._journal, handlers=self.handlers)
+        self._inbox = inbox
+        self._store = store
+        self._is_running = False
+
+    async def run(self) -> None:
+        """Lead until cancelled.
+
+        Raises:
+            PlexError: `stale_fence` when another scheduler took over, `unavailable` when the
+                journal cannot be written.
+        """
+        inline_us = self.config.inline_append_us
+        storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
+        try:
+            await take_over(
+                self._store, self.config, clock=self.clock, run=storing.run, post=self.post
+            )
+            async with asyncio.TaskGroup() as tasks:
+                self._is_running = True
+                tasks.create_task(self.nodes.run())
+                tasks.create_task(self._timers.run())
+                tasks.create_task(self.sessions.run())
+                tasks.create_task(self._flush_rows(storing))
+                tasks.create_task(self._driver.run(storing, tasks))
+        finally:
+            self._is_running = False
+            self._inbox.close()
+            storing.close()
+            notes = self._journal.notes(at_us=self._inbox.last_us)
+            self._store.append(notes, self.recorder.take_rows())
+            await self.nodes.close()
+            await self.registry.close()
+
+    def check_open(self) -> None:
+        """Refuse new work when it cannot be taken.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
+        if not self._is_running:
+            raise PlexError(ErrorCode.UNAVAILABLE, "the scheduler is not running; try again later")
+        self._inbox.check_room()
+
+    async def _flush_rows(self, storing: Storing) -> None:
+        """Write changed rows now and then: an answer waits for the journal alone."""
+        while True:
+            await self.recorder.dirty.wait()
+            await self.clock.sleep(self.config.rows_flush_us)
+            self.recorder.dirty.clear()
+            self.tally.take()
+            self.tally.forget(set(self.registry.jobs))
+            await storing.write(self.recorder.take_rows())

@@ -1,0 +1,459 @@
+"""The live scheduler over fake nodes: real journal, real gRPC, whole lives of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import NodeId, OperationId
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
+from plexsvc.scheduler.driver import journal
+from plexsvc.store.rows import JournalRow
+from plexsvc.store.store import open_store
+from tests.fakes.fake_cluster import failed, no_room
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+FAILED = operations_pb2.OPERATION_STATE_FAILED
+REFUSED = operations_pb2.OPERATION_STATE_REFUSED
+
+
+def held_open(rig: Rig, kind: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make operations of a kind wait; return (one has begun, let them go)."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
+        if request.operation.WhichOneof("body") == kind:
+            begun.set()
+            await go.wait()
+        return None
+
+    rig.behaviour.on_execute = wait
+    return begun, go
+
+
+async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
+    await rig.job("job-1")
+    deployment = await rig.deploy("job-1")
+    assert (deployment.state, deployment.vocab_size) == ("ready", 32)
+    assert deployment.staging_nodes[0].node_id == "node-0"
+    result = await rig.run("job-1", "step")
+    assert (result.state, result.times.run_us) == (ANSWERED, 1000)
+    job = await rig.end("job-1")
+    assert (job.state, job.operations_done) == (service_pb2.JOB_STATE_COMPLETED, 1)
+    assert rig.behaviour.stopped == ["wpg-1-1/0"]
+    assert rig.behaviour.forgotten == ["wpg-1-1"]
+    assert not rig.driver.core.cluster.wpgs
+    assert not rig.driver.registry.by_wpg
+    assert not rig.driver.registry.held
+
+
+async def test_whoever_posts_a_fact_may_wait_for_what_follows(rig: Rig) -> None:
+    fact = NodeCordoned(node_id=NodeId("node-0"))
+    assert await rig.driver.post(fact) == []
+    joined, cordoned = journal.replay(rig.store.journal())
+    assert cordoned == replace(fact, at_us=cordoned.at_us)
+    assert cordoned.at_us > joined.at_us
+
+
+async def test_whoever_waits_for_what_follows_is_told_that_the_scheduler_stopped(
+    tmp_path: Path,
+) -> None:
+    slow = SchedulerConfig(inline_append_us=0)  # the store's thread has it when the driver stops
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=slow) as rig:
+        decision = rig.driver.post(NodeCordoned(node_id=NodeId("node-0")))
+    with pytest.raises(PlexError, match="the scheduler stopped") as raised:
+        await decision
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_ranks_are_told_all_they_need(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", tp=2)
+    specs = sorted(rig.agents[0].specs, key=lambda spec: spec.rank)
+    assert [spec.proc_id for spec in specs] == ["wpg-1-1/0", "wpg-1-1/1"]
+    told = json.loads(specs[1].config_json)
+    assert told["rank"] == told["device_index"] == 1
+    assert told["world_size"] == told["parallel"]["tp"] == 2
+    assert told["rendezvous"] == "file:///run/node-0/wpg-1-1-1.rdzv"
+    assert told["optimizer"] is None
+    assert told["data_socket"] == "/run/node-0.sock"
+
+
+async def test_two_jobs_take_turns_on_one_device(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        for job in ("a", "b"):
+            await rig.job(job)
+            await rig.deploy(job)
+        for _ in range(2):
+            await asyncio.gather(rig.run("a", "step"), rig.run("b", "step"))
+        assert rig.behaviour.most_executing == 1
+        to_device = [move for move in rig.behaviour.moves if move[1] == 2]
+        assert len(to_device) >= 2
+        assert rig.behaviour.leases == sorted(rig.behaviour.leases)
+
+
+async def test_two_devices_work_at_the_same_time(rig: Rig) -> None:
+    for job in ("a", "b"):
+        await rig.job(job)
+        await rig.deploy(job)
+    both = asyncio.Event()
+
+    async def meet(_: worker_pb2.ExecuteRequest) -> None:
+        if rig.behaviour.executing == 2:
+            both.set()
+        await both.wait()
+
+    rig.behaviour.on_execute = meet
+    await asyncio.gather(rig.run("a"), rig.run("b"))
+    assert rig.behaviour.most_executing == 2
+
+
+async def test_whoever_is_told_something_is_told_what_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_loop = SchedulerConfig(inline_append_us=60_000_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=on_the_loop) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        synced: list[bool] = []
+        append = rig.store.append_now
+
+        def note(events: Sequence[JournalRow], *, is_synced: bool) -> bool:
+            synced.append(is_synced)
+            return append(events, is_synced=is_synced)
+
+        monkeypatch.setattr(rig.store, "append_now", note)
+        begun, go = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            assert synced == [False]
+            go.set()
+            assert (await call).state == ANSWERED
+        assert synced == [False, True]
+        assert (await rig.run("job-1", "step", seq=1)).error.code == ErrorCode.STALE_SEQUENCE
+        assert synced == [False, True, False, True]
+
+
+async def test_a_repeat_attaches_and_is_then_answered_from_the_record(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    begun, go = held_open(rig, "step")
+    operation = rig.operation("job-1", "step")
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(rig.scheduler.submit(operation)) for _ in range(3)]
+        await begun.wait()
+        go.set()
+    again = await rig.scheduler.submit(operation)
+    assert all(call.result() == again for call in calls)
+    assert [kind for _, kind, _ in rig.behaviour.executed].count("step") == 1
+
+
+async def test_a_client_that_leaves_does_not_stop_its_operation(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    begun, go = held_open(rig, "step")
+    operation = rig.operation("job-1", "step")
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(rig.scheduler.submit(operation))
+        await begun.wait()
+        call.cancel()
+    go.set()
+    assert (await rig.scheduler.submit(operation)).state == ANSWERED
+
+
+async def test_acknowledged_answers_are_dropped(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    operation = rig.operation("job-1")
+    await rig.scheduler.submit(operation)
+    await rig.scheduler.call(
+        "KeepAlive",
+        service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT, acks={"job-1/actor": 1}),
+        service_pb2.KeepAliveReply,
+    )
+    await rig.run("job-1")
+    assert rig.driver.results.get(OperationId(operation.operation_id)) is None
+    again = await rig.scheduler.submit(operation)
+    assert (again.state, again.error.code) == (REFUSED, ErrorCode.RESULT_GONE)
+    assert operation.operation_id in rig.rollout.released
+
+
+async def test_a_dead_rank_fails_its_job_with_cause_and_the_other_goes_on(rig: Rig) -> None:
+    for job in ("a", "b"):
+        await rig.job(job)
+        await rig.deploy(job)
+    begun, _ = held_open(rig, "step")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(rig.run("a", "step"))
+        queued = group.create_task(rig.run("a", "zero_grad"))
+        await begun.wait()
+        await rig.agents[0].die("wpg-1-1/0", signal=11, log_tail="segfault")
+    for result in (running.result(), queued.result()):
+        assert result.error.code == ErrorCode.WORKER_DIED
+        assert result.error.facts["worker"] == "wpg-1-1/0"
+        assert result.error.facts["signal"] == "11"
+        assert result.error.facts["log_tail"] == "segfault"
+    assert (await rig.run("b")).state == ANSWERED
+    later = await rig.run("a")
+    assert later.error.code == ErrorCode.DEPLOYMENT_FAILED
+
+
+async def test_any_rank_that_fails_fails_the_operation(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", tp=2)
+    answers = iter([ErrorCode.INTERNAL, ErrorCode.BAD_BATCH])
+
+    async def fail(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        return failed(request.operation, PlexError(next(answers), "no"))
+
+    rig.behaviour.on_execute = fail
+    result = await rig.run("job-1", "forward")
+    assert (result.state, result.error.code) == (FAILED, ErrorCode.BAD_BATCH)
+
+
+async def test_a_spawn_that_fails_fails_the_deployment(rig: Rig) -> None:
+    await rig.job("job-1")
+    rig.behaviour.spawn_error = PlexError(ErrorCode.WORKER_DIED, "import error")
+    with pytest.raises(PlexError) as refused:
+        await rig.deploy("job-1")
+    assert refused.value.code == ErrorCode.WORKER_DIED
+    rig.behaviour.spawn_error = None
+    assert (await rig.deploy("job-1", "second")).state == "ready"
+
+
+async def test_a_model_too_large_for_its_device_fails_with_the_sizes(rig: Rig) -> None:
+    await rig.job("job-1")
+    rig.behaviour.device_bytes = 101
+    with pytest.raises(PlexError) as refused:
+        await rig.deploy("job-1")
+    assert refused.value.code == ErrorCode.NO_ROOM
+    assert refused.value.facts["need"] == "101"
+
+
+async def test_a_switch_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
+    config = SchedulerConfig(move_retry_us=1000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        for job in ("a", "b"):
+            await rig.job(job)
+            await rig.deploy(job)
+        rig.behaviour.move_errors = [no_room(), no_room()]
+        assert (await rig.run("a")).state == ANSWERED
+        assert not rig.behaviour.move_errors
+
+
+async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: Path) -> None:
+    config = SchedulerConfig(max_versions_per_deployment=2)
+    nodes = [{"train": 1, "rollout": 1}]
+    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await rig.deploy("job-1", "rollout", role="rollout")
+        for _ in range(3):
+            publish = rig.operation("job-1", "publish")
+            pull = rig.operation("job-1", "pull", name="rollout", after=(publish.operation_id,))
+            pull.pull.source_deployment_id = "job-1/actor"
+            pull.pull.version = publish.seq
+            pulled, published = await asyncio.gather(
+                rig.scheduler.submit(pull), rig.scheduler.submit(publish)
+            )
+            assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
+        assert rig.behaviour.manifests == [1, 2, 3]
+        assert rig.behaviour.released == [("job-1/actor", 1)]
+        gone = rig.operation("job-1", "pull", name="rollout")
+        gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 1
+        result = await rig.scheduler.submit(gone)
+        assert result.error.code == ErrorCode.NOT_FOUND
+        await rig.end("job-1")
+        assert rig.rollout.forgotten == ["job-1/rollout"]
+        assert len(rig.behaviour.released) == 3
+
+
+async def test_managed_state_is_written_and_digested_by_the_state_manager(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    assert (await rig.run("job-1", "state_digest")).texts == {"param": "abc"}
+    assert (await rig.run("job-1", "export")).texts["files"] == "model.safetensors"
+    assert (await rig.run("job-1", "save")).metrics["nbytes"] == 7
+
+
+async def test_a_silent_client_loses_its_job_after_its_time_to_live(rig: Rig) -> None:
+    await rig.job("patient", ttl_us=3_600_000_000)
+    await asyncio.sleep(0)  # lets the watch begin with the patient one alone
+    await rig.job("job-1", ttl_us=50_000)
+    record = rig.driver.registry.job("job-1", tenant=TENANT)
+    await record.ended.wait()
+    assert record.view.state == service_pb2.JOB_STATE_CANCELLED
+    assert "no KeepAlive for 0.05 s" in record.view.reason
+
+
+async def test_jobs_and_deployments_can_be_created_twice(rig: Rig) -> None:
+    assert await rig.job("job-1") == await rig.job("job-1")
+    first, second = await asyncio.gather(rig.deploy("job-1"), rig.deploy("job-1"))
+    assert first.wpg_id == second.wpg_id
+    assert len(rig.agents[0].specs) == 1
+
+
+async def test_a_deployment_is_not_taken_for_another_one_of_its_name(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    with pytest.raises(PlexError, match=r"'actor' .* has parallel {tp: 1} .* with {tp: 2}") as err:
+        await rig.deploy("job-1", tp=2)
+    assert err.value.code == ErrorCode.BAD_REQUEST
+
+
+async def test_another_tenants_job_is_not_found(rig: Rig) -> None:
+    await rig.job("job-1")
+    with pytest.raises(PlexError) as refused:
+        await rig.scheduler.call(
+            "KeepAlive",
+            service_pb2.KeepAliveRequest(job_id="job-1", tenant="others"),
+            service_pb2.KeepAliveReply,
+        )
+    assert refused.value.code == ErrorCode.NOT_FOUND
+
+
+async def test_malformed_operations_are_refused(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    bad = rig.operation("job-1")
+    bad.operation_id = b"short"
+    assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.BAD_REQUEST
+    bad = rig.operation("job-1", "initialize")
+    assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.BAD_REQUEST
+    stale = rig.operation("job-1", seq=1)
+    await rig.scheduler.submit(stale)
+    stale = rig.operation("job-1", seq=1)
+    assert (await rig.scheduler.submit(stale)).error.code == ErrorCode.STALE_SEQUENCE
+
+
+async def test_status_timeline_and_explanations_come_from_the_record(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    begun, go = held_open(rig, "step")
+    first, second = rig.operation("job-1", "step"), rig.operation("job-1", "step")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.scheduler.submit(first))
+        group.create_task(rig.scheduler.submit(second))
+        await begun.wait()
+        told = await rig.scheduler.call(
+            "ExplainOperation",
+            service_pb2.ExplainRequest(
+                operation_id=second.operation_id, job_id="job-1", tenant=TENANT
+            ),
+            service_pb2.ExplainReply,
+        )
+        assert "of its own deployment to end" in told.text
+        status = await rig.scheduler.call(
+            "GetStatus", service_pb2.GetStatusRequest(tenant=TENANT), service_pb2.ClusterStatus
+        )
+        go.set()
+    assert status.devices[0].running_wpg == "wpg-1-1"
+    assert (status.jobs[0].phase, status.nodes[0].host_bytes_used) == ("step", 11)
+    spans = (
+        await rig.scheduler.call(
+            "Timeline", service_pb2.TimelineRequest(tenant=TENANT), service_pb2.TimelineReply
+        )
+    ).spans
+    assert [span.kind for span in spans] == ["initialize", "step", "step"]
+    others = (
+        await rig.scheduler.call(
+            "Timeline", service_pb2.TimelineRequest(tenant="x"), service_pb2.TimelineReply
+        )
+    ).spans
+    assert [span.job_id for span in others] == ["", "", ""]
+
+
+async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1")
+    await rig.run("job-1", "step")
+    await rig.end("job-1")
+    recorded = journal.read(rig.store.journal())
+    replayed = recorded.configured.new_core()
+    for event in recorded:
+        replayed.handle(event)
+    assert replayed.cluster.ended == rig.driver.core.cluster.ended
+    assert replayed.cluster.last_lease_no == rig.driver.core.cluster.last_lease_no
+    assert replayed.cluster.timeline.after(0, limit=99) == (
+        rig.driver.core.cluster.timeline.after(0, limit=99)
+    )
+
+
+async def test_the_tables_tell_what_happened(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        operation = rig.operation("job-1", "step")
+        await rig.scheduler.submit(operation)
+        await rig.end("job-1")
+        rig.store.append([], rig.driver.recorder.take_rows())
+        assert [(job.job_id, job.state) for job in rig.store.jobs()] == [("job-1", "completed")]
+        row = rig.store.operation(operation.operation_id)
+        assert row is not None
+        assert (row.state, row.digest, row.lease_no) == ("answered", "01", 1)
+        assert rig.store.deployments(job_id="job-1")[0].state == "stopped"
+
+
+async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path) -> None:
+    config = SchedulerConfig(node_lease_us=150_000, rpc_timeout_us=50_000, connect_retry_us=10_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        begun, _ = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            assert rig.agents[0].server is not None
+            await rig.agents[0].server.stop(None)
+        assert call.result().error.code == ErrorCode.NODE_LOST
+        kinds = [type(event) for event in journal.replay(rig.store.journal())]
+        assert NodeLost in kinds
+
+
+async def test_ranks_that_a_restarted_agent_does_not_know_are_dead(tmp_path: Path) -> None:
+    config = SchedulerConfig(connect_retry_us=10_000, exit_report_us=30_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        begun, _ = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            await rig.agents[0].restart()
+        assert call.result().error.code == ErrorCode.WORKER_DIED
+        rig.behaviour.on_execute = None
+        assert (await rig.deploy("job-1", "second")).state == "ready"
+        assert (await rig.run("job-1", name="second")).state == ANSWERED
+
+
+async def test_a_scheduler_that_was_replaced_stops(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as stopped:  # noqa: PT012 - it may raise anywhere inside
+        async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+            open_store(f"sqlite:///{tmp_path}/plex.db", now_us=2).close()
+            await rig.job("job-1")
+            await asyncio.Event().wait()
+    assert stopped.group_contains(PlexError, match="must stop", depth=None)
+
+
+async def test_an_executor_that_breaks_fails_one_operation_and_not_the_scheduler(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", "rollout", role="rollout")
+
+    async def break_down(_: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        raise ZeroDivisionError
+
+    rig.behaviour.on_execute = break_down
+    result = await rig.run("job-1", "generate", name="rollout")
+    assert (result.state, result.error.code) == (FAILED, ErrorCode.INTERNAL)
+    rig.behaviour.on_execute = None
+    assert (await rig.run("job-1", "generate", name="rollout")).state == ANSWERED
