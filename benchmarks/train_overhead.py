@@ -50,6 +50,7 @@ def direct(model: str, pipe: Connection) -> None:
     """Run iterations on a backend in this process, one for each batch received."""
     import torch
 
+    from plexclient.losses import find_loss
     from plexsvc.router import layout
     from plexsvc.worker import batches, losses
     from plexsvc.worker.backends import registry
@@ -77,7 +78,7 @@ def direct(model: str, pipe: Connection) -> None:
     memory = {r.name: torch.zeros(r.nbytes, dtype=torch.uint8) for r in backend.regions()}
     with open_checkpoint(Path(model)) as weights:
         backend.attach(memory, weights)
-    names = losses.required_arrays("ppo")
+    names = find_loss("ppo").arrays
     loss = losses.resolve("ppo", {"clip": 0.2}, role="actor")
     pipe.send("ready")
     while (arrays := pipe.recv()) is not None:

@@ -1,24 +1,104 @@
-"""What a batch must satisfy before any device sees it: one pure check, inline or staged."""
+"""The rules of batches: what a batch must hold, checked alike by router, node and worker.
+
+The router checks what it sees of a batch, the node checks a staged batch where it landed, and a
+rank checks once more what could crash or hang it. No rule depends on where it is checked.
+"""
 
 # T = packed tokens, B = sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NoReturn
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from plexclient.wire.v1 import common_pb2, service_pb2
+from plexclient.batch import TOKEN_ID_ARRAYS
+from plexclient.losses import BUILT_IN_LOSSES, find_loss
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 
 TOKENS: Final = "tokens"
 CU_SEQLENS: Final = "cu_seqlens"
-TOKEN_ID_ARRAYS: Final = frozenset({TOKENS, "target_tokens"})
-"""Arrays whose values index the vocabulary."""
+GRAD_ARRAY: Final = "grad_logprobs"
+"""The per-token array that `backward` brings: d(loss)/d(logprob)."""
 
 Array = npt.NDArray[np.generic]
+
+
+class ModelLimits(Protocol):
+    """What a batch may not exceed; 0 is no limit."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens."""
+        ...
+
+
+def check_loss(name: str, arguments: Mapping[str, float], *, role: str) -> None:
+    """Refuse a loss that is not built in, does not train `role`, or got a wrong argument.
+
+    Raises:
+        PlexError: `unknown_loss` or `bad_request`, saying what fits.
+    """
+    loss = find_loss(name)
+    if loss.role != role:
+        fitting = sorted(other for other, found in BUILT_IN_LOSSES.items() if found.role == role)
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"loss {name!r} trains a deployment in role {loss.role!r} and does not fit role "
+            f"{role!r}; use {', '.join(fitting) or 'forward'}",
+            loss=name,
+            role=role,
+        )
+    for argument, value in sorted(arguments.items()):
+        if argument not in loss.arguments:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"loss {name!r} takes no argument {argument!r}; it takes: "
+                f"{', '.join(loss.arguments) or 'none'}",
+                loss=name,
+            )
+        if not (math.isfinite(value) and value >= 0):
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"argument {argument} of loss {name!r} is {value}; it must be finite and not "
+                "negative",
+                loss=name,
+            )
+
+
+def arrays_of(operation: operations_pb2.Operation, *, role: str) -> tuple[str, ...]:
+    """Return the per-token arrays that `operation` reads beside `tokens` and `cu_seqlens`."""
+    targets = () if role == "critic" else ("target_tokens",)
+    match operation.WhichOneof("body"):
+        case "forward_backward":
+            return find_loss(operation.forward_backward.loss).arrays
+        case "backward":
+            return (*targets, GRAD_ARRAY)
+        case _:
+            return targets
+
+
+def rules_of(model: ModelLimits, arrays: Iterable[str] = ()) -> service_pb2.BatchRules:
+    """Return what a batch with the per-token `arrays` for `model` must satisfy."""
+    return service_pb2.BatchRules(
+        vocab_size=model.vocab_size,
+        max_sequence_length=model.max_sequence_length,
+        required=(TOKENS, CU_SEQLENS, *arrays),
+    )
+
+
+def lengths_of(cu_seqlens: Array) -> npt.NDArray[np.int64]:
+    """Return the sequence lengths that boundaries `cu_seqlens[B+1]` describe."""
+    return np.diff(cu_seqlens.astype(np.int64))
 
 
 def check_batch(
@@ -26,14 +106,24 @@ def check_batch(
     views: Mapping[str, Array],
     rules: service_pb2.BatchRules,
 ) -> None:
-    """Refuse a packed batch that any backend would trip over. `O(bytes)`.
+    """Refuse a packed batch that any backend would trip over, as it came. `O(bytes)`.
+
+    Raises:
+        PlexError: `bad_batch`, naming the array and the position of the first bad value.
+    """
+    check_names([spec.name for spec in specs], rules.required)
+    check_arrays(views, rules)
+
+
+def check_arrays(views: Mapping[str, Array], rules: service_pb2.BatchRules) -> None:
+    """Refuse the arrays of a packed batch that any backend would trip over. `O(bytes)`.
 
     Every array except `cu_seqlens[B+1]` has one entry a token. A rule whose limit is 0 is off.
 
     Raises:
         PlexError: `bad_batch`, naming the array and the position of the first bad value.
     """
-    _check_names(specs, rules)
+    check_names(list(views), rules.required)
     if TOKENS not in views and CU_SEQLENS not in views:
         _check_values(views, rules)
         return
@@ -45,12 +135,16 @@ def check_batch(
     _check_values(views, rules)
 
 
-def _check_names(specs: Iterable[common_pb2.TensorSpec], rules: service_pb2.BatchRules) -> None:
-    names = [spec.name for spec in specs]
+def check_names(names: Sequence[str], required: Iterable[str]) -> None:
+    """Refuse a batch whose arrays have the wrong names.
+
+    Raises:
+        PlexError: `bad_batch`, naming the first array that comes twice or is missing.
+    """
     for name in names:
         if names.count(name) > 1:
             _refuse(f"array {name!r} comes {names.count(name)} times; send each once", name)
-    for name in rules.required:
+    for name in required:
         if name not in names:
             have = ", ".join(sorted(names)) or "nothing"
             _refuse(f"array {name!r} is required and missing; the batch has {have}", name)
@@ -75,7 +169,7 @@ def _check_sequences(cu_seqlens: Array, num_tokens: int, max_length: int) -> Non
     if int(cu_seqlens[-1]) != num_tokens:
         found = f"cu_seqlens ends at {cu_seqlens[-1]}, the batch has {num_tokens} tokens"
         _refuse(f"{found}; they must be equal", CU_SEQLENS, cu_seqlens.size - 1)
-    lengths_B = np.diff(cu_seqlens.astype(np.int64))  # noqa: N806 - shape suffix
+    lengths_B = lengths_of(cu_seqlens)  # noqa: N806 - shape suffix
     _refuse_first(lengths_B <= 0, CU_SEQLENS, "sequence {at} is empty or runs backwards")
     if max_length:
         text = f"sequence {{at}} is longer than the model's {max_length} tokens; cut it"

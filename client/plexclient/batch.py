@@ -21,7 +21,10 @@ from plexclient.errors import ErrorCode, PlexError
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 TokenLists = Sequence[Sequence[int]]
-INTEGER_ARRAYS: Final = frozenset({"tokens", "cu_seqlens", "target_tokens"})
+TOKEN_ID_ARRAYS: Final = frozenset({"tokens", "target_tokens"})
+"""Arrays whose values index the vocabulary."""
+
+INTEGER_ARRAYS: Final = TOKEN_ID_ARRAYS | {"cu_seqlens"}
 
 
 class SampleLike(Protocol):

@@ -1,23 +1,54 @@
-"""The built-in losses by name, and the per-token arrays that each of them reads."""
+"""The built-in losses: the arrays and arguments that each takes, and the role that it trains.
+
+One more loss is an entry here and the function of its name in `plexsvc/worker/losses.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-BUILT_IN_LOSSES: Final[Mapping[str, tuple[str, ...]]] = {
-    "cross_entropy": ("target_tokens", "weights"),
-    "importance_sampling": ("target_tokens", "logprobs", "advantages", "mask"),
-    "ppo": ("target_tokens", "logprobs", "advantages", "mask"),
-    "cispo": ("target_tokens", "logprobs", "advantages", "mask"),
-    "dro": ("target_tokens", "logprobs", "advantages", "mask"),
-    "value_mse": ("returns", "mask"),
-}
-"""Loss → arrays a batch carries beside `tokens` and `cu_seqlens`; `value_mse` is the critic's."""
+from plexclient.errors import ErrorCode, PlexError
 
-LOSS_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "ppo": ("clip", "clip_high"),
-    "cispo": ("clip", "clip_high"),
-    "dro": ("beta",),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What one loss takes."""
+
+    arrays: tuple[str, ...]
+    """Per-token arrays that it reads beside `tokens` and `cu_seqlens`."""
+
+    arguments: tuple[str, ...] = ()
+    """Numbers that it may be given, each finite and not negative."""
+
+    role: str = "actor"
+    """Which deployments it trains: actors or critics."""
+
+
+_POLICY: Final = ("target_tokens", "logprobs", "advantages", "mask")
+
+BUILT_IN_LOSSES: Final[Mapping[str, Loss]] = {
+    "cross_entropy": Loss(arrays=("target_tokens", "weights")),
+    "importance_sampling": Loss(arrays=_POLICY),
+    "ppo": Loss(arrays=_POLICY, arguments=("clip", "clip_high")),
+    "cispo": Loss(arrays=_POLICY, arguments=("clip", "clip_high")),
+    "dro": Loss(arrays=_POLICY, arguments=("beta",)),
+    "value_mse": Loss(arrays=("returns", "mask"), role="critic"),
 }
-"""Loss → the numbers it may be given, each finite and not negative; the others take none."""
+
+
+def find_loss(name: str) -> Loss:
+    """Return the built-in loss called `name`.
+
+    Raises:
+        PlexError: `unknown_loss`, listing the known ones.
+    """
+    if name not in BUILT_IN_LOSSES:
+        raise PlexError(
+            ErrorCode.UNKNOWN_LOSS,
+            f"loss {name!r} is not built in; known are {', '.join(BUILT_IN_LOSSES)}. For your own: "
+            "forward, differentiate on the CPU, backward(batch, grad_logprobs)",
+            loss=name,
+        )
+    return BUILT_IN_LOSSES[name]

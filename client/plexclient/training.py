@@ -14,7 +14,7 @@ from plexclient.calls import call
 from plexclient.checks import real
 from plexclient.deployment import Deployment, Result
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.losses import BUILT_IN_LOSSES
+from plexclient.losses import find_loss
 from plexclient.results import Answer, ForwardResult, LossResult, ValueResult, facts_of, gather
 from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2
@@ -108,7 +108,7 @@ class Trained(Loadable):
         return_logprobs: bool,
         loss_args: dict[str, float],
     ) -> Future[LossResult]:
-        arrays = required(batch, loss_inputs(loss), what=f"loss {loss!r}")
+        arrays = required(batch, find_loss(loss).arrays, what=f"loss {loss!r}")
         arguments = {name: real(f"loss {loss!r}: {name}", x) for name, x in loss_args.items()}
         body = Operation(
             forward_backward=operations_pb2.ForwardBackward(
@@ -218,22 +218,6 @@ class Critic(Trained):
 
 class Reference(Loadable, Synced, Scores):
     """A model that only scores; it holds no gradients and no optimizer state."""
-
-
-def loss_inputs(loss: str) -> tuple[str, ...]:
-    """Return the arrays that built-in loss `loss` reads.
-
-    Raises:
-        PlexError: `unknown_loss`, listing the known ones.
-    """
-    if loss not in BUILT_IN_LOSSES:
-        raise PlexError(
-            ErrorCode.UNKNOWN_LOSS,
-            f"loss {loss!r} is not built in; known are {', '.join(BUILT_IN_LOSSES)}. For your own: "
-            "forward, differentiate on the CPU, backward(batch, grad_logprobs)",
-            loss=loss,
-        )
-    return BUILT_IN_LOSSES[loss]
 
 
 def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:

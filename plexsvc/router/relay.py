@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from plexclient.wire import tensors
 from plexclient.wire.errors import from_wire, to_wire
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexsvc.batches import lengths_of, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
 from plexsvc.router.api import SchedulerApi
@@ -33,8 +34,6 @@ from plexsvc.router.validation import (
     OperationRules,
     bad_request,
     check_operation_id,
-    lengths_of,
-    rules_of,
 )
 from plexsvc.rpc.errors import error_from
 
@@ -208,7 +207,7 @@ class Uploads:
         deployment = await self._deployments.get(
             tenant=tenant, job_id=header.job_id, deployment_id=header.deployment_id
         )
-        header.rules.CopyFrom(rules_of(deployment, required=("tokens", "cu_seqlens")))
+        header.rules.CopyFrom(rules_of(deployment))
         return Upload(header, deployment, messages)
 
     async def _forward(self, upload: Upload) -> operations_pb2.DispatchPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.ids import OPERATION_ID_BYTES
-from plexclient.losses import BUILT_IN_LOSSES, LOSS_ARGUMENTS
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
-from plexsvc.batches import check_batch
+from plexsvc.batches import arrays_of, check_batch, check_loss, check_names, lengths_of, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.router import layout
@@ -41,8 +40,6 @@ ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
     "noop": _TRAINING | {"rollout"},
 }
 """Which roles know which operations; `initialize` is the scheduler's own."""
-
-CRITIC_LOSSES: Final = frozenset({"value_mse"})
 
 SMALLEST_HYPER: Final = 1e-30
 LARGEST_HYPER: Final = 1e30
@@ -139,7 +136,8 @@ class OperationRules:
             case "forward":
                 _check_temperature(operation.forward.temperature)
             case "forward_backward":
-                _check_loss(operation.forward_backward, role=deployment.spec.role)
+                body = operation.forward_backward
+                check_loss(body.loss, body.loss_args, role=deployment.spec.role)
                 _check_temperature(operation.forward_backward.temperature)
             case "backward":
                 _check_temperature(operation.backward.temperature)
@@ -160,22 +158,22 @@ class OperationRules:
         operation: operations_pb2.Operation,
         deployment: service_pb2.Deployment,
     ) -> None:
-        required = ("tokens", "cu_seqlens", *_arrays_of(kind, operation, deployment.spec.role))
+        rules = rules_of(deployment, arrays_of(operation, role=deployment.spec.role))
         match operation.payload.WhichOneof("form"):
             case "inline":
                 bundle = operation.payload.inline
-                self._check_inline(bundle.tensors, bundle.data, required=required)
+                self._check_inline(bundle.tensors, bundle.data, required=rules.required)
                 arrays = tensors.decode(bundle)
-                check_batch(bundle.tensors, arrays, rules_of(deployment, required=required))
+                check_batch(bundle.tensors, arrays, rules)
                 operation.plan.CopyFrom(self.plan(lengths_of(arrays["cu_seqlens"]), deployment))
             case "staged":
                 staged = operation.payload.staged
-                self._check_specs(staged.tensors, nbytes=staged.nbytes, required=required)
+                self._check_specs(staged.tensors, nbytes=staged.nbytes, required=rules.required)
                 staged.staging_id = operation.operation_id
             case _:
                 raise PlexError(
                     ErrorCode.BAD_BATCH,
-                    f"{kind} needs a batch with {', '.join(required)}; none came",
+                    f"{kind} needs a batch with {', '.join(rules.required)}; none came",
                 )
 
     def _check_inline(
@@ -183,7 +181,7 @@ class OperationRules:
         specs: Iterable[common_pb2.TensorSpec],
         data: bytes,
         *,
-        required: tuple[str, ...],
+        required: Sequence[str],
     ) -> None:
         if len(data) > tensors.INLINE_PAYLOAD_BYTES:
             raise _too_large(
@@ -195,7 +193,7 @@ class OperationRules:
         self._check_specs(specs, nbytes=len(data), required=required)
 
     def _check_specs(
-        self, specs: Iterable[common_pb2.TensorSpec], *, nbytes: int, required: tuple[str, ...]
+        self, specs: Iterable[common_pb2.TensorSpec], *, nbytes: int, required: Sequence[str]
     ) -> None:
         given = list(specs)
         if len(given) > self._config.max_batch_arrays:
@@ -212,13 +210,7 @@ class OperationRules:
                 key="router.max_payload_bytes",
                 limit=self._config.max_payload_bytes,
             )
-        missing = [name for name in required if name not in by_name]
-        if missing:
-            raise PlexError(
-                ErrorCode.BAD_BATCH,
-                f"the batch lacks {', '.join(missing)}; it has {', '.join(by_name) or 'no arrays'}",
-                missing=",".join(missing),
-            )
+        check_names([spec.name for spec in given], required)
         for spec in by_name.values():
             tensors.check_spec(spec, nbytes)
         self._check_counts(by_name["tokens"], by_name["cu_seqlens"])
@@ -259,22 +251,6 @@ class OperationRules:
             )
 
 
-def rules_of(
-    deployment: service_pb2.Deployment, *, required: Iterable[str]
-) -> service_pb2.BatchRules:
-    """Return what the arrays of a batch for `deployment` must satisfy."""
-    return service_pb2.BatchRules(
-        vocab_size=deployment.vocab_size,
-        max_sequence_length=deployment.max_sequence_length,
-        required=required,
-    )
-
-
-def lengths_of(cu_seqlens: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    """Return the sequence lengths that boundaries `cu_seqlens[B+1]` describe."""
-    return np.diff(cu_seqlens.astype(np.int64))
-
-
 def _kind(operation: operations_pb2.Operation) -> str:
     kind: str | None = operation.WhichOneof("body")
     if kind is None:
@@ -295,41 +271,6 @@ def _check_role(kind: str, deployment: service_pb2.Deployment) -> None:
             f"for {', '.join(sorted(ROLES_OF_KIND[kind]))}",
             role=role,
         )
-
-
-def _arrays_of(kind: str, operation: operations_pb2.Operation, role: str) -> tuple[str, ...]:
-    if kind == "forward_backward":
-        return BUILT_IN_LOSSES[operation.forward_backward.loss]
-    targets = () if role == "critic" else ("target_tokens",)
-    return targets if kind == "forward" else (*targets, "grad_logprobs")
-
-
-def _check_loss(body: operations_pb2.ForwardBackward, *, role: str) -> None:
-    if body.loss not in BUILT_IN_LOSSES:
-        raise PlexError(
-            ErrorCode.UNKNOWN_LOSS,
-            f"loss {body.loss!r} is not built in; known are {', '.join(BUILT_IN_LOSSES)}. For any "
-            "other call forward, differentiate it yourself and call backward",
-            loss=body.loss,
-        )
-    if (body.loss in CRITIC_LOSSES) != (role == "critic"):
-        fitting = sorted(n for n in BUILT_IN_LOSSES if (n in CRITIC_LOSSES) == (role == "critic"))
-        raise bad_request(
-            f"loss {body.loss!r} does not fit a deployment in role {role!r}; use "
-            f"{', '.join(fitting)}"
-        )
-    known = LOSS_ARGUMENTS.get(body.loss, ())
-    for name, value in sorted(body.loss_args.items()):
-        if name not in known:
-            raise bad_request(
-                f"loss {body.loss!r} takes no argument {name!r}; it takes: "
-                f"{', '.join(known) or 'none'}"
-            )
-        if not (math.isfinite(value) and value >= 0):
-            raise bad_request(
-                f"argument {name} of loss {body.loss!r} is {value}; it must be finite and not "
-                "negative"
-            )
 
 
 def _check_temperature(temperature: float) -> None:

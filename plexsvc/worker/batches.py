@@ -1,47 +1,22 @@
-"""From a packed batch and its dispatch plan to this rank's micro-batches."""
+"""Micro-batches of one rank: the cut of a packed batch that its dispatch plan describes."""
 
 # T = packed tokens, B = sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from plexclient.batch import TOKEN_ID_ARRAYS
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.worker.backends.base import MicroBatch, ModelFacts, Shard
+from plexsvc.worker.backends.base import MicroBatch, Shard
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-_INTEGER_ARRAYS = frozenset({"target_tokens"})
-
-
-def check(arrays: Arrays, required: Iterable[str], facts: ModelFacts) -> None:
-    """Re-check what would crash or hang a rank; the full check ran where the batch was staged.
-
-    Raises:
-        PlexError: `bad_batch`, naming the array.
-    """
-    for name in ("tokens", "cu_seqlens", *required):
-        if name not in arrays:
-            _refuse(f"array {name!r} is missing; the batch has {', '.join(sorted(arrays))}", name)
-    tokens, cu_seqlens = arrays["tokens"], arrays["cu_seqlens"]
-    for name in required:
-        if arrays[name].shape != tokens.shape:
-            _refuse(f"{name} has shape {arrays[name].shape}, tokens has {tokens.shape}", name)
-    lengths_B = np.diff(cu_seqlens)
-    if cu_seqlens.size < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens.size:
-        _refuse(f"cu_seqlens must run from 0 to {tokens.size}", "cu_seqlens")
-    if (lengths_B <= 0).any() or int(lengths_B.max()) > facts.max_sequence_length:
-        _refuse(f"sequences must have 1 to {facts.max_sequence_length} tokens", "cu_seqlens")
-    for name in {"tokens", "target_tokens"} & {"tokens", *required}:
-        low, high = int(arrays[name].min()), int(arrays[name].max())
-        if low < 0 or high >= facts.vocab_size:
-            _refuse(f"{name} has ids {low} to {high}; they lie in [0, {facts.vocab_size})", name)
 
 
 def split(
@@ -101,7 +76,7 @@ def _micro_batch(
                 arrays[name],
                 index_T,
                 padded=padded,
-                dtype=torch.int64 if name in _INTEGER_ARRAYS else torch.float32,
+                dtype=torch.int64 if name in TOKEN_ID_ARRAYS else torch.float32,
             )
             for name in names
         },
@@ -121,7 +96,3 @@ def _take(
     out = torch.zeros(index_T.size + padded, dtype=dtype)
     out[: index_T.size] = torch.from_numpy(array[index_T])
     return out
-
-
-def _refuse(message: str, array: str) -> None:
-    raise PlexError(ErrorCode.BAD_BATCH, f"batch refused: {message}", array=array)

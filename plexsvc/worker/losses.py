@@ -11,26 +11,33 @@ advantages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from plexclient.losses import BUILT_IN_LOSSES, LOSS_ARGUMENTS
-from plexsvc.errors import ErrorCode, PlexError
+from plexclient.losses import BUILT_IN_LOSSES
+from plexsvc.batches import GRAD_ARRAY, check_loss
 from plexsvc.worker.backends.base import LossTerms, TokenLoss
 
 Arrays = Mapping[str, Tensor]
 Args = Mapping[str, float]
-
-GRAD_ARRAY: Final = "grad_logprobs"
-"""The per-token array `backward` carries: d(loss)/d(logprob)."""
+LossFunction = Callable[[Tensor, Arrays, Args], LossTerms]
 
 DEFAULT_CLIP: Final = 0.2
 DEFAULT_BETA: Final = 0.05
 
+_FUNCTIONS: Final[dict[str, LossFunction]] = {}
 
+
+def built_in(function: LossFunction) -> LossFunction:
+    """Make `function` the built-in loss of its name, which `plexclient.losses` describes."""
+    assert function.__name__ in BUILT_IN_LOSSES, function
+    _FUNCTIONS[function.__name__] = function
+    return function
+
+
+@built_in
 def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `-sum(weights * logp)`: supervised fine-tuning, weights chosen by the caller."""
     del args
@@ -39,6 +46,7 @@ def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     return LossTerms(loss=loss, sums={"loss": loss.detach(), "tokens": _count(weights_T)})
 
 
+@built_in
 def importance_sampling(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `-sum(exp(logp - old) * adv * mask)`: policy gradient, sampler corrected."""
     del args
@@ -47,6 +55,7 @@ def importance_sampling(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossT
     return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays)
 
 
+@built_in
 def ppo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated and summed.
 
@@ -64,6 +73,7 @@ def ppo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     )
 
 
+@built_in
 def cispo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return CISPO's loss (MiniMax-M1, 2025): the importance weight is clipped and held constant.
 
@@ -80,6 +90,7 @@ def cispo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     )
 
 
+@built_in
 def dro(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return DRO's loss as Tinker states it (after Richemond et al. 2024).
 
@@ -93,6 +104,7 @@ def dro(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=gap_T.exp(), arrays=arrays)
 
 
+@built_in
 def value_mse(values_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `0.5 * sum((value - returns)^2 * mask)`: a critic's regression."""
     del args
@@ -115,55 +127,15 @@ def given_gradient(outputs_T: Tensor, arrays: Arrays) -> LossTerms:
     return LossTerms(loss=loss, sums={"tokens": _count(grad_T)})
 
 
-_LOSSES: Final[Mapping[str, Callable[[Tensor, Arrays, Args], LossTerms]]] = MappingProxyType(
-    {
-        "cross_entropy": cross_entropy,
-        "importance_sampling": importance_sampling,
-        "ppo": ppo,
-        "cispo": cispo,
-        "dro": dro,
-        "value_mse": value_mse,
-    }
-)
-
-
 def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
     """Return the loss `name` with its arguments bound.
 
     Raises:
-        PlexError: `unknown_loss` listing the known ones; `bad_request` for an argument it lacks,
-            or a loss of another role.
+        PlexError: as `batches.check_loss`.
     """
-    if name not in _LOSSES:
-        raise PlexError(
-            ErrorCode.UNKNOWN_LOSS,
-            f"loss {name!r} is not built in; use one of {', '.join(BUILT_IN_LOSSES)}, or forward "
-            "and backward(grad_logprobs) for your own",
-            loss=name,
-        )
-    if (name == "value_mse") != (role == "critic"):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"loss {name!r} does not fit role {role!r}: a critic trains with value_mse, an actor "
-            "with the others",
-            loss=name,
-            role=role,
-        )
-    unknown = sorted(set(args) - set(LOSS_ARGUMENTS.get(name, ())))
-    if unknown:
-        known = ", ".join(LOSS_ARGUMENTS.get(name, ())) or "none"
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"loss {name!r} takes no argument {unknown[0]!r}; it takes: {known}",
-            loss=name,
-        )
+    check_loss(name, args, role=role)
     bound = dict(args)
-    return lambda outputs_T, arrays: _LOSSES[name](outputs_T, arrays, bound)
-
-
-def required_arrays(name: str) -> tuple[str, ...]:
-    """Return the per-token arrays loss `name` reads."""
-    return BUILT_IN_LOSSES[name]
+    return lambda outputs_T, arrays: _FUNCTIONS[name](outputs_T, arrays, bound)
 
 
 def metrics(sums: Mapping[str, float]) -> dict[str, float]:

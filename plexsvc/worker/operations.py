@@ -22,6 +22,7 @@ import torch
 from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
+from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
@@ -141,8 +142,7 @@ class Operations:
                 self._backend.load_moments(weights)
 
     def _forward(self, operation: Operation) -> Answer:
-        required = () if self._config.role == "critic" else ("target_tokens",)
-        batch = self._batch(operation, required)
+        batch = self._batch(operation)
         temperature = operation.forward.temperature or 1.0
         return self._pass_answer(self._backend.forward(batch, temperature=temperature), batch)
 
@@ -152,17 +152,14 @@ class Operations:
         return self._train(
             operation,
             loss,
-            required=losses.required_arrays(body.loss),
             temperature=body.temperature,
             keep_outputs=body.return_logprobs,
         )
 
     def _backward(self, operation: Operation) -> Answer:
-        targets = () if self._config.role == "critic" else ("target_tokens",)
         return self._train(
             operation,
             losses.given_gradient,
-            required=(*targets, losses.GRAD_ARRAY),
             temperature=operation.backward.temperature,
             keep_outputs=False,
         )
@@ -172,13 +169,12 @@ class Operations:
         operation: Operation,
         loss: TokenLoss,
         *,
-        required: Sequence[str],
         temperature: float,
         keep_outputs: bool,
     ) -> Answer:
         kind = str(operation.WhichOneof("body"))
         self._check_trains(kind)
-        batch = self._batch(operation, required)
+        batch = self._batch(operation)
         found = self._mutate(
             kind,
             lambda: self._backend.forward_backward(
@@ -246,10 +242,11 @@ class Operations:
                 "optimizer=AdamW(...) to train",
             )
 
-    def _batch(self, operation: Operation, required: Sequence[str]) -> list[MicroBatch]:
+    def _batch(self, operation: Operation) -> list[MicroBatch]:
         arrays = self._arrays(operation.payload)
-        batches.check(arrays, required, self._backend.facts)
-        return batches.split(arrays, operation.plan, names=required, shard=self._backend.shard)
+        names = arrays_of(operation, role=self._config.role)
+        check_arrays(arrays, rules_of(self._backend.facts, names))
+        return batches.split(arrays, operation.plan, names=names, shard=self._backend.shard)
 
     def _arrays(self, payload: common_pb2.Payload) -> Mapping[str, npt.NDArray[Any]]:
         if payload.WhichOneof("form") == "inline":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plexclient.wire import tensors
-from plexclient.wire.v1 import service_pb2
-from plexsvc.batches import check_batch
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.batches import arrays_of, check_batch, check_loss
 from plexsvc.errors import PlexError
 
 RULES = service_pb2.BatchRules(
@@ -103,3 +105,45 @@ def test_any_packed_batch_within_the_limits_passes(lengths: list[int], token: in
             "advantages": np.zeros(num_tokens, np.float32),
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "role", "arrays"),
+    [
+        ({"forward": operations_pb2.Forward()}, "actor", ("target_tokens",)),
+        ({"forward": operations_pb2.Forward()}, "critic", ()),
+        ({"backward": operations_pb2.Backward()}, "actor", ("target_tokens", "grad_logprobs")),
+        ({"backward": operations_pb2.Backward()}, "critic", ("grad_logprobs",)),
+        (
+            {"forward_backward": operations_pb2.ForwardBackward(loss="cross_entropy")},
+            "actor",
+            ("target_tokens", "weights"),
+        ),
+    ],
+)
+def test_an_operation_reads_the_arrays_of_its_kind_loss_and_role(
+    body: dict[str, Any], role: str, arrays: tuple[str, ...]
+) -> None:
+    assert arrays_of(operations_pb2.Operation(**body), role=role) == arrays
+
+
+@pytest.mark.parametrize(
+    ("loss", "arguments", "role", "says"),
+    [
+        ("pppo", {}, "actor", "known are cross_entropy"),
+        ("value_mse", {}, "actor", "does not fit role 'actor'; use cispo"),
+        ("ppo", {}, "critic", "use value_mse"),
+        ("ppo", {"clp": 0.2}, "actor", "it takes: clip, clip_high"),
+        ("ppo", {"clip": -0.2}, "actor", "not negative"),
+        ("ppo", {"clip": float("nan")}, "actor", "finite"),
+    ],
+)
+def test_a_loss_that_does_not_fit_says_what_would(
+    loss: str, arguments: dict[str, float], role: str, says: str
+) -> None:
+    with pytest.raises(PlexError, match=says):
+        check_loss(loss, arguments, role=role)
+
+
+def test_a_loss_that_fits_passes() -> None:
+    check_loss("ppo", {"clip": 0.2, "clip_high": 0.0}, role="actor")

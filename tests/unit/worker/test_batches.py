@@ -72,27 +72,3 @@ def test_a_plan_that_does_not_fit_is_refused(split: operations_pb2.DispatchPlan)
     with pytest.raises(PlexError) as caught:
         batches.split(random_batch(0), split, names=(), shard=shard(0, 2))
     assert caught.value.code == ErrorCode.BAD_REQUEST
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "fragment"),
-    [
-        ("tokens", np.full(24, 51, np.int32), "[0, 51)"),
-        ("target_tokens", np.full(24, -1, np.int32), "[0, 51)"),
-        ("weights", np.zeros(23, np.float32), "weights"),
-        ("cu_seqlens", np.array([0, 5, 5, 24], np.int32), "1 to 16"),
-        ("cu_seqlens", np.array([0, 5, 23], np.int32), "0 to 24"),
-        ("cu_seqlens", np.array([0, 24], np.int32), "1 to 16"),
-    ],
-)
-def test_bad_batches_are_refused_by_name(name: str, value: np.ndarray, fragment: str) -> None:
-    batch = random_batch(0) | {name: value}
-    with pytest.raises(PlexError) as caught:
-        batches.check(batch, ("target_tokens", "weights"), FACTS)
-    assert caught.value.code == ErrorCode.BAD_BATCH
-    assert fragment in caught.value.message
-
-
-def test_a_missing_array_is_named() -> None:
-    with pytest.raises(PlexError, match="'returns' is missing"):
-        batches.check({"tokens": np.zeros(1), "cu_seqlens": np.zeros(2)}, ("returns",), FACTS)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,31 @@ def test_an_unexpected_failure_in_a_group_asks_to_exit() -> None:
     rank = Rank(world_size=2)
     rank.backend.failure = PlexError(ErrorCode.WINDOW_BROKEN, "every rank sees this")
     assert not rank.run(rank.train(1)).must_exit
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fragment"),
+    [
+        ("tokens", np.full(24, -7, np.int32), "'tokens' is -7 at position 0"),
+        ("target_tokens", np.full(24, -1, np.int32), "'target_tokens' is -1"),
+        ("weights", np.zeros(23, np.float32), "'weights' has 23 entries"),
+        ("cu_seqlens", np.array([0, 5, 5, 24], np.int32), "sequence 1 is empty"),
+        ("cu_seqlens", np.array([0, 5, 23], np.int32), "24 tokens"),
+    ],
+)
+def test_a_bad_batch_is_refused_by_name_before_the_backend_sees_it(
+    name: str, value: np.ndarray, fragment: str
+) -> None:
+    rank = Rank()
+    arrays = random_batch(1) | {name: value}
+    made = operation(1, "forward_backward", arrays, split=ONE, loss="cross_entropy")
+    error = rank.run(made).reply.result.error
+    assert (error.code, rank.backend.calls) == ("bad_batch", [])
+    assert fragment in error.message
+    arrays.pop(name)
+    made = operation(2, "forward_backward", arrays, split=ONE, loss="cross_entropy")
+    assert f"array '{name}' is required and missing" in rank.run(made).reply.result.error.message
+    assert rank.code(rank.train(3)) == ""
 
 
 def test_a_step_that_fails_half_way_is_the_end_of_the_rank() -> None:
