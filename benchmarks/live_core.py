@@ -1,12 +1,12 @@
-"""How closely the simulator agrees with the live core: one trace through both.
+"""Agreement of the simulator with the live core: one trace through both.
 
     python -m benchmarks.live_core [--seeds 1 2 3] [--policy plex]
 
 40 jobs arrive at load 5 on 16 devices; cycles as in `cluster-256` (one step of staleness, rollout
 CV 0.15), 10-40 of them, switches of 3-13 s. `single`: gangs of one device; `gangs`: of 1, 2, 4. The
-simulator asks planning and the groups' runtime alone (`planning`) and takes any idle devices for a
-gang; the whole core takes aligned blocks, warm (the trace's profiles are known) or cold. Ratios are
-against the simulator's `isolated` run. `events_per_min` is of the whole run on one core.
+simulator asks planning and the groups' runtime alone (`planning`); the whole core plays warm (the
+trace's profiles are known) or cold. Ratios are against the simulator's `isolated` run.
+`events_per_min` is of the whole run on one core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.presets import Workload, cluster_256
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import Summary
-from plexsvc.sim.trace_run import compare_live
+from plexsvc.sim.trace_run import play_live
 
 JOBS = 40
 DEVICES = 16
@@ -88,11 +88,11 @@ def main() -> None:
             isolated = play(made, policy=policy_named("isolated"), seed=seed)
             planned, _ = compare(made, policy=policy, seed=seed, isolated=isolated)
             print(json.dumps(row(name, "planning", planned)), flush=True)
-            for is_warm in (True, False):
-                live, _ = compare_live(
-                    made, policy=policy, seed=seed, isolated=isolated, is_warm=is_warm
+            for is_cold in (False, True):
+                live, _ = compare(
+                    made, policy=policy, seed=seed, isolated=isolated, is_cold=is_cold, by=play_live
                 )
-                core = "live warm" if is_warm else "live cold"
+                core = "live cold" if is_cold else "live warm"
                 print(json.dumps(row(name, core, live)), flush=True)
 
 

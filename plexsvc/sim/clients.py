@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
@@ -19,16 +20,12 @@ Answer = AnswerOperation | RefuseOperation | DeploymentChanged | JobChanged
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """An event of a client. It happens at its own `at_us`, or at once if that is past."""
+    """An event of a client. It happens at `at_us`, or at once if that is past."""
 
+    at_us: int
     event: Event
     tag: int = 0
     """The client's own mark, given back with the event."""
-
-    @property
-    def at_us(self) -> int:
-        """Return when it happens."""
-        return self.event.at_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,8 @@ class Alarm:
 
     at_us: int
     tag: int = 0
+    wakes: Client | None = None
+    """Whom it wakes if not the client that set it."""
 
 
 Posts = Iterable[Post | Alarm]
@@ -44,6 +43,9 @@ Posts = Iterable[Post | Alarm]
 
 class Client(ABC):
     """A source of events: a job, an operator or the nodes."""
+
+    is_background: ClassVar[bool] = False
+    """Whether its events go on without end: a run is over without them."""
 
     @property
     @abstractmethod
@@ -82,7 +84,7 @@ class Outside(Client):
     def begin(self) -> Posts:
         """Return all of it."""
         self._left = len(self.events)
-        return [Post(event) for event in self.events]
+        return [Post(event.at_us, event) for event in self.events]
 
     def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as every client
         """Count it."""

@@ -81,3 +81,8 @@ class SimCluster:
     switch: SwitchModel = SwitchModel()
     faults: Faults = Faults()
     events: tuple[NodeEvent, ...] = ()
+
+
+def node_name(at: int) -> str:
+    """Return the name of a simulated node."""
+    return f"n{at:05d}"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
 
 import numpy as np
 
-from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Placed, Planner
@@ -30,12 +28,9 @@ from plexsvc.scheduler.core.planning.runtime import (
     SwitchTo,
 )
 from plexsvc.sim.cluster import GB, SimCluster
+from plexsvc.sim.jobs import Losses, run_of
 from plexsvc.sim.jobs import Run as JobRun
-from plexsvc.sim.jobs import run_of
 from plexsvc.sim.records import Record, Stay
-
-MAX_LOSSES: Final = 1_000
-"""Losses in a row, without a cycle trained between them, that end a run."""
 
 
 class Kind(IntEnum):
@@ -68,11 +63,7 @@ class Playing:
     epoch: int = 0
     submitted_us: int = 0
     started_us: int = 0
-    losses: int = 0
-    """Times in a row that its nodes were lost before it had trained a cycle."""
-
-    trained: int = 0
-    """Cycles it had trained when its nodes were last lost."""
+    losses: Losses = field(default_factory=Losses)
 
     waited_us: int = 0
     """All waiting of its operations so far: the clock its cycle is measured on stands still."""
@@ -292,7 +283,9 @@ class Floor:
         left: dict[int, None] = {}
         for job_id in jobs:
             playing = self.playing[job_id]
-            self._note_loss(playing)
+            playing.losses.note(
+                playing.record.job, playing.run, mtbf_h=self.cluster.faults.node_mtbf_h
+            )
             runtime = self.groups[playing.group_id].runtime
             left[playing.group_id] = None
             if runtime.members[job_id].is_running:
@@ -307,20 +300,6 @@ class Floor:
             self.planner.remove(job_id)
             self.planner.submit(demand)
         self.wake([*left, *self.settle_groups()])
-
-    def _note_loss(self, playing: Playing) -> None:
-        is_stuck = playing.run.trained == playing.trained
-        playing.losses = playing.losses + 1 if is_stuck else 1
-        playing.trained = playing.run.trained
-        if playing.losses >= MAX_LOSSES:
-            raise PlexError(
-                ErrorCode.NO_PLACEMENT,
-                f"{playing.job_id} lost its nodes {playing.losses} times in a row before it had "
-                f"trained cycle {playing.trained + 1} of {playing.run.cycles}: a cycle takes "
-                f"{playing.record.job.demand.profile.period_us / SECOND_US:g} s, a node is lost "
-                f"every {self.cluster.faults.node_mtbf_h:g} h; raise faults.node_mtbf_h",
-                job_id=playing.job_id,
-            )
 
     def _cut_switch(self, record: Record) -> None:
         for spans in (record.switch, record.prefetch):

@@ -17,7 +17,9 @@ from zlib import crc32
 
 import numpy as np
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import (
+    SECOND_US,
     SYNC_PHASE,
     Demand,
     Mode,
@@ -28,6 +30,8 @@ from plexsvc.scheduler.core.planning.profile import (
 ROLLOUT: Final = 0
 LAG: Final = 1
 """Kinds of a job's timers: a rollout or tool gap ends; a pause inside a burst ends."""
+MAX_LOSSES: Final = 1_000
+"""Losses in a row, without a cycle trained between them, that end a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class SimJob:
     cycles: int
     jitter_cv: float = 0.0
     state_gb: float = 0.0
+    deployments: int = 1
+    """Training deployments with a gang each; the phases are dealt to them in order."""
 
     def rollout_us(self, seed: int) -> list[int]:
         """Return the sampled rollout time of every cycle: lognormal, mean as profiled."""
@@ -271,6 +277,34 @@ class AsyncRun(Run):
                 )
             )
             left, before_us = left - segment.duration_us, segment.end_us
+
+
+@dataclass(slots=True)
+class Losses:
+    """Times in a row that a job's nodes were lost before it had trained a cycle."""
+
+    in_a_row: int = 0
+    trained: int = 0
+
+    def note(self, job: SimJob, run: Run, *, mtbf_h: float) -> None:
+        """Count one.
+
+        Raises:
+            PlexError: `no_placement` for a job that gets nowhere between its losses.
+        """
+        is_stuck = run.trained == self.trained
+        self.in_a_row = self.in_a_row + 1 if is_stuck else 1
+        self.trained = run.trained
+        if self.in_a_row >= MAX_LOSSES:
+            job_id, period_us = job.demand.resident_id, job.demand.profile.period_us
+            raise PlexError(
+                ErrorCode.NO_PLACEMENT,
+                f"{job_id} lost its nodes {self.in_a_row} times in a row before it had trained "
+                f"cycle {run.trained + 1} of {run.cycles}: a cycle takes "
+                f"{period_us / SECOND_US:g} s, a node is lost every {mtbf_h:g} h; raise "
+                "faults.node_mtbf_h",
+                job_id=job_id,
+            )
 
 
 def run_of(job: SimJob, rollout_us: list[int]) -> Run:

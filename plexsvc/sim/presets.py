@@ -12,6 +12,7 @@ import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
     SECOND_US,
@@ -34,6 +35,12 @@ class Workload:
     cluster: SimCluster
     target_slowdown_ppm: int | None = None
     """Slowdown the pool's owner accepts instead of the policy's own target."""
+
+    def within_target(self, policy: Policy) -> Policy:
+        """Return a policy with the target that the pool's owner set, if one was set."""
+        if self.target_slowdown_ppm is None:
+            return policy
+        return replace(policy, target_slowdown_ppm=self.target_slowdown_ppm)
 
 
 PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.170))

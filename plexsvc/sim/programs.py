@@ -8,7 +8,7 @@ that nothing waits for (payloads, acknowledgements) are branches of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from plexsvc.ids import DeploymentId, OperationId
@@ -122,7 +122,7 @@ class ProgramClient(Client):
         ready = []
         for tag, step in enumerate(self.steps):
             if not step.after:
-                ready.append(Post(step.event, tag))
+                ready.append(Post(step.event.at_us, step.event, tag))
             pending = _Pending(step, tag, len(step.after))
             for key in step.after:
                 self._waiting.setdefault(key, []).append(pending)
@@ -146,7 +146,7 @@ class ProgramClient(Client):
             again = self._submitted.get(answer.operation_id)
             if again is None:
                 return ()
-            return (Post(replace(again, at_us=now_us + RETRY_US), _AGAIN),)
+            return (Post(now_us + RETRY_US, again, _AGAIN),)
         key = answer_key(answer)
         if key is None:
             return ()
@@ -160,6 +160,6 @@ class ProgramClient(Client):
         for pending in self._waiting.pop(key, ()):
             pending.missing -= 1
             if pending.missing == 0:
-                at_us = now_us + pending.step.think_us
-                posts.append(Post(replace(pending.step.event, at_us=at_us), pending.tag))
+                step = pending.step
+                posts.append(Post(now_us + step.think_us, step.event, pending.tag))
         return posts

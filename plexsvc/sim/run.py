@@ -1,9 +1,10 @@
-"""Run a workload under policies and compare each with `isolated` on the same trace and seed."""
+"""Runs of a workload under policies, compared with `isolated` on the same trace and seed."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.sim.presets import Workload
@@ -20,13 +21,26 @@ class Timed:
     wall_s: float
 
 
+class Play(Protocol):
+    """A way to play a workload: planning and the groups' runtime alone, or the whole core."""
+
+    def __call__(
+        self, workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
+    ) -> Timed:
+        """Return what a policy makes of a workload; `is_cold`: no cycle is known before."""
+        ...
+
+
 def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False) -> Timed:
     """Return what one policy makes of a workload; `is_cold`: no job's cycle is known before."""
     began = time.perf_counter()
-    jobs = workload.jobs
-    if workload.target_slowdown_ppm is not None:
-        policy = replace(policy, target_slowdown_ppm=workload.target_slowdown_ppm)
-    simulator = Simulator(jobs, cluster=workload.cluster, policy=policy, seed=seed, is_cold=is_cold)
+    simulator = Simulator(
+        workload.jobs,
+        cluster=workload.cluster,
+        policy=workload.within_target(policy),
+        seed=seed,
+        is_cold=is_cold,
+    )
     outcome = simulator.run()
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 
@@ -38,12 +52,13 @@ def compare(
     seed: int,
     isolated: Timed | None = None,
     is_cold: bool = False,
+    by: Play = play,
 ) -> tuple[Summary, Outcome]:
-    """Return the summary of one policy against `isolated`, and its outcome."""
+    """Return the summary of one policy against the simulator's `isolated`, and its outcome."""
     base = isolated or play(workload, policy=policy_named("isolated"), seed=seed)
     timed = base
-    if policy.name != "isolated":
-        timed = play(workload, policy=policy, seed=seed, is_cold=is_cold)
+    if by is not play or policy.name != "isolated":
+        timed = by(workload, policy=policy, seed=seed, is_cold=is_cold)
     summary = summarise(
         timed.outcome,
         isolated=base.outcome,

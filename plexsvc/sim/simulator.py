@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.planning.repack import Repacking, propose, relieve
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.sim.cluster import GB, NodeAction, SimCluster
+from plexsvc.sim.cluster import GB, NodeAction, SimCluster, node_name
 from plexsvc.sim.floor import Floor, Kind, Playing
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.learning import Learner, as_cold
@@ -42,7 +42,7 @@ class Simulator(Floor):
         seed: int,
         is_cold: bool = False,
     ) -> None:
-        rooms = (self._room(cluster, node_name(at)) for at in range(cluster.nodes))
+        rooms = (self._room(cluster, UnitId(node_name(at))) for at in range(cluster.nodes))
         super().__init__(cluster=cluster, planner=Planner(Board(rooms), policy=policy), seed=seed)
         self.records: dict[ResidentId, Record] = {}
         self.events = 0
@@ -305,8 +305,3 @@ class Simulator(Floor):
         drain = self.drains.get(node_id)
         if drain is not None and drain.empty_us is None:
             del self.drains[node_id]
-
-
-def node_name(at: int) -> UnitId:
-    """Return the name of a simulated node."""
-    return UnitId(f"n{at:05d}")

@@ -2,12 +2,13 @@
 
 A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, offset_s,
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
-(1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `priority` (0) and `tenant` ("")
-have those defaults. With `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are
-those that publish. Every number has a bound; a refusal names it. A cluster file holds the fields of
-`SimCluster`, `switch` and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an
-action of `cordon`, `uncordon`, `drain` or `join`; only `nodes` is required. The nodes are `n00000`,
-`n00001`, ...; only a join may name another.
+(1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `deployments` (1: the phases are
+dealt to so many, each with a gang), `priority` (0) and `tenant` ("") have those defaults. With
+`mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are those that publish. Every
+number has a bound; a refusal names it. A cluster file holds the fields of `SimCluster`, `switch`
+and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`,
+`uncordon`, `drain` or `join`; only `nodes` is required. The nodes are `n00000`, `n00001`, ...; only
+a join may name another.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "max_slowdown": 1.5,
     "state_gb": 0.0,
     "rollout_nodes": 0,
+    "deployments": 1,
     "priority": 0,
     "tenant": "",
 }
@@ -205,8 +207,14 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         priority=_integer(full, "priority", at, low=-(1 << 31), high=(1 << 31) - 1),
         tenant=TenantId(_string(full, "tenant", at)),
     )
-    jitter = _number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV)
-    return SimJob(demand=demand, cycles=cycles, jitter_cv=jitter, state_gb=state_gb)
+    num_phases = len({segment.phase for segment in profile.segments})
+    return SimJob(
+        demand=demand,
+        cycles=cycles,
+        jitter_cv=_number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV),
+        state_gb=state_gb,
+        deployments=_integer(full, "deployments", at, low=1, high=num_phases),
+    )
 
 
 def _profile(data: Json, switch_us: int, at: _At) -> Profile:

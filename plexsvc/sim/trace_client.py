@@ -1,18 +1,20 @@
-"""A job of a trace as a client of the whole core: an actor, and a rollout deployment beside it.
+"""A trace's job as a client of the core: training deployments, and a rollout deployment beside.
 
-It submits one training operation at a time and waits for it, as a controller does. A rollout, or
-the gap it stands for, is a `generate` on the rollout deployment, so the core sees what runs beside
-what, as live.
+The job submits one training operation at a time and waits for it, as a controller does. A rollout,
+or the gap it stands for, is a `generate` on the rollout deployment, so the core sees what runs
+beside what, as live. A job that loses a node, or asks while too few are there, ends and is
+submitted again under the next number; it goes on from its last trained cycle.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import AnswerOperation, DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.events import (
@@ -22,200 +24,297 @@ from plexsvc.scheduler.core.events import (
     JobSubmitted,
     OperationSubmitted,
 )
-from plexsvc.scheduler.core.planning.profile import Profile
-from plexsvc.scheduler.core.vocabulary import DeploymentState, JobState, OperationKind
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
 from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
-from plexsvc.sim.jobs import ROLLOUT, Run, run_of
+from plexsvc.sim.jobs import ROLLOUT, Losses, Operation, Run, SimJob, run_of
+from plexsvc.sim.nodes import ROLLOUT_KIND, TRAIN_KIND, Nodes
 from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record
 
-DEVICE_KIND: Final = "train"
-ROLLOUT_KIND: Final = "rollout"
 KINDS: Final = (
     OperationKind.FORWARD,
     OperationKind.FORWARD_BACKWARD,
-    OperationKind.STEP,
     OperationKind.BACKWARD,
     OperationKind.LOAD,
     OperationKind.NOOP,
 )
-"""Kinds that stand for a trace's phases, in the order of its segments."""
+"""Kinds that stand for the phases of a deployment, in order. The last one is its `step`: without
+one, gradients would stay accumulated and the deployment could not move."""
+
+RETRY_US: Final = 60 * SECOND_US
+"""Pause before a job asks again that found too few nodes."""
+
+_MY_TURN: Final = -1
+"""Tag of the alarm that lets a job through the turnstile."""
 
 
-def kinds_of(profile: Profile) -> dict[str, OperationKind]:
-    """Return the kind of operation that stands for each phase."""
-    phases = dict.fromkeys(segment.phase for segment in profile.segments)
-    return {phase: KINDS[at % len(KINDS)] for at, phase in enumerate(phases)}
+def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
+    """Return a job's training deployments by name: the phases each runs, in order, by their kind.
+
+    >>> from plexsvc.sim.presets import preset_named
+    >>> {name: list(kinds) for name, kinds in deal(preset_named("order-3", seed=1).jobs[0]).items()}
+    {'actor': ['log_prob', 'update', 'sync']}
+    """
+    phases = list(dict.fromkeys(segment.phase for segment in job.demand.profile.segments))
+    dealt = {}
+    for at in range(job.deployments):
+        own = phases[at :: job.deployments]
+        kinds = {phase: KINDS[number % len(KINDS)] for number, phase in enumerate(own)}
+        dealt[f"actor-{at + 1}" if at else "actor"] = kinds | {own[-1]: OperationKind.STEP}
+    return dealt
+
+
+@dataclass(slots=True)
+class Turnstile:
+    """The right to ask for nodes, for jobs that roll out on nodes of the cluster: one at a time.
+
+    The core places deployments one by one. Two jobs that each held a part of what they need could
+    wait for each other forever.
+    """
+
+    queue: deque[TraceClient] = field(default_factory=deque)
+
+    def enter(self, client: TraceClient) -> bool:
+        """Return whether it is a client's turn at once; else it is woken."""
+        self.queue.append(client)
+        return self.queue[0] is client
+
+    def leave(self, client: TraceClient, *, now_us: int) -> Posts:
+        """Let the next one through, if it was this client's turn."""
+        if not self.queue or self.queue[0] is not client:
+            return ()
+        self.queue.popleft()
+        return [Alarm(now_us, _MY_TURN, self.queue[0])] if self.queue else ()
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceClient(Client):
-    """Plays one job; `durations_us` tells the costs what each of its operations takes."""
+    """Plays one job."""
 
     record: Record
     seed: int
+    nodes: Nodes
+    turnstile: Turnstile
     durations_us: dict[OperationId, int]
-    _run: Run | None = None
-    _seq: int = 0
-    _rollout_seq: int = 0
-    _rolling: set[OperationId] = field(default_factory=set)
+    """Tells the costs what each of its operations takes."""
+    record_of: dict[DeploymentId, Record]
+    """Its training deployments are entered here."""
+    rollout_record_of: dict[DeploymentId, Record]
+    """A rollout deployment on nodes of the cluster is entered here."""
+
+    _run: Run = field(init=False)
+    _dealt: dict[str, dict[str, OperationKind]] = field(init=False)
+    _attempt: int = 1
+    _is_here: bool = False
+    _losses: Losses = field(default_factory=Losses)
+    _wanted: tuple[DeploymentId, ...] = ()
+    _placed: set[DeploymentId] = field(default_factory=set)
     _ready: set[DeploymentId] = field(default_factory=set)
-    _is_waiting: bool = False
+    _seqs: dict[DeploymentId, int] = field(default_factory=dict)
+    _training: OperationId | None = None
+    _rolling: set[OperationId] = field(default_factory=set)
+    _is_playing: bool = False
+    _leaves_for_us: int | None = None
+    """When this attempt is given up: how long after its end the next one begins."""
     _is_done: bool = False
-    _kinds: dict[str, OperationKind] = field(default_factory=dict)
 
-    @property
-    def job_id(self) -> JobId:
-        """The job's id in the live core."""
-        return JobId(self.record.job.demand.resident_id)
-
-    @property
-    def deployment_id(self) -> DeploymentId:
-        """The job's one training deployment."""
-        return DeploymentId(f"{self.job_id}/actor")
-
-    @property
-    def rollout_id(self) -> DeploymentId:
-        """The deployment that its rollouts run on."""
-        return DeploymentId(f"{self.job_id}/rollout")
+    def __post_init__(self) -> None:
+        job = self.record.job
+        self._run = run_of(job, job.rollout_us(self.seed))
+        self._dealt = deal(job)
 
     @property
     def is_done(self) -> bool:
-        """Whether its job has ended."""
+        """Whether its job has ended with all cycles trained."""
         return self._is_done
+
+    @property
+    def has_hope(self) -> bool:
+        """Whether it is still to come, or has all its places."""
+        return not self._is_done and (not self._is_here or self._has_places)
+
+    @property
+    def _has_places(self) -> bool:
+        return bool(self._wanted) and len(self._placed) == len(self._wanted)
+
+    @property
+    def job_id(self) -> JobId:
+        """The job's id in this attempt."""
+        name = self.record.job.demand.resident_id
+        return JobId(name if self._attempt == 1 else f"{name}/{self._attempt}")
 
     def begin(self) -> Posts:
         """Return its arrival."""
-        demand = self.record.job.demand
-        self._kinds = kinds_of(demand.profile)
-        event = JobSubmitted(
-            at_us=demand.arrived_us,
-            job_id=self.job_id,
-            tenant=demand.tenant,
-            name=self.job_id,
-            priority=demand.priority,
-            max_slowdown_ppm=demand.max_slowdown_ppm,
-        )
-        return (Post(event),)
+        return (self._submission(self.record.job.demand.arrived_us),)
 
     def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as every client
-        """Ask for its devices once the job is known."""
+        """Ask for its devices once the job is known, or when it is its turn."""
         if not isinstance(event, JobSubmitted):
             return ()
-        actor = DeploymentRequested(
-            at_us=event.at_us,
-            deployment_id=self.deployment_id,
-            job_id=event.job_id,
-            initialize_id=_id_of(self.deployment_id, 0),
-            role="actor",
-            backend="trace",
-            device_kind=DEVICE_KIND,
-            num_devices=self.record.job.demand.num_units,
-            is_rollout=False,
-            name="actor",
-        )
-        rollout = replace(
-            actor,
-            deployment_id=self.rollout_id,
-            initialize_id=_id_of(self.rollout_id, 0),
-            role="rollout",
-            device_kind=ROLLOUT_KIND,
-            num_devices=1,
-            is_rollout=True,
-            name="rollout",
-        )
-        return (Post(actor), Post(rollout))
+        self._is_here = True
+        if self.record.job.demand.rollout_units and not self.turnstile.enter(self):
+            return ()
+        return self._request(event.at_us)
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         """Go on with the job's cycle."""
         match answer:
-            case DeploymentChanged(state=DeploymentState.READY, deployment_id=deployment_id):
-                self._ready.add(deployment_id)
-                if len(self._ready) == 2 and self._run is None:
-                    self._run = run_of(self.record.job, self.record.job.rollout_us(self.seed))
-                    return self._go_on(self._run.start(now_us), now_us=now_us)
-            case AnswerOperation(operation_id=operation_id) if operation_id in self._rolling:
-                self._rolling.remove(operation_id)
-                assert self._run is not None
-                return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
-            case AnswerOperation(run_us=run_us):
-                return self._answered(run_us, now_us=now_us)
-            case JobChanged(state=state):
-                self._is_done = state in ENDED
             case DeploymentChanged(state=DeploymentState.FAILED, fault=fault):
                 assert fault is not None, answer
-                raise PlexError(fault.code, fault.message)
+                return self._failed(fault, now_us=now_us)
+            case DeploymentChanged() if answer.wpg_id is not None:
+                return self._deployed(answer, now_us=now_us)
+            case AnswerOperation(operation_id=operation_id) if operation_id in self._rolling:
+                self._rolling.remove(operation_id)
+                return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
+            case AnswerOperation(operation_id=operation_id, run_us=run_us):
+                if operation_id == self._training:
+                    return self._trained(run_us, now_us=now_us)
+                self.record.lost.append((now_us - run_us, now_us))  # of a job that is given up
+            case JobChanged(state=state) if state in ENDED:
+                return self._ended(now_us)
             case _:
                 pass
         return ()
 
     def woken(self, tag: int, *, now_us: int) -> Posts:
-        """A gap is over."""
-        assert self._run is not None
-        return self._go_on(self._run.timer(tag, now_us), now_us=now_us)
+        """A gap is over, or it is the job's turn to ask for nodes."""
+        if tag == _MY_TURN:
+            return self._request(now_us)
+        attempt, kind = divmod(tag, 2)
+        if attempt != self._attempt or not self._is_playing:
+            return ()
+        return self._go_on(self._run.timer(kind, now_us), now_us=now_us)
 
-    def _answered(self, run_us: int, *, now_us: int) -> Posts:
-        assert self._run is not None
+    def _submission(self, at_us: int) -> Post:
+        demand = self.record.job.demand
+        event = JobSubmitted(
+            job_id=self.job_id,
+            tenant=demand.tenant,
+            name=demand.resident_id,
+            priority=demand.priority,
+            max_slowdown_ppm=demand.max_slowdown_ppm,
+        )
+        return Post(at_us, event)
+
+    def _request(self, now_us: int) -> Posts:
+        demand = self.record.job.demand
+        requests = [self._deployment(name, num_devices=demand.num_units) for name in self._dealt]
+        for request in requests:
+            self.record_of[request.deployment_id] = self.record
+        rollout = self._deployment("rollout", num_devices=demand.rollout_units or 1)
+        if demand.rollout_units:
+            self.rollout_record_of[rollout.deployment_id] = self.record
+        requests.append(rollout)
+        self._wanted = tuple(request.deployment_id for request in requests)
+        return [Post(now_us, request) for request in requests]
+
+    def _deployment(self, name: str, *, num_devices: int) -> DeploymentRequested:
+        is_rollout = name == "rollout"
+        is_beside = is_rollout and not self.record.job.demand.rollout_units
+        return DeploymentRequested(
+            deployment_id=self._named(name),
+            job_id=self.job_id,
+            initialize_id=_id_of(self._named(name), 0),
+            role="rollout" if is_rollout else "actor",
+            backend="trace",
+            device_kind=ROLLOUT_KIND if is_beside else TRAIN_KIND,
+            num_devices=num_devices,
+            is_rollout=is_rollout,
+            name=name,
+        )
+
+    def _named(self, name: str) -> DeploymentId:
+        return DeploymentId(f"{self.job_id}/{name}")
+
+    def _deployed(self, answer: DeploymentChanged, *, now_us: int) -> Posts:
+        """Begin, or begin again, when everything is there."""
+        if self._leaves_for_us is not None:
+            return ()
+        self._placed.add(answer.deployment_id)
+        posts: list[Post | Alarm] = []
+        if self._has_places:
+            posts.extend(self.turnstile.leave(self, now_us=now_us))
+        if answer.state is DeploymentState.READY:
+            self._ready.add(answer.deployment_id)
+            if len(self._ready) == len(self._wanted) and not self._is_playing:
+                self._is_playing = True
+                posts.extend(self._go_on(self._run.restart(now_us), now_us=now_us))
+        return posts
+
+    def _failed(self, fault: Fault, *, now_us: int) -> Posts:
+        """Give this attempt up: its nodes are lost, or too few are there for now."""
+        if self._leaves_for_us is not None:
+            return ()
+        is_lost = fault.code is ErrorCode.NODE_LOST
+        if not is_lost and not (fault.code is ErrorCode.NO_PLACEMENT and self.nodes.may_improve):
+            raise PlexError(fault.code, fault.message)
+        self._leaves_for_us = 0 if is_lost else RETRY_US
+        if self._has_places:
+            self.record.restarts.append(now_us)
+            mtbf_h = self.nodes.cluster.faults.node_mtbf_h
+            self._losses.note(self.record.job, self._run, mtbf_h=mtbf_h)
+        self._is_playing, self._training = False, None
+        self._rolling.clear()
+        end = self._end(now_us, JobState.FAILED, reason=fault.message)
+        return [end, *self.turnstile.leave(self, now_us=now_us)]
+
+    def _ended(self, now_us: int) -> Posts:
+        """Note that the job is done, or submit it again."""
+        if self._leaves_for_us is None:
+            self._is_done = True
+            return ()
+        again_us = now_us + self._leaves_for_us
+        self._attempt += 1
+        self._leaves_for_us, self._wanted, self._is_here = None, (), False
+        for known in (self._placed, self._ready, self._seqs):
+            known.clear()
+        return (self._submission(again_us),)
+
+    def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
+        return Post(now_us, JobEndRequested(job_id=self.job_id, outcome=outcome, reason=reason))
+
+    def _trained(self, run_us: int, *, now_us: int) -> Posts:
         operation = self._run.head
         assert operation is not None, self.record.job
-        self._is_waiting = False
+        self._training = None
         self.record.busy.append((now_us - run_us, now_us))
         self.record.phases.append(operation.phase)
         timers = self._run.finished(now_us)
         if not self._run.is_done:
             return self._go_on(timers, now_us=now_us)
         self.record.finish_us = now_us
-        end = JobEndRequested(
-            at_us=now_us, job_id=self.job_id, outcome=JobState.COMPLETED, reason=""
-        )
-        return (Post(end),)
+        return (self._end(now_us, JobState.COMPLETED),)
 
     def _go_on(self, timers: Sequence[tuple[int, int]], *, now_us: int) -> Posts:
         posts: list[Post | Alarm] = []
         for kind, at_us in timers:
             if kind == ROLLOUT and at_us > now_us:
-                posts.append(self._roll(at_us - now_us, now_us=now_us))
+                post = self._submit("rollout", OperationKind.GENERATE, duration_us=at_us - now_us)
+                self._rolling.add(post.operation_id)
+                posts.append(Post(now_us, post))
             else:
-                posts.append(Alarm(at_us, kind))
-        operation = None if self._run is None else self._run.head
-        if operation is not None and not self._is_waiting:
-            self._is_waiting = True
-            self._seq += 1
-            posts.append(
-                self._submit(
-                    self.deployment_id,
-                    seq=self._seq,
-                    kind=self._kinds[operation.phase],
-                    duration_us=operation.duration_us,
-                    now_us=now_us,
-                )
-            )
+                posts.append(Alarm(at_us, 2 * self._attempt + kind))
+        operation = self._run.head
+        if operation is not None and self._training is None:
+            post = self._train(operation)
+            self._training = post.operation_id
+            posts.append(Post(now_us, post))
         return posts
 
-    def _roll(self, duration_us: int, *, now_us: int) -> Post:
-        self._rollout_seq += 1
-        self._rolling.add(_id_of(self.rollout_id, self._rollout_seq))
-        return self._submit(
-            self.rollout_id,
-            seq=self._rollout_seq,
-            kind=OperationKind.GENERATE,
-            duration_us=duration_us,
-            now_us=now_us,
-        )
+    def _train(self, operation: Operation) -> OperationSubmitted:
+        phase = operation.phase
+        name = next(name for name, kinds in self._dealt.items() if phase in kinds)
+        kind = self._dealt[name][phase]
+        return self._submit(name, kind, duration_us=operation.duration_us)
 
-    def _submit(
-        self,
-        deployment_id: DeploymentId,
-        *,
-        seq: int,
-        kind: OperationKind,
-        duration_us: int,
-        now_us: int,
-    ) -> Post:
+    def _submit(self, name: str, kind: OperationKind, *, duration_us: int) -> OperationSubmitted:
+        deployment_id = self._named(name)
+        seq = self._seqs[deployment_id] = self._seqs.get(deployment_id, 0) + 1
         operation_id = _id_of(deployment_id, seq)
         self.durations_us[operation_id] = duration_us
-        event = OperationSubmitted(
-            at_us=now_us,
+        return OperationSubmitted(
             operation_id=operation_id,
             job_id=self.job_id,
             deployment_id=deployment_id,
@@ -225,7 +324,6 @@ class TraceClient(Client):
             is_staged=True,
             num_tokens=0,
         )
-        return Post(event)
 
 
 def _id_of(deployment_id: DeploymentId, seq: int) -> OperationId:

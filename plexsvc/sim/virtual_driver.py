@@ -62,6 +62,8 @@ class VirtualDriver:
     """Told every event and what followed, before it is done."""
     max_events: int = 100_000_000
     """A run that takes more has gone astray and ends."""
+    end_us: int = 1 << 62
+    """What is due then or later does not happen any more."""
 
     now_us: int = 0
     events: int = 0
@@ -79,24 +81,26 @@ class VirtualDriver:
             self._post(one.begin(), one)
         while self._heap and not self._is_over() and self.events < self.max_events:
             at_us, _, post, client = heapq.heappop(self._heap)
+            if at_us >= self.end_us:
+                break
+            self._awaited -= _is_awaited(post, client)
             if isinstance(post, Alarm):
                 self._wake(post, client)
             elif not isinstance(post.event, TimerFired):
-                self._awaited -= 1
                 self._decide(post, client)
             elif self.timers.get(post.event.key) == at_us:
                 del self.timers[post.event.key]
                 self._decide(post, client)
         return all(client.is_done for client in self.clients)
 
-    def expect(self, outcome: Event) -> None:
-        """Have the outcome of an action happen at its time."""
-        self._awaited += 1
-        self.push(Post(outcome))
+    def expect(self, outcome: Event, *, at_us: int) -> None:
+        """Have the outcome of an action happen at a time."""
+        self.push(Post(at_us, outcome))
 
     def push(self, post: Post | Alarm, *, client: Client | None = None) -> None:
         """Have something happen at its time."""
         self._made += 1
+        self._awaited += _is_awaited(post, client)
         heapq.heappush(self._heap, (post.at_us, self._made, post, client))
 
     def tell(self, answer: Answer, client: Client | None) -> None:
@@ -108,7 +112,6 @@ class VirtualDriver:
         return self._awaited == 0 and all(client.is_done for client in self.clients)
 
     def _wake(self, alarm: Alarm, client: Client | None) -> None:
-        self._awaited -= 1
         self.now_us = max(self.now_us, alarm.at_us)
         if client is not None:
             self._post(client.woken(alarm.tag, now_us=self.now_us), client)
@@ -141,28 +144,33 @@ class VirtualDriver:
 
     def _post(self, posts: Posts, client: Client) -> None:
         for post in posts:
-            self._awaited += 1
-            self.push(post, client=client)
+            wakes = post.wakes if isinstance(post, Alarm) else None
+            self.push(post, client=wakes or client)
+
+
+def _is_awaited(post: Post | Alarm, client: Client | None) -> bool:
+    """Return whether a run is not over before this has happened."""
+    if client is not None:
+        return not client.is_background
+    return isinstance(post, Post) and not isinstance(post.event, TimerFired)
 
 
 def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
-    deployment_id = action.deployment_id
-    made = driver.costs.spawn(deployment_id, places=action.places, now_us=driver.now_us)
-    wpg_id, at_us = action.wpg_id, made.ready_us
-    if made.fault is None:
-        driver.expect(WpgReady(at_us=at_us, wpg_id=wpg_id, device_bytes=made.device_bytes))
-    else:
-        driver.expect(SpawnFailed(at_us=at_us, wpg_id=wpg_id, fault=made.fault))
+    made = driver.costs.spawn(action.deployment_id, places=action.places, now_us=driver.now_us)
+    outcome: Event = WpgReady(wpg_id=action.wpg_id, device_bytes=made.device_bytes)
+    if made.fault is not None:
+        outcome = SpawnFailed(wpg_id=action.wpg_id, fault=made.fault)
+    driver.expect(outcome, at_us=made.ready_us)
 
 
 def _stop(driver: VirtualDriver, action: StopWpg) -> None:
     at_us = driver.now_us + driver.costs.stop_us()
-    driver.expect(WpgStopped(at_us=at_us, wpg_id=action.wpg_id))
+    driver.expect(WpgStopped(wpg_id=action.wpg_id), at_us=at_us)
 
 
 def _forget(driver: VirtualDriver, action: ForgetWpg) -> None:
     at_us = driver.now_us + driver.costs.forget_us()
-    driver.expect(WpgForgotten(at_us=at_us, wpg_id=action.wpg_id))
+    driver.expect(WpgForgotten(wpg_id=action.wpg_id), at_us=at_us)
 
 
 def _start(driver: VirtualDriver, action: StartOperation) -> None:
@@ -181,49 +189,41 @@ def _cancel(driver: VirtualDriver, action: CancelOperation) -> None:
 
 
 def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> None:
-    driver.expect(
-        OperationFinished(
-            at_us=driver.now_us + took.elapsed_us,
-            operation_id=operation_id,
-            fault=took.fault,
-            is_refusal=took.is_refusal,
-            run_us=took.run_us,
-            digest="",
-        )
+    finished = OperationFinished(
+        operation_id=operation_id,
+        fault=took.fault,
+        is_refusal=took.is_refusal,
+        run_us=took.run_us,
+        digest="",
     )
+    driver.expect(finished, at_us=driver.now_us + took.elapsed_us)
 
 
 def _move(driver: VirtualDriver, action: MoveState) -> None:
     driver.moves += 1
     wpg = driver.core.cluster.wpgs[action.wpg_id]
     moved = driver.costs.move(wpg.deployment_id, to=action.to)
-    driver.expect(
-        ResidencyMoved(
-            at_us=driver.now_us + moved.elapsed_us,
-            wpg_id=action.wpg_id,
-            move_id=action.move_id,
-            nbytes=moved.nbytes,
-            total_us=moved.elapsed_us,
-        )
+    outcome = ResidencyMoved(
+        wpg_id=action.wpg_id,
+        move_id=action.move_id,
+        nbytes=moved.nbytes,
+        total_us=moved.elapsed_us,
     )
+    driver.expect(outcome, at_us=driver.now_us + moved.elapsed_us)
 
 
 def _carry(driver: VirtualDriver, action: CarryState) -> None:
     driver.moves += 1
     carried = driver.costs.carry(action.deployment_id)
-    driver.expect(
-        StateCarried(
-            at_us=driver.now_us + carried.elapsed_us,
-            deployment_id=action.deployment_id,
-            move_id=action.move_id,
-            nbytes=carried.nbytes,
-        )
+    outcome = StateCarried(
+        deployment_id=action.deployment_id, move_id=action.move_id, nbytes=carried.nbytes
     )
+    driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
 
 
 def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
     driver.timers[action.key] = action.at_us
-    driver.push(Post(TimerFired(at_us=action.at_us, key=action.key)))
+    driver.push(Post(action.at_us, TimerFired(key=action.key)))
 
 
 def _end_operation(driver: VirtualDriver, action: AnswerOperation | RefuseOperation) -> None:

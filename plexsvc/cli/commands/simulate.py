@@ -47,6 +47,7 @@ def simulate(
     from plexsvc.scheduler.core.planning.policies import policy_named
     from plexsvc.sim.output import make_directory, write_outputs
     from plexsvc.sim.run import compare, play
+    from plexsvc.sim.trace_run import play_live
 
     if core not in _CORES:
         raise typer.BadParameter(f"--core {core!r} is none of {', '.join(_CORES)}")
@@ -56,20 +57,14 @@ def simulate(
         make_directory(out)
     typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
     isolated = play(workload, policy=policy_named("isolated"), seed=seed)
-    if core.startswith("planning"):
-        is_cold = core == "planning-cold"
-        summary, outcome = compare(
-            workload, policy=chosen, seed=seed, isolated=isolated, is_cold=is_cold
-        )
-    else:
-        from plexsvc.sim.cluster import Faults
-        from plexsvc.sim.trace_run import compare_live
-
-        if workload.cluster.events or workload.cluster.faults != Faults():
-            typer.echo(f"--core {core} plays no faults and no events of the cluster", err=True)
-        summary, outcome = compare_live(
-            workload, policy=chosen, seed=seed, isolated=isolated, is_warm=core == "live"
-        )
+    summary, outcome = compare(
+        workload,
+        policy=chosen,
+        seed=seed,
+        isolated=isolated,
+        is_cold=core.endswith("-cold"),
+        by=play_live if core.startswith("live") else play,
+    )
     if out is not None:
         write_outputs(
             out, workload=workload, summary=summary, outcome=outcome, isolated=isolated.outcome

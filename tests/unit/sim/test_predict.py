@@ -115,16 +115,15 @@ class FakeLoop(Client):
 
     def begin(self) -> Posts:
         job_id = JobId(self.name)
-        return (Post(JobSubmitted(at_us=self.start_us, job_id=job_id, tenant=TenantId("t"))),)
+        return (Post(self.start_us, JobSubmitted(job_id=job_id, tenant=TenantId("t"))),)
 
     def happened(self, event: Event, *, tag: int) -> Posts:  # noqa: ARG002 - as the base
         if isinstance(event, OperationSubmitted) and not event.is_staged:
-            staged = PayloadStaged(at_us=event.at_us + 3 * MS, operation_id=event.operation_id)
-            return (Post(staged),)
+            staged = PayloadStaged(operation_id=event.operation_id)
+            return (Post(event.at_us + 3 * MS, staged),)
         if not isinstance(event, JobSubmitted):
             return ()
         request = DeploymentRequested(
-            at_us=event.at_us + 2 * MS,
             deployment_id=DeploymentId(f"{self.name}/actor"),
             job_id=event.job_id,
             initialize_id=OperationId(f"{self.name:>14}/0".encode()),
@@ -134,7 +133,7 @@ class FakeLoop(Client):
             num_devices=1,
             is_rollout=False,
         )
-        return (Post(request),)
+        return (Post(event.at_us + 2 * MS, request),)
 
     def told(self, answer: Answer, *, now_us: int) -> Posts:
         match answer:
@@ -154,18 +153,16 @@ class FakeLoop(Client):
         at = self.seq % (self.passes + 1)
         if self.seq and at == 0 and self.cycle < self.seq // (self.passes + 1):
             self.cycle += 1
-            ack = Acknowledged(
-                at_us=now_us + MS, deployment_id=DeploymentId(f"{self.name}/actor"), seq=self.seq
+            ack = Post(
+                now_us + MS,
+                Acknowledged(deployment_id=DeploymentId(f"{self.name}/actor"), seq=self.seq),
             )
             if self.cycle == self.cycles:
                 end = JobEndRequested(
-                    at_us=now_us + MS,
-                    job_id=JobId(self.name),
-                    outcome=JobState.COMPLETED,
-                    reason="",
+                    job_id=JobId(self.name), outcome=JobState.COMPLETED, reason=""
                 )
-                return (Post(ack), Post(end))
-            return (Post(ack), Alarm(now_us + self.gap_us))
+                return (ack, Post(now_us + MS, end))
+            return (ack, Alarm(now_us + self.gap_us))
         count = self.passes + 1 if self.pipelines else 1
         self.open = count
         return [self._operation(now_us + MS + extra) for extra in range(count)]
@@ -174,8 +171,8 @@ class FakeLoop(Client):
         self.seq += 1
         is_step = self.seq % (self.passes + 1) == 0
         return Post(
+            at_us,
             OperationSubmitted(
-                at_us=at_us,
                 operation_id=OperationId(f"{self.name:>12}/{self.seq:03}".encode()),
                 job_id=JobId(self.name),
                 deployment_id=DeploymentId(f"{self.name}/actor"),
@@ -184,7 +181,7 @@ class FakeLoop(Client):
                 after=(),
                 is_staged=not self.stages,
                 num_tokens=0,
-            )
+            ),
         )
 
 

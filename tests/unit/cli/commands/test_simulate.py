@@ -66,14 +66,5 @@ def test_a_directory_that_cannot_be_is_refused_before_anything_runs(
     assert "cannot be a directory for outputs" in str(done.exception)
 
 
-def test_a_core_that_plays_no_faults_says_so(app: typer.Typer, tmp_path: Path) -> None:
-    trace, cluster = tmp_path / "trace.jsonl", tmp_path / "cluster.json"
-    trace.write_text(json.dumps({"job_id": "a", **LINE}))
-    cluster.write_text('{"nodes": 1, "faults": {"node_mtbf_h": 9}}')
-    options = [str(trace), "--cluster", str(cluster), "--json"]
-    assert "plays no faults" in CliRunner().invoke(app, [*options, "--core", "live"]).stderr
-    assert "plays no faults" not in CliRunner().invoke(app, options).stderr
-
-
 def test_a_negative_seed_is_misuse(app: typer.Typer) -> None:
     assert CliRunner().invoke(app, ["--preset", "two-job-7b", "--seed", "-1"]).exit_code == 2

@@ -1,0 +1,162 @@
+"""Books of a run of the core: stays, switches, losses, drains and occupied nodes of a trace's jobs.
+
+The scheduler's events and actions tell all of it; what a job did by itself, its client writes down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plexsvc.ids import DeploymentId, NodeId, OperationId, UnitId, WpgId
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.actions import (
+    Action,
+    AnswerOperation,
+    CarryState,
+    CutOver,
+    MoveState,
+    RefuseOperation,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    Event,
+    NodeCordoned,
+    NodeUncordoned,
+    ResidencyMoved,
+    WpgForgotten,
+)
+from plexsvc.scheduler.core.planning.runtime import Counts
+from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.sim.records import Drained, Record, Stay
+
+
+@dataclass(slots=True, kw_only=True)
+class Books:
+    """The records that only events and actions tell."""
+
+    record_of: dict[DeploymentId, Record]
+    """The training deployments and their jobs."""
+    rollout_record_of: dict[DeploymentId, Record]
+    """The rollout deployments on nodes of the cluster and their jobs."""
+
+    counts: Counts = field(default_factory=Counts)
+    node_us: int = 0
+    """Node-microseconds for which somebody had a place for training."""
+    drains: dict[NodeId, Drained] = field(default_factory=dict)
+
+    _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
+    _taken: dict[Place, int] = field(default_factory=dict)
+    _loading: dict[WpgId, int] = field(default_factory=dict)
+    _carrying: dict[DeploymentId, int] = field(default_factory=dict)
+    _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
+    _number_of: dict[UnitId, int] = field(default_factory=dict)
+    _last_us: int = 0
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        """Take in one event and what followed."""
+        at_us = event.at_us
+        self.node_us += len(self._taken) * (at_us - self._last_us)
+        self._last_us = at_us
+        match event:
+            case WpgForgotten():
+                self._leave(event.wpg_id)
+            case ResidencyMoved():
+                self._loaded(event.wpg_id, at_us=at_us)
+            case NodeCordoned(is_drained=True):
+                unit_id = UnitId(event.node_id)
+                self.drains[event.node_id] = Drained(node_id=unit_id, asked_us=at_us)
+            case NodeUncordoned() if self._is_draining(event.node_id):
+                del self.drains[event.node_id]
+            case _:
+                pass
+        for action in actions:
+            self._note_action(action, at_us=at_us)
+        if any(map(self._is_draining, self.drains)):
+            self._note_empty(at_us)
+
+    def _note_action(self, action: Action, *, at_us: int) -> None:
+        match action:
+            case SpawnWpg():
+                self._arrive(action, at_us=at_us)
+            case StopWpg():
+                self._loaded(action.wpg_id, at_us=at_us)
+            case CarryState():
+                self._carrying[action.deployment_id] = at_us
+            case CutOver():
+                self._cut_over(action, at_us=at_us)
+            case MoveState(to=Residency.DEVICE):
+                self._loading[action.wpg_id] = at_us
+            case StartOperation():
+                self._running[action.operation_id] = (action.wpg_id, at_us)
+            case AnswerOperation():
+                self._running.pop(action.operation_id, None)
+            case RefuseOperation():
+                self._cut_short(action.operation_id, at_us=at_us)
+            case _:
+                pass
+
+    def _arrive(self, action: SpawnWpg, *, at_us: int) -> None:
+        self._lives[action.wpg_id] = action
+        record = self.record_of.get(action.deployment_id)
+        holder = record or self.rollout_record_of.get(action.deployment_id)
+        if holder is not None and action.replaces is None and not holder.restarts:
+            holder.start_us = at_us  # a job starts when the last of its deployments has a place
+        if record is None:
+            return
+        if action.replaces is None:
+            self._stay(record, action, at_us=at_us)
+        for place in action.places:
+            self._taken[place] = self._taken.get(place, 0) + 1
+
+    def _cut_over(self, action: CutOver, *, at_us: int) -> None:
+        """Note a job's move: it was held while its state was copied, and lives elsewhere now."""
+        record = self.record_of.get(action.deployment_id)
+        if record is not None:
+            since_us = self._carrying.pop(action.deployment_id, at_us)
+            record.moves.append((since_us, at_us))
+            self._stay(record, self._lives[action.to_wpg_id], at_us=at_us)
+
+    def _stay(self, record: Record, action: SpawnWpg, *, at_us: int) -> None:
+        """Note where a job lives: on the nodes of all its training deployments."""
+        nodes = [UnitId(place.node_id) for place in action.places]
+        for other in self._lives.values():
+            is_beside = other.deployment_id != action.deployment_id
+            if is_beside and self.record_of.get(other.deployment_id) is record:
+                nodes.extend(UnitId(place.node_id) for place in other.places)
+        group_id = self._number_of.setdefault(nodes[0], len(self._number_of))
+        stay = Stay(since_us=at_us, group_id=group_id, nodes=tuple(dict.fromkeys(nodes)))
+        record.stays.append(stay)
+        record.host_bytes = record.job.demand.state_bytes  # whoever is not on its device is there
+
+    def _leave(self, wpg_id: WpgId) -> None:
+        life = self._lives.pop(wpg_id)
+        if life.deployment_id in self.record_of:
+            for place in life.places:
+                self._taken[place] -= 1
+                if not self._taken[place]:
+                    del self._taken[place]
+
+    def _loaded(self, wpg_id: WpgId, *, at_us: int) -> None:
+        """Note the end of a load: it is done, or its processes are stopped."""
+        since_us = self._loading.pop(wpg_id, None)
+        if since_us is not None:
+            self.counts.switches += 1
+            self.record_of[self._lives[wpg_id].deployment_id].switch.append((since_us, at_us))
+
+    def _cut_short(self, operation_id: OperationId, *, at_us: int) -> None:
+        wpg_id, since_us = self._running.pop(operation_id, (None, 0))
+        life = None if wpg_id is None else self._lives.get(wpg_id)
+        if life is not None and life.deployment_id in self.record_of:
+            self.record_of[life.deployment_id].lost.append((since_us, at_us))
+
+    def _is_draining(self, node_id: NodeId) -> bool:
+        return node_id in self.drains and self.drains[node_id].empty_us is None
+
+    def _note_empty(self, at_us: int) -> None:
+        lived_on = {place.node_id for life in self._lives.values() for place in life.places}
+        for node_id in filter(self._is_draining, list(self.drains)):
+            if node_id not in lived_on:
+                self.drains[node_id].empty_us = at_us

@@ -1,0 +1,74 @@
+"""Costs of a trace: operations as sampled, half a switch to go and half to come.
+
+Processes come and go at once. A deployment holds an equal part of its job's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plexsvc.ids import DeploymentId, OperationId
+from plexsvc.residency import Residency
+from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.sim.cluster import GB, SimCluster
+from plexsvc.sim.costs import Moved, Spawned, Took, Work
+from plexsvc.sim.nodes import STATE_BYTES
+from plexsvc.sim.records import Record
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceCosts:
+    """What the actions of one run take."""
+
+    cluster: SimCluster
+    seed: int
+    record_of: Mapping[DeploymentId, Record]
+    durations_us: dict[OperationId, int] = field(default_factory=dict)
+    """What each operation will take; its client says so when it submits it."""
+
+    _dice: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._dice = np.random.default_rng([self.seed, 78])
+
+    def spawn(
+        self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
+    ) -> Spawned:
+        """Return ranks that answer at once."""
+        del deployment_id
+        return Spawned(ready_us=now_us, device_bytes=(STATE_BYTES,) * len(places))
+
+    def operation(self, work: Work) -> Took:
+        """Return the sampled time of an operation."""
+        duration_us = self.durations_us.pop(work.operation_id, 1)
+        return Took(elapsed_us=duration_us, run_us=duration_us)
+
+    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
+        """Return half a switch, which is slow now and then if the cluster file says so."""
+        job, faults = self.record_of[deployment_id].job, self.cluster.faults
+        whole_us = job.demand.profile.switch_us // job.deployments
+        half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
+        if faults.slow_switch_share and self._dice.random() < faults.slow_switch_share:
+            half_us = round(half_us * faults.slow_switch_factor)
+        return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
+
+    def carry(self, deployment_id: DeploymentId) -> Moved:
+        """Return the time of a copy to other nodes over their link; instances have no state."""
+        if deployment_id not in self.record_of:
+            return Moved(elapsed_us=1, nbytes=0)
+        job = self.record_of[deployment_id].job
+        link = max(1, round(self.cluster.migrate_gb_s * GB))
+        carry_us = job.demand.state_bytes // job.deployments * SECOND_US // link
+        return Moved(elapsed_us=carry_us, nbytes=STATE_BYTES)
+
+    def stop_us(self) -> int:
+        """Return the least time."""
+        return 1
+
+    def forget_us(self) -> int:
+        """Return the least time."""
+        return 1
