@@ -66,7 +66,8 @@ class InnerCluster:
     def places(self, deployment: plex.Deployment) -> tuple[tuple[str, int], ...]:
         """Return where the ranks of a deployment are."""
         record = self.driver.registry.deployments[DeploymentId(deployment.deployment_id)]
-        return tuple((place.node_id, place.device) for place in record.places)
+        assert record.wpg is not None, record
+        return tuple((place.node_id, place.device) for place in record.wpg.places)
 
     def pids(self) -> dict[str, list[int]]:
         """Return the processes of each WPG on nodes that answer; blocks whoever asks."""
@@ -87,7 +88,7 @@ class InnerCluster:
         mine = [
             wpg_id
             for wpg_id, other in self.driver.registry.by_wpg.items()
-            if other.view is record.view and (other is record) is not is_new
+            if other.deployment is record and other.is_current is not is_new
         ]
         os.kill(pids[mine[-1]][0], signal.SIGKILL)
 

@@ -100,48 +100,56 @@ class JobRecord:
 
 @dataclass(slots=True, kw_only=True)
 class DeploymentRecord:
-    """A deployment as its client sees it, and its processes as the executor does."""
+    """A deployment as its client sees it."""
 
     view: service_pb2.Deployment
     initialize_id: OperationId
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    wpg_id: WpgId | None = None
-    ranks: list[Rank] = field(default_factory=list)
-    places: tuple[Place, ...] = ()
+    wpg: WpgRecord | None = None
+    """Its current WPG, also when that is gone: results may still lie on its nodes."""
     applied_seq: int = 0
     acked_seq: int = 0
-    incarnation: int = 1
-    is_stopping: bool = False
-    is_stand_in: bool = False
-    """Whether this holds the second WPG of a deployment that is being relocated."""
     payloads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a staged payload is passed on to where the deployment is now."""
     former_nodes: tuple[NodeId, ...] = ()
     """Where it ran before: results and published versions may still lie there."""
 
     @property
-    def node_ids(self) -> tuple[NodeId, ...]:
-        """The node of each rank."""
-        return tuple(place.node_id for place in self.places)
-
-    @property
     def nodes(self) -> list[NodeId]:
         """The nodes it has ranks on, each once."""
-        return list(dict.fromkeys(self.node_ids))
-
-    def change_places(self, other: DeploymentRecord) -> None:
-        """Swap processes with the record of the WPG that takes over."""
-        for name in ("wpg_id", "ranks", "places", "incarnation", "is_stopping"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, mine)
-        known = (*self.former_nodes, *other.node_ids)
-        self.former_nodes = tuple(n for n in dict.fromkeys(known) if n not in self.node_ids)
+        return [] if self.wpg is None else self.wpg.nodes
 
     @property
     def is_rollout(self) -> bool:
         """Whether the rollout manager runs its operations."""
         return is_rollout(self.view.spec)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WpgRecord:
+    """The processes of a deployment: where they are, and how they are reached."""
+
+    wpg_id: WpgId
+    deployment: DeploymentRecord
+    incarnation: int
+    places: tuple[Place, ...]
+    ranks: list[Rank] = field(default_factory=list)
+    is_stopping: bool = False
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        """The nodes it has ranks on, each once."""
+        return list(dict.fromkeys(place.node_id for place in self.places))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it runs its deployment's operations; if not, it is coming or leaving."""
+        return self.deployment.wpg is self
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether the rollout manager runs its operations."""
+        return self.deployment.is_rollout
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,7 +186,7 @@ class Registry:
         self._config = config
         self.jobs: dict[JobId, JobRecord] = {}
         self.deployments: dict[DeploymentId, DeploymentRecord] = {}
-        self.by_wpg: dict[WpgId, DeploymentRecord] = {}
+        self.by_wpg: dict[WpgId, WpgRecord] = {}
         self.held: dict[OperationId, Held] = {}
         self.held_bytes = 0
         self.copies: dict[MoveId, Copies] = {}

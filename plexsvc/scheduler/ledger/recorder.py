@@ -36,6 +36,7 @@ from plexsvc.scheduler.ledger.jobs import (
     Held,
     JobRecord,
     Registry,
+    WpgRecord,
     blocks_of,
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
@@ -124,24 +125,22 @@ class Recorder:
     def spawning(self, action: SpawnWpg) -> None:
         """Note where a WPG's processes will be."""
         record = self._registry.deployments[action.deployment_id]
-        if action.replaces is not None:
-            record = DeploymentRecord(
-                view=record.view, initialize_id=record.initialize_id, is_stand_in=True
-            )
-        record.wpg_id, record.incarnation = action.wpg_id, action.incarnation
-        record.places = action.places
-        self._registry.by_wpg[action.wpg_id] = record
-        if not record.is_stand_in:
-            _show_places(record)
+        wpg = WpgRecord(
+            wpg_id=action.wpg_id,
+            deployment=record,
+            incarnation=action.incarnation,
+            places=action.places,
+        )
+        self._registry.by_wpg[action.wpg_id] = wpg
+        if action.replaces is None:
+            _let_run_on(record, wpg)
 
     def cut_over(self, action: CutOver) -> None:
-        """Note that a deployment's second WPG took the place of its first."""
+        """Note that another WPG of a deployment took the place of its current one."""
         record = self._registry.deployments[action.deployment_id]
-        other = self._registry.by_wpg[action.to_wpg_id]
-        record.change_places(other)
-        self._registry.by_wpg[action.to_wpg_id] = record
-        self._registry.by_wpg[action.from_wpg_id] = other
-        _show_places(record)
+        known = dict.fromkeys((*record.former_nodes, *record.nodes))
+        _let_run_on(record, self._registry.by_wpg[action.to_wpg_id])
+        record.former_nodes = tuple(n for n in known if n not in record.nodes)
 
     def relocation_changed(self, action: RelocationChanged) -> None:
         """Tell how far a relocation is, or why it ended."""
@@ -237,7 +236,7 @@ class Recorder:
 
     def _incarnation(self, deployment_id: str) -> int:
         record = self._registry.deployments.get(DeploymentId(deployment_id))
-        return 1 if record is None else record.incarnation
+        return 1 if record is None or record.wpg is None else record.wpg.incarnation
 
     def _job_row(self, record: JobRecord, *, state: JobState) -> None:
         view = record.view
@@ -278,8 +277,9 @@ class Recorder:
         self.dirty.set()
 
 
-def _show_places(record: DeploymentRecord) -> None:
-    view = record.view
-    view.wpg_id, view.incarnation = record.wpg_id or "", record.incarnation
+def _let_run_on(record: DeploymentRecord, wpg: WpgRecord) -> None:
+    """Make a WPG the current one, and show where it is."""
+    record.wpg, view = wpg, record.view
+    view.wpg_id, view.incarnation = wpg.wpg_id, wpg.incarnation
     del view.blocks[:]
-    view.blocks.extend(blocks_of(record.places))
+    view.blocks.extend(blocks_of(wpg.places))

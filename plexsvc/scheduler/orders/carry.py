@@ -30,7 +30,7 @@ from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
-from plexsvc.scheduler.ledger.jobs import Copies, DeploymentRecord, Held
+from plexsvc.scheduler.ledger.jobs import Copies, Held, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders.reach import Reach
@@ -84,13 +84,13 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     for manifest in copies.manifests:
         await managed.release(reach, manifest)
     record = reach.registry.by_wpg.get(copies.from_wpg_id)
-    if record is None or not record.is_rollout or record.is_stand_in or record.is_stopping:
+    if record is None or not record.is_rollout or not record.is_current or record.is_stopping:
         return
     request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=copies.lease_no, incarnation=record.incarnation),
         wpg_id=record.wpg_id,
         operation=_initialize(record, new_operation_id()),
-        deployment=record.view,
+        deployment=record.deployment.view,
         instance_addresses=[rank.address for rank in record.ranks],
     )
     await reach.rollout.Execute(request, None)
@@ -110,7 +110,7 @@ def _carry_failed(action: CarryState, fault: Fault) -> Event:
     return CarryFailed(deployment_id=action.deployment_id, move_id=action.move_id, fault=fault)
 
 
-async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> None:
+async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
     """Return when an operation's staged payload lies on every node that it runs on.
 
     Raises:
@@ -118,7 +118,7 @@ async def bring_payload(reach: Reach, held: Held, record: DeploymentRecord) -> N
     """
     if not held.staged_on or record.is_rollout or not _misses(held, record):
         return
-    async with record.payloads:
+    async with record.deployment.payloads:
         for node_id in _misses(held, record):
             await _pass_on(reach, held, to=node_id)
             held.staged_on = (*held.staged_on, node_id)
@@ -135,14 +135,14 @@ async def _bring_payloads(reach: Reach, action: CutOver) -> None:
     waiting = [
         held
         for held in reach.registry.held.values()
-        if held.operation.deployment_id == record.view.deployment_id
+        if held.operation.deployment_id == record.deployment.view.deployment_id
     ]
     for held in sorted(waiting, key=lambda held: held.operation.seq):
         with suppress(PlexError):
             await bring_payload(reach, held, record)
 
 
-def _misses(held: Held, record: DeploymentRecord) -> list[NodeId]:
+def _misses(held: Held, record: WpgRecord) -> list[NodeId]:
     return [node_id for node_id in record.nodes if node_id not in held.staged_on]
 
 
@@ -150,7 +150,7 @@ def _hold(
     reach: Reach,
     action: CarryState,
     *,
-    record: DeploymentRecord,
+    record: WpgRecord,
     manifests: tuple[statemanager_pb2.VersionManifest, ...],
 ) -> None:
     """Keep the copies and the `Initialize` that starts from them."""
@@ -170,8 +170,8 @@ def _hold(
     reach.registry.hold(action.initialize_id, held)
 
 
-def _initialize(record: DeploymentRecord, operation_id: OperationId) -> operations_pb2.Operation:
-    view = record.view
+def _initialize(record: WpgRecord, operation_id: OperationId) -> operations_pb2.Operation:
+    view = record.deployment.view
     return operations_pb2.Operation(
         operation_id=operation_id,
         tenant=view.tenant,

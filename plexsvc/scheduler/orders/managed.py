@@ -14,7 +14,7 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held
+from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -23,7 +23,7 @@ Result = operations_pb2.OperationResult
 
 
 async def execute(
-    reach: Reach, action: StartOperation, *, held: Held, record: DeploymentRecord
+    reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
 ) -> worker_pb2.ExecuteReply:
     """Run a managed operation and answer as a rank would.
 
@@ -44,10 +44,9 @@ async def execute(
 
 
 async def release_versions(
-    reach: Reach, record: DeploymentRecord, *, needed: Iterable[int] | None
+    reach: Reach, deployment_id: DeploymentId, *, needed: Iterable[int] | None
 ) -> None:
     """Release a deployment's surplus versions, or all of them when `needed` is None."""
-    deployment_id = DeploymentId(record.view.deployment_id)
     if needed is None:
         gone = reach.versions.forget(deployment_id)
     else:
@@ -76,7 +75,7 @@ async def release(reach: Reach, manifest: statemanager_pb2.VersionManifest) -> N
 
 
 async def publish(
-    reach: Reach, record: DeploymentRecord, request: statemanager_pb2.PublishRequest
+    reach: Reach, record: WpgRecord, request: statemanager_pb2.PublishRequest
 ) -> list[statemanager_pb2.PublishReply]:
     """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
 
@@ -108,7 +107,7 @@ async def _publish(
     fence: common_pb2.Fence,
     *,
     held: Held,
-    record: DeploymentRecord,
+    record: WpgRecord,
     result: Result,
 ) -> None:
     """Freeze a version on every node of the WPG; its number is the operation's."""
@@ -116,17 +115,17 @@ async def _publish(
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        deployment_id=record.view.deployment_id,
+        deployment_id=record.deployment.view.deployment_id,
         version=version,
     )
     replies = await publish(reach, record, request)
     manifests = [reply.manifest for reply in replies]
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
-    deployment_id = DeploymentId(record.view.deployment_id)
+    deployment_id = DeploymentId(record.deployment.view.deployment_id)
     reach.versions.add(deployment_id, version, manifests)
     result.weight_version = version
     result.metrics["nbytes"] = sum(manifest.nbytes for manifest in manifests)
-    await release_versions(reach, record, needed=_pulled(reach, deployment_id))
+    await release_versions(reach, deployment_id, needed=_pulled(reach, deployment_id))
 
 
 def _pulled(reach: Reach, source: DeploymentId) -> set[int]:
@@ -141,7 +140,7 @@ async def _digest(
     fence: common_pb2.Fence,
     *,
     held: Held,
-    record: DeploymentRecord,
+    record: WpgRecord,
     result: Result,
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
@@ -159,7 +158,7 @@ async def _materialize(
     fence: common_pb2.Fence,
     *,
     held: Held,
-    record: DeploymentRecord,
+    record: WpgRecord,
     result: Result,
 ) -> None:
     is_save = held.kind is OperationKind.SAVE
@@ -169,7 +168,7 @@ async def _materialize(
         wpg_id=record.wpg_id,
         path=path,
         optimizer=is_save and held.operation.save.optimizer,
-        model=record.view.spec.model,
+        model=record.deployment.view.spec.model,
     )
     async with _copies(
         reach, fence, held=held, record=record, complete=request.optimizer
@@ -190,7 +189,7 @@ async def _copies(
     fence: common_pb2.Fence,
     *,
     held: Held,
-    record: DeploymentRecord,
+    record: WpgRecord,
     complete: bool,
 ) -> AsyncIterator[list[statemanager_pb2.VersionManifest]]:
     """Have every node of a WPG that spans several copy its part, for one of them to read."""
@@ -200,7 +199,7 @@ async def _copies(
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        deployment_id=f"{record.view.deployment_id}~copied",
+        deployment_id=f"{record.deployment.view.deployment_id}~copied",
         version=held.operation.seq,
         complete=complete,
         mid_window=True,

@@ -19,7 +19,7 @@ from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKin
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import results
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, Rank
+from plexsvc.scheduler.ledger.jobs import Held, Rank, WpgRecord
 from plexsvc.scheduler.orders import carry, managed, spawn
 from plexsvc.scheduler.orders.reach import Reach
 
@@ -62,7 +62,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     if held.kind is OperationKind.INITIALIZE:
         await spawn.learn(reach, record)
     held.result, held.digest = result, results.digest_of(replies)
-    record.applied_seq = max(record.applied_seq, held.operation.seq)
+    record.deployment.applied_seq = max(record.deployment.applied_seq, held.operation.seq)
     measured_us = max(reply.run_us for reply in replies)
     return OperationFinished(
         operation_id=action.operation_id,
@@ -102,7 +102,7 @@ def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -
 
 
 async def _execute(
-    reach: Reach, action: StartOperation, *, held: Held, record: DeploymentRecord
+    reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
 ) -> Replies:
     if held.kind in MANAGED_KINDS:
         return [await managed.execute(reach, action, held=held, record=record)]
@@ -112,7 +112,7 @@ async def _execute(
         operation=held.operation,
     )
     if held.kind is OperationKind.INITIALIZE:
-        request.deployment.CopyFrom(record.view)
+        request.deployment.CopyFrom(record.deployment.view)
         request.manifests.extend(held.copies)
         request.instance_addresses.extend(rank.address for rank in record.ranks)
     elif held.kind is OperationKind.PULL:

@@ -11,7 +11,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import node_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import PlexError
-from plexsvc.ids import NodeId
+from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.retry import Patience, retry
@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgR
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Rank
+from plexsvc.scheduler.ledger.jobs import Rank, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders import process_specs as specs
@@ -56,7 +56,7 @@ async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
     request = statemanager_pb2.ForgetRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
-        job_id=record.view.job_id,
+        job_id=record.deployment.view.job_id,
     )
     for node_id in record.nodes:
 
@@ -64,12 +64,13 @@ async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
             await reach.ask_state(node_id, lambda state: state.Forget(request, timeout=reach.rpc_s))
 
         await _insist(reach, node_id, on_node)
-    if record.is_rollout and not record.is_stand_in:
-        await reach.rollout.forget(record.view.deployment_id)
+    deployment_id = DeploymentId(record.deployment.view.deployment_id)
+    if record.is_rollout and record.is_current:
+        await reach.rollout.forget(deployment_id)
     for rank in record.ranks:
         await rank.close()
-    if not record.is_stand_in:
-        await managed.release_versions(reach, record, needed=None)
+    if record.is_current:
+        await managed.release_versions(reach, deployment_id, needed=None)
     recorder.forgotten(action.wpg_id)
     return _forgotten(action)
 
@@ -104,7 +105,7 @@ def _forgotten(action: ForgetWpg) -> Event:
     return WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _describe(reach: Reach, record: DeploymentRecord) -> tuple[int, ...]:
+async def _describe(reach: Reach, record: WpgRecord) -> tuple[int, ...]:
     """Return what each rank's state takes on its device; rollout instances reserve theirs whole."""
     if record.is_rollout:
         return tuple(_device_bytes(reach, rank) for rank in record.ranks)
@@ -114,12 +115,12 @@ async def _describe(reach: Reach, record: DeploymentRecord) -> tuple[int, ...]:
     return tuple(reply.device_bytes for reply in replies)
 
 
-async def learn(reach: Reach, record: DeploymentRecord) -> None:
+async def learn(reach: Reach, record: WpgRecord) -> None:
     """Take over what an initialised model says of itself."""
     if record.is_rollout:
         return
     reply = await _describe_rank(reach, record, record.ranks[0])
-    view = record.view
+    view = record.deployment.view
     view.vocab_size = reply.vocab_size or view.vocab_size
     view.max_sequence_length = reply.max_sequence_length or view.max_sequence_length
 
@@ -132,7 +133,7 @@ async def _stop(reach: Reach, action: StopWpg) -> Event:
     return _stopped(action)
 
 
-async def _stop_rank(reach: Reach, record: DeploymentRecord, *, rank: int) -> None:
+async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
     node_id = record.places[rank].node_id
     grace_us = reach.config.stop_grace_us
     request = node_pb2.StopRequest(
@@ -170,14 +171,14 @@ async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[No
 
 
 async def _spawn_rank(
-    reach: Reach, action: SpawnWpg, record: DeploymentRecord, rank: int, *, rendezvous: str
+    reach: Reach, action: SpawnWpg, record: WpgRecord, rank: int, *, rendezvous: str
 ) -> Rank:
     place = action.places[rank]
     link = reach.nodes.link(place.node_id)
     spec = specs.proc_spec(
         action,
         rank=rank,
-        deployment=record.view,
+        deployment=record.deployment.view,
         host=link.host,
         rendezvous=rendezvous,
         epoch=reach.epoch,
@@ -199,10 +200,8 @@ async def _spawn_rank(
     )
 
 
-async def _describe_rank(
-    reach: Reach, record: DeploymentRecord, rank: Rank
-) -> worker_pb2.DescribeReply:
-    request = worker_pb2.DescribeRequest(wpg_id=record.wpg_id or "")
+async def _describe_rank(reach: Reach, record: WpgRecord, rank: Rank) -> worker_pb2.DescribeReply:
+    request = worker_pb2.DescribeRequest(wpg_id=record.wpg_id)
     reply: worker_pb2.DescribeReply = await rank.stub.Describe(request, timeout=reach.rpc_s)
     return reply
 

@@ -30,10 +30,10 @@ def deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.D
     """Return a deployment with where it is now."""
     view = service_pb2.Deployment()
     view.CopyFrom(record.view)
-    wpg = driver.core.cluster.wpgs.get(record.wpg_id) if record.wpg_id is not None else None
+    wpg = None if record.wpg is None else driver.core.cluster.wpgs.get(record.wpg.wpg_id)
     view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
-    for node_id in dict.fromkeys(record.node_ids):
+    for node_id in record.nodes:
         if driver.nodes.is_up(node_id):
             view.staging_nodes.append(driver.nodes.link(node_id).address)
     for node_id in record.former_nodes:
