@@ -25,14 +25,8 @@ class SchedulerConfig(Limits):
     """Deadline of a call that moves, publishes, writes or digests state."""
     state_manager_retry_us: int = 30_000_000
     """How long a call to a state manager that died is repeated, until its successor answers."""
-    stop_grace_us: int = 2_000_000
-    """Time a process has between TERM and KILL."""
-    max_stop_tries: int = 5
-    """Tries to stop or forget a WPG on a node before its lease is relied upon."""
     exit_report_us: int = 3_000_000
     """How long to wait for the node agent's word when a rank's connection breaks."""
-    max_profiles: int = 1000
-    """Measured cycles read back at the start, the latest; a job of a known kind starts warm."""
     history_days: int = 30
     """At the start, journals and operations of schedulers replaced longer ago, and cycles measured
     longer ago, are deleted; jobs and deployments stay. A running scheduler's journal is kept."""
@@ -52,8 +46,6 @@ class SchedulerConfig(Limits):
     """The journal is written on the event loop while that lately took less; 0: on a thread."""
     journal_actions: bool = False
     """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
-    rows_flush_us: int = 200_000
-    """Longest time the tables of jobs and operations lag behind the journal."""
     micro_batch_tokens: int = 4096
     """Tokens of a micro-batch when a deployment does not say."""
     kv_cache_bytes: int = 64 << 20

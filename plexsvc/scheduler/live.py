@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -25,6 +26,9 @@ from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.store.store import Store
+
+ROWS_FLUSH_US: Final = 200_000
+"""Longest time the tables of jobs and operations lag behind the journal."""
 
 
 class LiveScheduler:
@@ -118,7 +122,7 @@ class LiveScheduler:
         """Write changed rows now and then: an answer waits for the journal alone."""
         while True:
             await self.recorder.dirty.wait()
-            await self.clock.sleep(self.config.rows_flush_us)
+            await self.clock.sleep(ROWS_FLUSH_US)
             self.recorder.dirty.clear()
             self.tally.take()
             self.tally.forget(set(self.registry.jobs))

@@ -21,10 +21,6 @@ class Limits:
     """Generates of one rollout deployment that run at the same time."""
     max_answered_per_deployment: int = 1024
     """Answers kept for a client that does not acknowledge; the oldest go first."""
-    max_released_ids: int = 8192
-    """Ids of released operations remembered, for dependants and late repeats."""
-    max_spans: int = 65536
-    """Spans of the timeline that are kept."""
     max_move_tries: int = 5
     """Tries of a context switch that finds no room, before its operation is refused."""
     gap_timeout_us: int = 30_000_000
@@ -53,17 +49,11 @@ class Limits:
     """Predicted slowdown up to which a job with slack is placed with others."""
     critical_target_ppm: int = 1_200_000
     """The same for a job that waits on its critical path."""
-    prior_job_us: int = 3_600_000_000
-    """Run time assumed of a job, for the order of those that wait."""
     link_bytes_s: int = 10_000_000_000
     """Bytes a second between nodes: what a move is charged by."""
-    drain_retry_us: int = 2_000_000
-    """Pause before a deployment that found no place off a draining node is tried again."""
     probe_timeout_us: int = 600_000_000
     """How long a cycle may take to be measured before the job counts by its busy share alone."""
     move_retry_us: int = 200_000
     """Pause before a context switch that found no room is tried again."""
-    prior_service_us: int = 100_000
-    """Run time assumed of an operation kind never measured on its deployment."""
     prior_switch_us_per_gib: int = 400_000
     """Switch cost assumed of a WPG never switched, for each GiB of its largest rank."""

@@ -92,7 +92,7 @@ class Scheduler:
         self.cluster = Cluster(
             epoch=epoch,
             limits=limits,
-            timeline=Timeline(limits.max_spans),
+            timeline=Timeline(),
             planning=Planning.of(limits),
         )
 

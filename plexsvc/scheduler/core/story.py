@@ -294,7 +294,7 @@ def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
         return [f"{holder} is being brought onto it since {_ago(now_us - wpg.switch.started_us)}"]
     told = []
     for operation in wpg.running.values():
-        left_us = operation.started_us + learning.predicted_us(cluster, deployment, operation)
+        left_us = operation.started_us + learning.predicted_us(deployment, operation)
         ends = f"in about {_ago(left_us - now_us)}" if left_us > now_us else "any moment"
         told.append(f"{holder} runs {operation.kind}, expected to end {ends}")
     return told

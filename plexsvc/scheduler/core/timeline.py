@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.vocabulary import Place
@@ -25,10 +26,14 @@ class Span:
     nbytes: int
 
 
+MAX_SPANS: Final = 65_536
+"""Spans that are kept."""
+
+
 class Timeline:
     """Spans numbered 1, 2, 3, ...; the last `limit` are kept."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = MAX_SPANS) -> None:
         self._spans: deque[Span] = deque(maxlen=limit)
         self.next_index = 1
 

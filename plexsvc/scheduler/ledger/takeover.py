@@ -17,6 +17,9 @@ log = Log(__name__)
 
 DAY_US: Final = 86_400_000_000
 
+MAX_PROFILES: Final = 1000
+"""Measured cycles read back at the start, the latest; a job of a known kind starts warm."""
+
 
 async def take_over(
     store: Store,
@@ -42,7 +45,7 @@ async def take_over(
     deleted = await run(partial(store.forget, before_us=now_us - config.history_days * DAY_US))
     if deleted:
         log.info("history deleted", rows=deleted, older_than_days=config.history_days)
-    rows = await run(partial(store.profiles, limit=config.max_profiles))
+    rows = await run(partial(store.profiles, limit=MAX_PROFILES))
     kept = tuple(filter(None, map(profiles.from_row, rows)))
     if kept:
         post(ProfilesLoaded(profiles=kept))

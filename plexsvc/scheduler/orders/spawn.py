@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 
@@ -27,6 +27,12 @@ from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
+
+STOP_GRACE_US: Final = 2_000_000
+"""Time a process has between TERM and KILL."""
+
+MAX_STOP_TRIES: Final = 5
+"""Tries to stop or forget a WPG on a node before its lease is relied upon."""
 
 
 def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
@@ -135,13 +141,12 @@ async def _stop(reach: Reach, action: StopWpg) -> Event:
 
 async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
     node_id = record.places[rank].node_id
-    grace_us = reach.config.stop_grace_us
     request = node_pb2.StopRequest(
         fence=reach.fence(lease_no=0, incarnation=record.incarnation),
         proc_id=f"{record.wpg_id}/{rank}",
-        grace_us=grace_us,
+        grace_us=STOP_GRACE_US,
     )
-    timeout_s = reach.rpc_s + grace_us / 1e6
+    timeout_s = reach.rpc_s + STOP_GRACE_US / 1e6
 
     async def on_node() -> None:
         await reach.nodes.link(node_id).agent.Stop(request, timeout=timeout_s)
@@ -161,9 +166,7 @@ async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[No
             call_if_up,
             on=(grpc.aio.AioRpcError, PlexError),
             clock=reach.clock,
-            patience=Patience(
-                pause_us=reach.config.connect_retry_us, max_tries=reach.config.max_stop_tries
-            ),
+            patience=Patience(pause_us=reach.config.connect_retry_us, max_tries=MAX_STOP_TRIES),
             what=f"teardown on {node_id}",
         )
     except (grpc.aio.AioRpcError, PlexError) as error:

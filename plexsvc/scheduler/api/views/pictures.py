@@ -212,7 +212,7 @@ def _demand(
         num_units=job.num_devices,
         profile=profile,
         arrived_us=now_us,
-        expected_us=job.expected_us or limits.prior_job_us,
+        expected_us=job.expected_us or placing.PRIOR_JOB_US,
         state_bytes=job.state_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or limits.max_slowdown_ppm,
         rollout_units=0,

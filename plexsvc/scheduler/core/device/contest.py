@@ -107,11 +107,11 @@ def _ends_us(cluster: Cluster, holder: Wpg) -> int:
         operation = None if operation_id is None else cluster.operations[operation_id]
         service_us = 0
         if operation is not None:
-            service_us = learning.predicted_us(cluster, deployment, operation)
+            service_us = learning.predicted_us(deployment, operation)
         return holder.switch.started_us + switch_us(cluster, holder) + service_us
     running = holder.running.values()
     return max(
-        (o.started_us + learning.predicted_us(cluster, deployment, o) for o in running),
+        (o.started_us + learning.predicted_us(deployment, o) for o in running),
         default=cluster.now_us,
     )
 
@@ -182,7 +182,7 @@ def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
     pattern = deployment.pattern if cluster.is_current(wpg) else Pattern()
     profile = pattern.profile
     since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
-    service_us = learning.predicted_us(cluster, deployment, operation)
+    service_us = learning.predicted_us(deployment, operation)
     cost_us = switch_us(cluster, wpg)
     slack_us = 0
     if profile is not None:
@@ -216,7 +216,7 @@ def _continues_burst(
     deployment = cluster.deployments[wpg.deployment_id]
     if deployment.pattern.profile is not None:
         return _is_going_on(deployment.pattern, max_gap_us=switch_us(cluster, wpg))
-    service_us = learning.predicted_us(cluster, deployment, operation)
+    service_us = learning.predicted_us(deployment, operation)
     was_waiting = operation.eligible_us == cluster.now_us and (
         operation.submitted_us < cluster.now_us
     )

@@ -31,15 +31,18 @@ UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
 DRIFT: Final = 8
 """A period, or a busy time, off by one over this of the period is planned anew."""
 
+PRIOR_SERVICE_US: Final = 100_000
+"""Run time assumed of an operation kind never measured on its deployment."""
+
 PROBE_PERIOD_US: Final = 60 * SECOND_US
 """Period given to a deployment of which only the busy share is known."""
 
 
-def predicted_us(cluster: Cluster, deployment: Deployment, operation: Operation) -> int:
+def predicted_us(deployment: Deployment, operation: Operation) -> int:
     """Return how long an operation is expected to run."""
     cost = deployment.pattern.costs.get(operation.kind)
     if cost is None:
-        return cluster.limits.prior_service_us
+        return PRIOR_SERVICE_US
     return cost.predict(operation.num_tokens)
 
 
@@ -57,7 +60,7 @@ def measured(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -
     deployment = cluster.deployments[wpg.deployment_id]
     costs = deployment.pattern.costs
     if operation.kind not in costs:
-        costs[operation.kind] = TokenCost(prior_us=cluster.limits.prior_service_us)
+        costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
     costs[operation.kind].observe(operation.num_tokens, measured_us=run_us)
     if operation.needs_device and not wpg.is_rollout and operation.kind not in UNMEASURED:
         _observe(cluster, wpg, operation)

@@ -11,6 +11,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
@@ -22,6 +23,9 @@ from plexsvc.scheduler.core.planning.profiler import ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
+
+PRIOR_JOB_US: Final = 3_600_000_000
+"""Run time assumed of a job, for the order of those that wait."""
 
 
 def unit(place: Place) -> UnitId:
@@ -197,7 +201,7 @@ def demand(cluster: Cluster, deployment: Deployment) -> Demand:
         num_units=deployment.num_devices,
         profile=GUESS if warm is None else warm.profile,
         arrived_us=deployment.requested_us,
-        expected_us=cluster.limits.prior_job_us,
+        expected_us=PRIOR_JOB_US,
         state_bytes=0 if warm is None else warm.device_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or cluster.limits.max_slowdown_ppm,
         is_cold=warm is None,

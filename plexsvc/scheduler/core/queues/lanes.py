@@ -7,6 +7,8 @@ holds its successors for `gap_timeout_us`, then they are refused and the number 
 
 from __future__ import annotations
 
+from typing import Final
+
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.scheduler.core.actions import (
@@ -19,6 +21,9 @@ from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation, Wp
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
+
+MAX_RELEASED_IDS: Final = 8192
+"""Ids of released operations remembered, for dependants and late repeats."""
 
 
 def first_missing(deployment: Deployment) -> int:
@@ -163,7 +168,7 @@ def give_up_unseen(cluster: Cluster, operation_id: OperationId) -> None:
 def turn_away(cluster: Cluster, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
     cluster.turned_away[operation_id] = fault
-    if len(cluster.turned_away) > cluster.limits.max_released_ids:
+    if len(cluster.turned_away) > MAX_RELEASED_IDS:
         cluster.turned_away.popitem(last=False)
     _wake_dependants(cluster, operation_id, job)
 
@@ -237,7 +242,7 @@ def release(cluster: Cluster, operation: Operation) -> None:
     operation.apply(OperationTrigger.RELEASED)
     del cluster.operations[operation.operation_id]
     cluster.released[operation.operation_id] = succeeded
-    if len(cluster.released) > cluster.limits.max_released_ids:
+    if len(cluster.released) > MAX_RELEASED_IDS:
         cluster.released.popitem(last=False)
     cluster.emit(ReleaseOperation(operation_id=operation.operation_id))
 

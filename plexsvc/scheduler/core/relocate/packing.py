@@ -41,6 +41,9 @@ Order = (
     | RepackRequested
 )
 
+DRAIN_RETRY_US: Final = 2_000_000
+"""Pause before a deployment that found no place off a draining node is tried again."""
+
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
 
@@ -290,7 +293,7 @@ def _may_move(cluster: Cluster, deployment: Deployment) -> bool:
 
 
 def _try_later(cluster: Cluster, deployment: Deployment) -> None:
-    deployment.stays_until_us = cluster.now_us + cluster.limits.drain_retry_us
+    deployment.stays_until_us = cluster.now_us + DRAIN_RETRY_US
     cluster.set_timer(DrainTimer(deployment.deployment_id), at_us=deployment.stays_until_us)
 
 
