@@ -20,6 +20,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import toml
+from plexsvc.node.agent_process import AgentProcess
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.logs import tail
 
@@ -93,7 +94,7 @@ def agent_argv(config_path: Path) -> tuple[str, ...]:
 @dataclass(slots=True, kw_only=True)
 class _Running:
     ref: AgentRef
-    process: asyncio.subprocess.Process
+    process: AgentProcess
     log_path: Path
     is_stopping: bool = False
 
@@ -132,7 +133,8 @@ class LocalLauncher:
         config_path.write_text(toml.dumps(config))
         log_path = (config.log_dir or config.runtime_dir) / "agent.log"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        process = await _start(config_path, log_path=log_path)
+        argv = (*agent_argv(config_path), "--parent-death", str(os.getpid()))
+        process = AgentProcess(argv, log_path=log_path)
         try:
             ref = await _announcement(process, config=config, log_path=log_path)
         except BaseException:
@@ -178,26 +180,11 @@ class LocalLauncher:
                 self._events.put_nowait(ended)
 
 
-async def _start(config_path: Path, *, log_path: Path) -> asyncio.subprocess.Process:
-    with log_path.open("ab") as log_file:
-        return await asyncio.create_subprocess_exec(
-            *agent_argv(config_path),
-            *("--parent-death", str(os.getpid())),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log_file,
-            start_new_session=True,
-        )
-
-
-async def _announcement(
-    process: asyncio.subprocess.Process, *, config: AgentConfig, log_path: Path
-) -> AgentRef:
-    assert process.stdout is not None
+async def _announcement(process: AgentProcess, *, config: AgentConfig, log_path: Path) -> AgentRef:
     line = b""
     try:
         async with asyncio.timeout(config.start_timeout_us / 1e6):
-            line = await process.stdout.readline()
+            line = await process.read_line()
         said: Mapping[str, str] = json.loads(line)
         return AgentRef(node_id=NodeId(said["node_id"]), pid=process.pid, address=said["address"])
     except (TimeoutError, ValueError, KeyError) as error:
@@ -208,14 +195,12 @@ async def _announcement(
         ) from error
 
 
-async def _end(process: asyncio.subprocess.Process, *, grace_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+async def _end(process: AgentProcess, *, grace_s: float) -> None:
+    process.terminate()
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         async with asyncio.timeout(_KILL_WAIT_S):
             await process.wait()
