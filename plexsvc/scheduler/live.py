@@ -21,6 +21,7 @@ from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.ledger.tally import Tally
 from plexsvc.scheduler.orders.nodes import Nodes
+from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
@@ -50,13 +51,14 @@ class LiveScheduler:
         self.registry = Registry(config)
         self.results = ResultBook(max_bytes=config.max_result_bytes)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
+        ranks = Ranks(self.registry)
         self.nodes = Nodes(
             node_agents,
             config=config,
             clock=clock,
             epoch=store.epoch,
             post=inbox.post,
-            ranks_on=self.registry.ranks_on,
+            ranks_on=ranks.on_node,
         )
         self.reach = Reach(
             config=config,
@@ -64,6 +66,7 @@ class LiveScheduler:
             epoch=store.epoch,
             registry=self.registry,
             nodes=self.nodes,
+            ranks=ranks,
             versions=Versions(keep=config.max_versions_per_deployment),
             rollout=rollout_manager,
         )
@@ -106,7 +109,7 @@ class LiveScheduler:
             notes = self._journal.notes(at_us=self._inbox.last_us)
             self._store.append(notes, self.recorder.take_rows())
             await self.nodes.close()
-            await self.registry.close()
+            await self.reach.ranks.close()
 
     def check_open(self) -> None:
         """Refuse new work when it cannot be taken.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, new_operation_id
+from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.core.events import DeploymentRequested, Post
 from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     Held,
@@ -63,7 +64,7 @@ async def _record(
     _check_deployable(driver, job, request)
     record = _new_record(driver, request, spec=spec, facts=facts)
     driver.registry.deployments[deployment_id] = record
-    job.view.deployment_ids.append(deployment_id)
+    job.deployment_ids.append(deployment_id)
     _post(driver, record)
     return record
 
@@ -73,7 +74,7 @@ def _known(driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest) 
     record = driver.registry.deployment(
         request.deployment_id, job_id=request.job_id, tenant=request.tenant
     )
-    check_same_spec(record.view, _complete_spec(driver, request))
+    check_same_spec(record, _complete_spec(driver, request))
     return record
 
 
@@ -87,7 +88,7 @@ def _complete_spec(
         source = driver.registry.deployment(
             spec.model_deployment_id, job_id=request.job_id, tenant=request.tenant
         )
-        spec.model = source.view.spec.model
+        spec.model = source.spec.model
     return spec
 
 
@@ -97,7 +98,7 @@ def _check_deployable(
     if job.ended.is_set() or job.is_expired:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
     limit = driver.config.max_deployments_per_job
-    if len(job.view.deployment_ids) >= limit:
+    if len(job.deployment_ids) >= limit:
         raise PlexError(
             ErrorCode.QUEUE_FULL,
             f"job {request.job_id!r} already has {limit} deployments "
@@ -124,53 +125,42 @@ def _new_record(
     if is_rollout(spec):
         asked = spec.max_model_len or driver.config.max_model_len
         longest = min(asked, longest) if longest else asked
-    view = service_pb2.Deployment(
-        deployment_id=request.deployment_id,
-        job_id=request.job_id,
-        tenant=request.tenant,
+    return DeploymentRecord(
+        deployment_id=DeploymentId(request.deployment_id),
+        job_id=JobId(request.job_id),
+        tenant=TenantId(request.tenant),
         name=request.name,
         spec=spec,
-        state="starting",
+        initialize_id=new_operation_id(),
         vocab_size=facts.vocab_size,
         max_sequence_length=longest,
         model_files=facts.files,
     )
-    return DeploymentRecord(view=view, initialize_id=new_operation_id())
 
 
 def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
-    view, initialize_id = record.view, record.initialize_id
-    operation = operations_pb2.Operation(
-        operation_id=initialize_id,
-        tenant=view.tenant,
-        job_id=view.job_id,
-        deployment_id=view.deployment_id,
-        initialize=operations_pb2.Initialize(),
+    held = Held(
+        operation=messages.initialize(record, record.initialize_id),
+        kind=OperationKind.INITIALIZE,
+        nbytes=0,
+        submitted_us=driver.clock.wall_us(),
     )
-    driver.registry.hold(
-        initialize_id,
-        Held(
-            operation=operation,
-            kind=OperationKind.INITIALIZE,
-            nbytes=0,
-            submitted_us=driver.clock.wall_us(),
-        ),
-    )
-    rollout = is_rollout(view.spec)
+    driver.registry.hold(record.initialize_id, held)
+    spec = record.spec
     post: Post = driver.post
     post(
         DeploymentRequested(
-            deployment_id=DeploymentId(view.deployment_id),
-            job_id=JobId(view.job_id),
-            initialize_id=initialize_id,
-            role=view.spec.role,
-            backend=view.spec.backend,
-            device_kind="rollout" if rollout else "train",
-            num_devices=num_devices(view.spec),
-            is_rollout=rollout,
-            name=view.name,
-            model=view.spec.model,
-            layout=_layout(view.spec),
+            deployment_id=record.deployment_id,
+            job_id=record.job_id,
+            initialize_id=record.initialize_id,
+            role=spec.role,
+            backend=spec.backend,
+            device_kind="rollout" if record.is_rollout else "train",
+            num_devices=num_devices(spec),
+            is_rollout=record.is_rollout,
+            name=record.name,
+            model=spec.model,
+            layout=_layout(spec),
         )
     )
 

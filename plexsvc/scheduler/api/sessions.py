@@ -6,11 +6,12 @@ from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, TenantId
+from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted, Post
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -35,33 +36,31 @@ async def create_job(
     if JobId(request.job_id) in driver.registry.jobs:
         record = driver.registry.job(request.job_id, tenant=request.tenant)
         driver.sessions.heard(record)
-        return record.view
+        return messages.job(record)
     _check_room(driver, request)
     slowdown_ppm = _slowdown_ppm(request)
-    view = service_pb2.Job(
-        job_id=request.job_id,
+    record = JobRecord(
+        job_id=JobId(request.job_id),
+        tenant=TenantId(request.tenant),
         name=request.name,
-        tenant=request.tenant,
-        state=service_pb2.JOB_STATE_QUEUED,
+        labels=dict(request.labels),
         created_us=driver.clock.wall_us(),
         session_ttl_us=driver.sessions.ttl_us(request.session_ttl_us),
-        labels=request.labels,
     )
-    record = JobRecord(view=view)
-    driver.registry.jobs[JobId(request.job_id)] = record
+    driver.registry.jobs[record.job_id] = record
     driver.sessions.opened(record)
     driver.recorder.job_created(record)
     post: Post = driver.post
     post(
         JobSubmitted(
-            job_id=JobId(request.job_id),
-            tenant=TenantId(request.tenant),
-            name=request.name,
+            job_id=record.job_id,
+            tenant=record.tenant,
+            name=record.name,
             priority=request.priority,
             max_slowdown_ppm=slowdown_ppm,
         )
     )
-    return record.view
+    return messages.job(record)
 
 
 async def keep_alive(
@@ -73,13 +72,13 @@ async def keep_alive(
     if request.metrics:
         record.metrics = dict(request.metrics)
         record.metrics_us = driver.clock.wall_us()
-    durable = {}
-    for deployment_id in record.view.deployment_ids:
-        deployment = driver.registry.deployments[DeploymentId(deployment_id)]
+    durable: dict[str, int] = {}
+    for deployment_id in record.deployment_ids:
+        deployment = driver.registry.deployments[deployment_id]
         durable[deployment_id] = deployment.acked_seq
         _acknowledge(driver, deployment, request.acks.get(deployment_id, 0))
     return service_pb2.KeepAliveReply(
-        durable_seqs=durable, state=record.view.state, reason=record.view.reason
+        durable_seqs=durable, state=messages.JOB_STATES[record.state], reason=record.reason
     )
 
 
@@ -97,26 +96,25 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
             "CANCELLED",
         )
     if not record.ended.is_set():
-        if request.HasField("exit_code") and not record.view.HasField("exit_code"):
-            record.view.exit_code = request.exit_code
+        if request.HasField("exit_code") and record.exit_code is None:
+            record.exit_code = request.exit_code
         post: Post = driver.post
         post(
             JobEndRequested(
-                job_id=JobId(request.job_id),
+                job_id=record.job_id,
                 outcome=OUTCOMES[request.outcome],
                 reason=request.reason,
             )
         )
     await record.ended.wait()
-    return record.view
+    return messages.job(record)
 
 
 def _acknowledge(driver: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
     if seq > record.acked_seq:
         record.acked_seq = seq
-        deployment_id = DeploymentId(record.view.deployment_id)
         post: Post = driver.post
-        post(Acknowledged(deployment_id=deployment_id, seq=seq))
+        post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
 
 
 def _check_room(driver: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

@@ -1,98 +1,47 @@
-"""What the driver keeps beside the core: the wire's view of jobs and deployments, and who waits."""
+"""Records of jobs, deployments, WPGs and operations, kept beside the core for the outside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import grpc
 from google.protobuf.message import Message
 
-from plexclient.wire.v1 import (
-    common_pb2,
-    operations_pb2,
-    service_pb2,
-    statemanager_pb2,
-    worker_pb2,
-    worker_pb2_grpc,
-)
+from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.frames.line import OrderLine
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.vocabulary import OperationKind, Place
-
-JOB_STATES = {
-    "queued": service_pb2.JOB_STATE_QUEUED,
-    "running": service_pb2.JOB_STATE_RUNNING,
-    "completed": service_pb2.JOB_STATE_COMPLETED,
-    "failed": service_pb2.JOB_STATE_FAILED,
-    "cancelled": service_pb2.JOB_STATE_CANCELLED,
-}
-
-
-@dataclass(slots=True, kw_only=True)
-class Rank:
-    """One process of a WPG: where it answers."""
-
-    node_id: NodeId
-    device: int
-    proc_id: str
-    address: str
-    channel: grpc.aio.Channel
-    stub: worker_pb2_grpc.WorkerAsyncStub = field(init=False)
-    orders: OrderLine[worker_pb2.ExecuteReply] | None = None
-    """Where it takes operations without gRPC, if it does."""
-    is_closed: bool = False
-
-    def __post_init__(self) -> None:
-        """Make the stub."""
-        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
-
-    def take_orders(self, port: int) -> None:
-        """Send operations to `port` of its host from now on; 0: by gRPC."""
-        if port and self.orders is None:
-            host = self.address.rpartition(":")[0]
-            self.orders = OrderLine(
-                host, port, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive
-            )
-
-    async def execute(
-        self, request: worker_pb2.ExecuteRequest, *, timeout_s: float
-    ) -> worker_pb2.ExecuteReply:
-        """Run an operation.
-
-        Raises:
-            grpc.aio.AioRpcError: the call broke.
-            OSError: the line broke.
-        """
-        if self.orders is not None:
-            return await self.orders.execute(request, timeout_s=timeout_s)
-        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request, timeout=timeout_s)
-        return reply
-
-    def _is_alive(self) -> bool:
-        """Return whether its gRPC channel, which pings, is connected; connect if it is not."""
-        state = self.channel.get_state(try_to_connect=True)
-        return state is grpc.ChannelConnectivity.READY
-
-    async def close(self) -> None:
-        """Close the connections; calls under way are cancelled."""
-        self.is_closed = True
-        if self.orders is not None:
-            self.orders.close()
-        await self.channel.close()
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    JobState,
+    OperationKind,
+    Place,
+)
 
 
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
-    """A job as its client sees it."""
+    """A job as its client knows it."""
 
-    view: service_pb2.Job
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    metrics: dict[str, float] = field(default_factory=dict)
+    job_id: JobId
+    tenant: TenantId
+    name: str
+    labels: Mapping[str, str]
+    created_us: int
+    session_ttl_us: int
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    exit_code: int | None = None
+    ended_us: int = 0
+    device_us: int = 0
+    """How long its operations held devices; known when it has ended."""
+    operations_done: int = 0
+    deployment_ids: list[DeploymentId] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_us: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     seen_us: int = 0
     """When its client was last heard, on the monotonic clock."""
     is_expired: bool = False
@@ -100,10 +49,20 @@ class JobRecord:
 
 @dataclass(slots=True, kw_only=True)
 class DeploymentRecord:
-    """A deployment as its client sees it."""
+    """A deployment as its client knows it."""
 
-    view: service_pb2.Deployment
+    deployment_id: DeploymentId
+    job_id: JobId
+    tenant: TenantId
+    name: str
+    spec: service_pb2.DeploymentSpec
+    """What the client asked for; never changed."""
     initialize_id: OperationId
+    vocab_size: int
+    max_sequence_length: int
+    model_files: Sequence[str]
+    state: DeploymentState = DeploymentState.STARTING
+    fault: Fault | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     wpg: WpgRecord | None = None
     """Its current WPG, also when that is gone: results may still lie on its nodes."""
@@ -122,18 +81,17 @@ class DeploymentRecord:
     @property
     def is_rollout(self) -> bool:
         """Whether the rollout manager runs its operations."""
-        return is_rollout(self.view.spec)
+        return is_rollout(self.spec)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WpgRecord:
-    """The processes of a deployment: where they are, and how they are reached."""
+    """The processes of a deployment, and where they are."""
 
     wpg_id: WpgId
     deployment: DeploymentRecord
     incarnation: int
     places: tuple[Place, ...]
-    ranks: list[Rank] = field(default_factory=list)
     is_stopping: bool = False
 
     @property
@@ -198,7 +156,7 @@ class Registry:
             PlexError: `not_found`; a job of another tenant is not found either.
         """
         record = self.jobs.get(JobId(job_id))
-        if record is None or record.view.tenant != tenant:
+        if record is None or record.tenant != tenant:
             raise PlexError(
                 ErrorCode.NOT_FOUND,
                 f"no job {job_id!r}: it was never created, ended long ago, or ended when the "
@@ -213,7 +171,7 @@ class Registry:
             PlexError: `not_found`.
         """
         record = self.deployments.get(DeploymentId(deployment_id))
-        if record is None or (record.view.tenant, record.view.job_id) != (tenant, job_id):
+        if record is None or (record.tenant, record.job_id) != (tenant, job_id):
             raise PlexError(
                 ErrorCode.NOT_FOUND,
                 f"job {job_id!r} has no deployment {deployment_id!r}; create it first",
@@ -244,27 +202,12 @@ class Registry:
             self.held_bytes -= held.nbytes
         return held
 
-    def ranks_on(self, node_id: NodeId) -> list[tuple[WpgId, int, int]]:
-        """Return (WPG, rank, incarnation) of the processes that should run on a node."""
-        return [
-            (wpg_id, index, record.incarnation)
-            for wpg_id, record in self.by_wpg.items()
-            for index, rank in enumerate(record.ranks)
-            if rank.node_id == node_id and not record.is_stopping
-        ]
-
-    async def close(self) -> None:
-        """Close the connections to all ranks."""
-        for record in self.by_wpg.values():
-            for rank in record.ranks:
-                await rank.close()
-
     def forget_jobs(self) -> list[DeploymentId]:
         """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""
         gone: list[DeploymentId] = []
         ended = [job_id for job_id, record in self.jobs.items() if record.ended.is_set()]
         for job_id in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
-            gone.extend(map(DeploymentId, self.jobs.pop(job_id).view.deployment_ids))
+            gone.extend(self.jobs.pop(job_id).deployment_ids)
         for deployment_id in gone:
             self.deployments.pop(deployment_id, None)
         return gone
@@ -287,7 +230,7 @@ def num_devices(spec: service_pb2.DeploymentSpec) -> int:
     return max(1, p.tp) * max(1, p.pp) * max(1, p.dp) * max(1, p.cp)
 
 
-def check_same_spec(known: service_pb2.Deployment, asked: service_pb2.DeploymentSpec) -> None:
+def check_same_spec(known: DeploymentRecord, asked: service_pb2.DeploymentSpec) -> None:
     """Refuse to take a deployment for another one of its name.
 
     Raises:
@@ -308,21 +251,3 @@ def _brief(value: object) -> str:
     if isinstance(value, Message):
         return "{" + ", ".join(f"{f.name}: {v}" for f, v in value.ListFields()) + "}"
     return repr(value)
-
-
-def blocks_of(places: Sequence[Place]) -> list[common_pb2.DeviceBlock]:
-    """Return places as runs of neighbouring devices."""
-    blocks: list[common_pb2.DeviceBlock] = []
-    for place in places:
-        last = blocks[-1] if blocks else None
-        if (
-            last is not None
-            and last.node_id == place.node_id
-            and last.first + last.count == place.device
-        ):
-            last.count += 1
-        else:
-            blocks.append(
-                common_pb2.DeviceBlock(node_id=place.node_id, first=place.device, count=1)
-            )
-    return blocks

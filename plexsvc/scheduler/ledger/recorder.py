@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from plexclient.wire.errors import to_wire
 from plexsvc.clock import Clock
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
@@ -27,17 +26,15 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     OperationState,
 )
-from plexsvc.scheduler.faults import WIRE_STATES, error_of, refusal
+from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
 from plexsvc.scheduler.ledger import profiles
 from plexsvc.scheduler.ledger.jobs import (
-    JOB_STATES,
     DeploymentRecord,
     Held,
     JobRecord,
     Registry,
     WpgRecord,
-    blocks_of,
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
 from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
@@ -87,7 +84,7 @@ class Recorder:
         result.times.run_us = action.run_us
         job = self._registry.jobs.get(JobId(held.operation.job_id))
         if job is not None and held.kind is not OperationKind.INITIALIZE:
-            job.view.operations_done += 1
+            job.operations_done += 1
         self._settle(
             action.operation_id, held, result, keep=held.kind is not OperationKind.INITIALIZE
         )
@@ -133,13 +130,13 @@ class Recorder:
         )
         self._registry.by_wpg[action.wpg_id] = wpg
         if action.replaces is None:
-            _let_run_on(record, wpg)
+            record.wpg = wpg
 
     def cut_over(self, action: CutOver) -> None:
         """Note that another WPG of a deployment took the place of its current one."""
         record = self._registry.deployments[action.deployment_id]
         known = dict.fromkeys((*record.former_nodes, *record.nodes))
-        _let_run_on(record, self._registry.by_wpg[action.to_wpg_id])
+        record.wpg = self._registry.by_wpg[action.to_wpg_id]
         record.former_nodes = tuple(n for n in known if n not in record.nodes)
 
     def relocation_changed(self, action: RelocationChanged) -> None:
@@ -157,9 +154,8 @@ class Recorder:
     def deployment_changed(self, action: DeploymentChanged) -> None:
         """Announce a deployment's state."""
         record = self._registry.deployments[action.deployment_id]
-        record.view.state = action.state
-        if action.fault is not None:
-            record.view.error.CopyFrom(to_wire(error_of(action.fault)))
+        record.state = action.state
+        record.fault = action.fault or record.fault
         if action.state is not DeploymentState.STARTING:
             record.settled.set()
             self._registry.let_go(record.initialize_id)
@@ -169,16 +165,16 @@ class Recorder:
     def job_changed(self, action: JobChanged) -> None:
         """Announce a job's state."""
         record = self._registry.jobs[action.job_id]
-        record.view.state = JOB_STATES[action.state]
+        record.state = action.state
         log.info("job changed", job=action.job_id, state=action.state, reason=action.reason)
         if action.state in ENDED:
-            record.view.reason = action.reason
-            record.view.device_us = action.device_us
-            record.view.ended_us = self._clock.wall_us()
+            record.reason = action.reason
+            record.device_us = action.device_us
+            record.ended_us = self._clock.wall_us()
             self._stop_deployments(record)
             record.ended.set()
             self._drop_answers(of=self._registry.forget_jobs())
-        self._job_row(record, state=action.state)
+        self._job_row(record)
 
     def _drop_answers(self, *, of: Sequence[DeploymentId]) -> None:
         """Drop answers nobody acknowledged: their deployments are gone, nobody can ask again."""
@@ -189,16 +185,16 @@ class Recorder:
 
     def _stop_deployments(self, record: JobRecord) -> None:
         """Let nobody wait for a deployment of an ended job."""
-        for deployment_id in record.view.deployment_ids:
-            deployment = self._registry.deployments[DeploymentId(deployment_id)]
-            if deployment.view.state != DeploymentState.FAILED:
-                deployment.view.state = DeploymentState.STOPPED
+        for deployment_id in record.deployment_ids:
+            deployment = self._registry.deployments[deployment_id]
+            if deployment.state is not DeploymentState.FAILED:
+                deployment.state = DeploymentState.STOPPED
             deployment.settled.set()
             self._registry.let_go(deployment.initialize_id)
 
     def job_created(self, record: JobRecord) -> None:
         """Record a new job."""
-        self._job_row(record, state=JobState.QUEUED)
+        self._job_row(record)
 
     def keep_profile(self, action: KeepProfile) -> None:
         """Have a measured cycle stored."""
@@ -238,48 +234,39 @@ class Recorder:
         record = self._registry.deployments.get(DeploymentId(deployment_id))
         return 1 if record is None or record.wpg is None else record.wpg.incarnation
 
-    def _job_row(self, record: JobRecord, *, state: JobState) -> None:
-        view = record.view
+    def _job_row(self, record: JobRecord) -> None:
         self._add(
             JobRow(
-                job_id=view.job_id,
-                tenant=view.tenant,
-                name=view.name,
-                state=state,
-                reason=view.reason,
-                exit_code=view.exit_code if view.HasField("exit_code") else None,
-                created_us=view.created_us,
-                ended_us=view.ended_us,
+                job_id=record.job_id,
+                tenant=record.tenant,
+                name=record.name,
+                state=record.state,
+                reason=record.reason,
+                exit_code=record.exit_code,
+                created_us=record.created_us,
+                ended_us=record.ended_us,
             )
         )
 
     def _deployment_row(self, record: DeploymentRecord) -> None:
-        view = record.view
+        wpg = record.wpg
         self._add(
             DeploymentRow(
-                deployment_id=view.deployment_id,
-                tenant=view.tenant,
-                job_id=view.job_id,
+                deployment_id=record.deployment_id,
+                tenant=record.tenant,
+                job_id=record.job_id,
                 lease_no=0,
-                incarnation=view.incarnation,
+                incarnation=0 if wpg is None else wpg.incarnation,
                 applied_seq=record.applied_seq,
-                role=view.spec.role,
-                backend=view.spec.backend,
-                model=view.spec.model,
-                wpg_id=view.wpg_id,
-                state=view.state,
-                error=view.error.message,
+                role=record.spec.role,
+                backend=record.spec.backend,
+                model=record.spec.model,
+                wpg_id="" if wpg is None else wpg.wpg_id,
+                state=record.state,
+                error="" if record.fault is None else record.fault.message,
             )
         )
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)
         self.dirty.set()
-
-
-def _let_run_on(record: DeploymentRecord, wpg: WpgRecord) -> None:
-    """Make a WPG the current one, and show where it is."""
-    record.wpg, view = wpg, record.view
-    view.wpg_id, view.incarnation = wpg.wpg_id, wpg.incarnation
-    del view.blocks[:]
-    view.blocks.extend(blocks_of(wpg.places))

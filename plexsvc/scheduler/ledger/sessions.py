@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from plexsvc.clock import Clock, wait_at_most
-from plexsvc.ids import JobId
 from plexsvc.log import Log
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import JobEndRequested, Post
@@ -62,7 +61,7 @@ class Sessions:
         for record in self._registry.live_jobs():
             if record.is_expired:
                 continue
-            left_us = record.seen_us + record.view.session_ttl_us - now_us
+            left_us = record.seen_us + record.session_ttl_us - now_us
             if left_us <= 0:
                 self._end(record, silent_us=now_us - record.seen_us)
             else:
@@ -71,11 +70,11 @@ class Sessions:
 
     def _end(self, record: JobRecord, *, silent_us: int) -> None:
         record.is_expired = True
-        ttl_s = record.view.session_ttl_us / 1e6
-        log.warning("session expired", job=record.view.job_id, silent_us=silent_us)
+        ttl_s = record.session_ttl_us / 1e6
+        log.warning("session expired", job=record.job_id, silent_us=silent_us)
         self._post(
             JobEndRequested(
-                job_id=JobId(record.view.job_id),
+                job_id=record.job_id,
                 outcome=JobState.CANCELLED,
                 reason=f"session expired: no KeepAlive for {ttl_s:g} s (session_ttl_us)",
             )

@@ -16,20 +16,20 @@ from typing import Any
 import grpc
 
 from plexclient.wire.v1 import (
-    operations_pb2,
     service_pb2,
     statemanager_pb2,
     statemanager_pb2_grpc,
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import NodeId, OperationId, new_operation_id, show
+from plexsvc.ids import NodeId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
 from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import Copies, Held, WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
@@ -89,9 +89,9 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=copies.lease_no, incarnation=record.incarnation),
         wpg_id=record.wpg_id,
-        operation=_initialize(record, new_operation_id()),
-        deployment=record.deployment.view,
-        instance_addresses=[rank.address for rank in record.ranks],
+        operation=messages.initialize(record.deployment, new_operation_id()),
+        deployment=messages.deployment(record.deployment),
+        instance_addresses=[rank.address for rank in reach.ranks.of(record.wpg_id)],
     )
     await reach.rollout.Execute(request, None)
 
@@ -135,7 +135,7 @@ async def _bring_payloads(reach: Reach, action: CutOver) -> None:
     waiting = [
         held
         for held in reach.registry.held.values()
-        if held.operation.deployment_id == record.deployment.view.deployment_id
+        if held.operation.deployment_id == record.deployment.deployment_id
     ]
     for held in sorted(waiting, key=lambda held: held.operation.seq):
         with suppress(PlexError):
@@ -161,24 +161,13 @@ def _hold(
         lease_no=action.lease_no,
     )
     held = Held(
-        operation=_initialize(record, action.initialize_id),
+        operation=messages.initialize(record.deployment, action.initialize_id),
         kind=OperationKind.INITIALIZE,
         nbytes=0,
         submitted_us=reach.clock.wall_us(),
         copies=manifests,
     )
     reach.registry.hold(action.initialize_id, held)
-
-
-def _initialize(record: WpgRecord, operation_id: OperationId) -> operations_pb2.Operation:
-    view = record.deployment.view
-    return operations_pb2.Operation(
-        operation_id=operation_id,
-        tenant=view.tenant,
-        job_id=view.job_id,
-        deployment_id=view.deployment_id,
-        initialize=operations_pb2.Initialize(),
-    )
 
 
 async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:

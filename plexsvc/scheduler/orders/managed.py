@@ -115,13 +115,13 @@ async def _publish(
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        deployment_id=record.deployment.view.deployment_id,
+        deployment_id=record.deployment.deployment_id,
         version=version,
     )
     replies = await publish(reach, record, request)
     manifests = [reply.manifest for reply in replies]
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
-    deployment_id = DeploymentId(record.deployment.view.deployment_id)
+    deployment_id = record.deployment.deployment_id
     reach.versions.add(deployment_id, version, manifests)
     result.weight_version = version
     result.metrics["nbytes"] = sum(manifest.nbytes for manifest in manifests)
@@ -168,7 +168,7 @@ async def _materialize(
         wpg_id=record.wpg_id,
         path=path,
         optimizer=is_save and held.operation.save.optimizer,
-        model=record.deployment.view.spec.model,
+        model=record.deployment.spec.model,
     )
     async with _copies(
         reach, fence, held=held, record=record, complete=request.optimizer
@@ -199,7 +199,7 @@ async def _copies(
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        deployment_id=f"{record.deployment.view.deployment_id}~copied",
+        deployment_id=f"{record.deployment.deployment_id}~copied",
         version=held.operation.seq,
         complete=complete,
         mid_window=True,

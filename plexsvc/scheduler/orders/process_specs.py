@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from plexclient.specs import AdamW, Parallel
-from plexclient.wire.v1 import node_pb2, service_pb2
+from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import SpawnWpg
-from plexsvc.scheduler.ledger.jobs import is_rollout
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, is_rollout
 
 TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
 ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
@@ -78,7 +78,7 @@ def proc_spec(
     action: SpawnWpg,
     *,
     rank: int,
-    deployment: service_pb2.Deployment,
+    deployment: DeploymentRecord,
     host: Host,
     rendezvous: str,
     epoch: int,
@@ -130,9 +130,7 @@ def _port(name: str) -> int:
     return 20_000 + zlib.crc32(name.encode()) % 10_000
 
 
-def _worker_config(
-    deployment: service_pb2.Deployment, config: SchedulerConfig
-) -> dict[str, object]:
+def _worker_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dict[str, object]:
     spec = deployment.spec
     optimizer = AdamW.from_wire(spec.optimizer) if spec.HasField("optimizer") else None
     return {
@@ -144,9 +142,7 @@ def _worker_config(
     }
 
 
-def _instance_config(
-    deployment: service_pb2.Deployment, config: SchedulerConfig
-) -> dict[str, object]:
+def _instance_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dict[str, object]:
     spec = deployment.spec
     return {
         "max_model_len": deployment.max_sequence_length,

@@ -15,6 +15,7 @@ from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.orders.nodes import Nodes
+from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.versions import Versions
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Reach:
     epoch: int
     registry: Registry
     nodes: Nodes
+    ranks: Ranks
     versions: Versions
     rollout: RolloutPort
 

@@ -18,9 +18,10 @@ from plexsvc.scheduler.core.events import Event, OperationFinished
 from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKind
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
 from plexsvc.scheduler.handler import Handler
-from plexsvc.scheduler.ledger import results
-from plexsvc.scheduler.ledger.jobs import Held, Rank, WpgRecord
+from plexsvc.scheduler.ledger import messages, results
+from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
 from plexsvc.scheduler.orders import carry, managed, spawn
+from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
 
 MAX_EXECUTE_TRIES: Final = 3
@@ -106,25 +107,26 @@ async def _execute(
 ) -> Replies:
     if held.kind in MANAGED_KINDS:
         return [await managed.execute(reach, action, held=held, record=record)]
+    ranks = reach.ranks.of(action.wpg_id)
     request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
         operation=held.operation,
     )
     if held.kind is OperationKind.INITIALIZE:
-        request.deployment.CopyFrom(record.deployment.view)
+        request.deployment.CopyFrom(messages.deployment(record.deployment))
         request.manifests.extend(held.copies)
-        request.instance_addresses.extend(rank.address for rank in record.ranks)
+        request.instance_addresses.extend(rank.address for rank in ranks)
     elif held.kind is OperationKind.PULL:
         pull = held.operation.pull
         source = DeploymentId(pull.source_deployment_id)
         request.manifests.extend(reach.versions.find(source, pull.version))
     if record.is_rollout:
         return [await reach.rollout.Execute(request, None)]
-    if len(record.ranks) == 1:
-        return [await _execute_on(reach, request, record.ranks[0])]
+    if len(ranks) == 1:
+        return [await _execute_on(reach, request, ranks[0])]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in record.ranks]
+        tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in ranks]
     return [task.result() for task in tasks]
 
 

@@ -11,7 +11,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import node_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import PlexError
-from plexsvc.ids import DeploymentId, NodeId
+from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.retry import Patience, retry
@@ -20,10 +20,11 @@ from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgR
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
-from plexsvc.scheduler.ledger.jobs import Rank, WpgRecord
+from plexsvc.scheduler.ledger.jobs import WpgRecord
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders import process_specs as specs
+from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -62,7 +63,7 @@ async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
     request = statemanager_pb2.ForgetRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
-        job_id=record.deployment.view.job_id,
+        job_id=record.deployment.job_id,
     )
     for node_id in record.nodes:
 
@@ -70,13 +71,12 @@ async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
             await reach.ask_state(node_id, lambda state: state.Forget(request, timeout=reach.rpc_s))
 
         await _insist(reach, node_id, on_node)
-    deployment_id = DeploymentId(record.deployment.view.deployment_id)
-    if record.is_rollout and record.is_current:
-        await reach.rollout.forget(deployment_id)
-    for rank in record.ranks:
-        await rank.close()
+    await reach.ranks.forget(action.wpg_id)
     if record.is_current:
-        await managed.release_versions(reach, deployment_id, needed=None)
+        deployment = record.deployment
+        if deployment.is_rollout:
+            await reach.rollout.forget(deployment.deployment_id)
+        await managed.release_versions(reach, deployment.deployment_id, needed=None)
     recorder.forgotten(action.wpg_id)
     return _forgotten(action)
 
@@ -95,7 +95,7 @@ async def _spawn(reach: Reach, action: SpawnWpg) -> Event:
             group.create_task(_spawn_rank(reach, action, record, rank, rendezvous=rendezvous))
             for rank in range(len(action.places))
         ]
-    record.ranks = [task.result() for task in tasks]
+    reach.ranks.add(action.wpg_id, [task.result() for task in tasks])
     return WpgReady(wpg_id=action.wpg_id, device_bytes=await _describe(reach, record))
 
 
@@ -113,10 +113,11 @@ def _forgotten(action: ForgetWpg) -> Event:
 
 async def _describe(reach: Reach, record: WpgRecord) -> tuple[int, ...]:
     """Return what each rank's state takes on its device; rollout instances reserve theirs whole."""
+    ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:
-        return tuple(_device_bytes(reach, rank) for rank in record.ranks)
-    replies = [await _describe_rank(reach, record, rank) for rank in record.ranks]
-    for rank, reply in zip(record.ranks, replies, strict=True):
+        return tuple(_device_bytes(reach, rank) for rank in ranks)
+    replies = [await _describe_rank(reach, record, rank) for rank in ranks]
+    for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_port)
     return tuple(reply.device_bytes for reply in replies)
 
@@ -125,10 +126,10 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
     """Take over what an initialised model says of itself."""
     if record.is_rollout:
         return
-    reply = await _describe_rank(reach, record, record.ranks[0])
-    view = record.deployment.view
-    view.vocab_size = reply.vocab_size or view.vocab_size
-    view.max_sequence_length = reply.max_sequence_length or view.max_sequence_length
+    reply = await _describe_rank(reach, record, reach.ranks.of(record.wpg_id)[0])
+    known = record.deployment
+    known.vocab_size = reply.vocab_size or known.vocab_size
+    known.max_sequence_length = reply.max_sequence_length or known.max_sequence_length
 
 
 async def _stop(reach: Reach, action: StopWpg) -> Event:
@@ -181,7 +182,7 @@ async def _spawn_rank(
     spec = specs.proc_spec(
         action,
         rank=rank,
-        deployment=record.deployment.view,
+        deployment=record.deployment,
         host=link.host,
         rendezvous=rendezvous,
         epoch=reach.epoch,

@@ -15,6 +15,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, OperationId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
+from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver import journal
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import open_store
@@ -292,8 +293,8 @@ async def test_a_silent_client_loses_its_job_after_its_time_to_live(rig: Rig) ->
     await rig.job("job-1", ttl_us=50_000)
     record = rig.driver.registry.job("job-1", tenant=TENANT)
     await record.ended.wait()
-    assert record.view.state == service_pb2.JOB_STATE_CANCELLED
-    assert "no KeepAlive for 0.05 s" in record.view.reason
+    assert record.state is JobState.CANCELLED
+    assert "no KeepAlive for 0.05 s" in record.reason
 
 
 async def test_jobs_and_deployments_can_be_created_twice(rig: Rig) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, OperationId, show
+from plexsvc.ids import OperationId, show
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.story import Story, explain_job
@@ -53,12 +53,11 @@ def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, le
 
 
 def _job(driver: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
-    view = record.view
-    story = explain_job(driver.core.cluster, JobId(view.job_id), now_us=driver.clock.wall_us())
+    story = explain_job(driver.core.cluster, record.job_id, now_us=driver.clock.wall_us())
     if story is None:
-        state = service_pb2.JobState.Name(view.state).removeprefix("JOB_STATE_").lower()
-        why = f": {view.reason}" if view.reason else ""
-        return service_pb2.ExplainReply(text=f"{view.job_id} ({view.name}) is {state}{why}")
+        why = f": {record.reason}" if record.reason else ""
+        text = f"{record.job_id} ({record.name}) is {record.state}{why}"
+        return service_pb2.ExplainReply(text=text)
     return service_pb2.ExplainReply(text=lens.text(story.text), facts=map(lens.text, story.facts))
 
 

@@ -32,7 +32,7 @@ class Lens:
     def sees(self, job_id: str) -> bool:
         """Return whether a job's names may be shown."""
         record = self._registry.jobs.get(JobId(job_id))
-        return self._sees_all or (record is not None and record.view.tenant == self._tenant)
+        return self._sees_all or (record is not None and record.tenant == self._tenant)
 
     def job(self, job_id: str) -> JobRecord:
         """Return a job the caller may see.
@@ -52,12 +52,12 @@ class Lens:
     def job_name(self, job_id: str) -> str:
         """Return a job's name, empty where it may not be shown."""
         record = self._registry.jobs.get(JobId(job_id))
-        return record.view.name if record is not None and self.sees(job_id) else ""
+        return record.name if record is not None and self.sees(job_id) else ""
 
     def tenant_of(self, job_id: str) -> str:
         """Return a job's tenant, empty where it may not be shown."""
         record = self._registry.jobs.get(JobId(job_id))
-        return record.view.tenant if record is not None and self.sees(job_id) else ""
+        return record.tenant if record is not None and self.sees(job_id) else ""
 
     def text(self, text: str) -> str:
         """Return a text of the core's without the ids of other tenants."""
@@ -70,8 +70,8 @@ class Lens:
         names = [
             re.escape(name)
             for record in self._registry.jobs.values()
-            if record.view.tenant != self._tenant
-            for name in (record.view.job_id, *record.view.deployment_ids)
+            if record.tenant != self._tenant
+            for name in (record.job_id, *record.deployment_ids)
         ]
         longest_first = "|".join(sorted(names, key=len, reverse=True))
         return re.compile(rf"(?<![\w/-])(?:{longest_first})(?![\w/-])" if names else r"(?!)")

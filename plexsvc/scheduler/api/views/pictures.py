@@ -290,11 +290,11 @@ def _name(
 ) -> None:
     """Add the names of a deployment where they may be shown."""
     record = look.driver.registry.deployments.get(deployment_id)
-    if record is None or not look.lens.sees(record.view.job_id):
+    if record is None or not look.lens.sees(record.job_id):
         return
-    view.deployment_id, view.job_id = deployment_id, record.view.job_id
-    view.name, view.tenant = record.view.name, record.view.tenant
-    view.job_name = look.lens.job_name(record.view.job_id)
+    view.deployment_id, view.job_id = deployment_id, record.job_id
+    view.name, view.tenant = record.name, record.tenant
+    view.job_name = look.lens.job_name(record.job_id)
 
 
 METHODS: Final[Methods] = {"GetPack": pack, "WhatIf": what_if}

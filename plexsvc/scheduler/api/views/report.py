@@ -16,6 +16,7 @@ from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -28,14 +29,14 @@ async def report(
     records = list(driver.registry.jobs.values())
     now_us = driver.clock.wall_us()
     reply = service_pb2.ReportReply(
-        now_us=now_us, since_us=min((r.view.created_us for r in records), default=now_us)
+        now_us=now_us, since_us=min((r.created_us for r in records), default=now_us)
     )
     uses: dict[str, service_pb2.TenantUse] = {}
     for record in records:
         use = _job(driver, record, waits=waits, lens=lens)
-        tenant = lens.tenant_of(record.view.job_id)
+        tenant = lens.tenant_of(record.job_id)
         _add(uses.setdefault(tenant, service_pb2.TenantUse(tenant=tenant)), use)
-        if lens.sees(record.view.job_id):
+        if lens.sees(record.job_id):
             reply.jobs.append(use)
     reply.tenants.extend(uses[tenant] for tenant in sorted(uses, key=lambda t: (not t, t)))
     _matrix(reply, waits=waits, lens=lens)
@@ -45,13 +46,13 @@ async def report(
 def _job(
     driver: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
 ) -> service_pb2.JobUse:
-    job_id = JobId(record.view.job_id)
+    job_id = record.job_id
     tally = driver.tally.of(job_id)
     use = service_pb2.JobUse(
         job_id=job_id,
-        name=record.view.name,
-        tenant=record.view.tenant,
-        state=record.view.state,
+        name=record.name,
+        tenant=record.tenant,
+        state=messages.JOB_STATES[record.state],
         lasted_us=lasted_us(driver, job_id),
         device_us=status.job(driver, record).device_us,
         wait_us=waits.total_us(job_id),

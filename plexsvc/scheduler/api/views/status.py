@@ -7,7 +7,6 @@ from typing import Final
 
 import grpc
 
-from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
@@ -16,6 +15,9 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.state import Cluster, Device
+from plexsvc.scheduler.core.vocabulary import DeploymentState
+from plexsvc.scheduler.faults import error_of
+from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
@@ -28,8 +30,7 @@ INVENTORY_S: Final = 1.0
 
 def deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment with where it is now."""
-    view = service_pb2.Deployment()
-    view.CopyFrom(record.view)
+    view = messages.deployment(record)
     wpg = None if record.wpg is None else driver.core.cluster.wpgs.get(record.wpg.wpg_id)
     view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
@@ -50,20 +51,19 @@ def ready_deployment(driver: LiveScheduler, record: DeploymentRecord) -> service
     Raises:
         PlexError: what it failed with, or `job_ended` when it was stopped.
     """
-    if record.view.HasField("error"):
-        raise from_wire(record.view.error)
-    if record.view.state == "stopped":
+    if record.fault is not None:
+        raise error_of(record.fault)
+    if record.state is DeploymentState.STOPPED:
         raise PlexError(
-            ErrorCode.JOB_ENDED, f"{record.view.deployment_id} was stopped: its job has ended"
+            ErrorCode.JOB_ENDED, f"{record.deployment_id} was stopped: its job has ended"
         )
     return deployment(driver, record)
 
 
 def job(driver: LiveScheduler, record: JobRecord) -> service_pb2.Job:
     """Return a job with what it holds and does now."""
-    view = service_pb2.Job()
-    view.CopyFrom(record.view)
-    live = driver.core.cluster.jobs.get(JobId(view.job_id))
+    view = messages.job(record)
+    live = driver.core.cluster.jobs.get(record.job_id)
     if live is not None:
         view.device_us, view.phase = live.device_us, live.phase
     return view
@@ -77,7 +77,7 @@ async def list_jobs(
         jobs=[
             job(driver, record)
             for record in driver.registry.jobs.values()
-            if request.tenant in {"", record.view.tenant}
+            if request.tenant in {"", record.tenant}
             and (request.include_ended or not record.ended.is_set())
         ]
     )
@@ -116,7 +116,7 @@ async def timeline(
     reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
     for span in spans:
         record = driver.registry.jobs.get(span.job_id)
-        is_own = record is not None and request.tenant in {"", record.view.tenant}
+        is_own = record is not None and request.tenant in {"", record.tenant}
         reply.spans.append(
             service_pb2.Span(
                 index=span.index,
@@ -135,7 +135,7 @@ async def timeline(
 
 
 def _progress(reply: service_pb2.ClusterStatus, record: JobRecord) -> None:
-    progress = reply.progress[record.view.job_id]
+    progress = reply.progress[record.job_id]
     progress.metrics.update(record.metrics)
     progress.at_us = record.metrics_us
 

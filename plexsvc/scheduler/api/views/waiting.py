@@ -46,5 +46,5 @@ def lasted_us(driver: LiveScheduler, job_id: JobId) -> int:
     record = driver.registry.jobs.get(job_id)
     if record is None:
         return 0
-    end_us = record.view.ended_us or driver.clock.wall_us()
-    return max(0, end_us - record.view.created_us)
+    end_us = record.ended_us or driver.clock.wall_us()
+    return max(0, end_us - record.created_us)

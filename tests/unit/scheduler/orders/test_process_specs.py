@@ -8,10 +8,11 @@ import pytest
 
 from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import service_pb2
-from plexsvc.ids import DeploymentId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, WpgId, new_operation_id
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord
 from plexsvc.scheduler.orders.process_specs import Host, proc_spec
 from plexsvc.worker import config as worker_config
 
@@ -28,7 +29,17 @@ def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConf
     found = proc_spec(
         action,
         rank=0,
-        deployment=service_pb2.Deployment(job_id="j", deployment_id="j/actor", spec=spec),
+        deployment=DeploymentRecord(
+            deployment_id=DeploymentId("j/actor"),
+            job_id=JobId("j"),
+            tenant=TenantId("lab"),
+            name="actor",
+            spec=spec,
+            initialize_id=new_operation_id(),
+            vocab_size=0,
+            max_sequence_length=0,
+            model_files=(),
+        ),
         host=HOST,
         rendezvous="",
         epoch=1,

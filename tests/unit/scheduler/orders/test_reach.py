@@ -13,6 +13,7 @@ from plexsvc.ids import NodeId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
+from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.versions import Versions
 
@@ -84,6 +85,7 @@ def reach(link: FakeLink) -> Reach:
         epoch=1,
         registry=cast("Registry", None),
         nodes=nodes,
+        ranks=cast("Ranks", None),
         versions=Versions(keep=1),
         rollout=cast("RolloutPort", None),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import DeploymentId, JobId, TenantId
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import JobRecord, Registry
@@ -15,9 +15,15 @@ from plexsvc.scheduler.ledger.jobs import JobRecord, Registry
 def registry() -> Registry:
     known = Registry(SchedulerConfig())
     for job_id, tenant in [("job-1", "lab"), ("job-12", "rival"), ("a", "rival")]:
-        view = service_pb2.Job(job_id=job_id, tenant=tenant, name=f"{tenant}'s")
-        view.deployment_ids.append(f"{job_id}/actor")
-        known.jobs[JobId(job_id)] = JobRecord(view=view)
+        known.jobs[JobId(job_id)] = JobRecord(
+            job_id=JobId(job_id),
+            tenant=TenantId(tenant),
+            name=f"{tenant}'s",
+            labels={},
+            created_us=1,
+            session_ttl_us=1,
+            deployment_ids=[DeploymentId(f"{job_id}/actor")],
+        )
     return known
 
 
@@ -53,4 +59,4 @@ def test_anothers_job_is_as_unknown_as_one_that_never_was() -> None:
         with pytest.raises(PlexError, match="job list") as caught:
             lens("lab").job(job_id)
         assert caught.value.code is ErrorCode.NOT_FOUND
-    assert lens("ops", is_operator=True).job("job-12").view.name == "rival's"
+    assert lens("ops", is_operator=True).job("job-12").name == "rival's"

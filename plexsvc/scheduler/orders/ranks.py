@@ -1,0 +1,102 @@
+"""Connections to the ranks of WPGs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
+from plexsvc.frames.line import OrderLine
+from plexsvc.ids import NodeId, WpgId
+from plexsvc.scheduler.ledger.jobs import Registry
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """One process of a WPG: where it answers."""
+
+    node_id: NodeId
+    device: int
+    proc_id: str
+    address: str
+    channel: grpc.aio.Channel
+    stub: worker_pb2_grpc.WorkerAsyncStub = field(init=False)
+    orders: OrderLine[worker_pb2.ExecuteReply] | None = None
+    """Where it takes operations without gRPC, if it does."""
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        """Make the stub."""
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
+
+    def take_orders(self, port: int) -> None:
+        """Send operations to `port` of its host from now on; 0: by gRPC."""
+        if port and self.orders is None:
+            host = self.address.rpartition(":")[0]
+            self.orders = OrderLine(
+                host, port, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive
+            )
+
+    async def execute(
+        self, request: worker_pb2.ExecuteRequest, *, timeout_s: float
+    ) -> worker_pb2.ExecuteReply:
+        """Run an operation.
+
+        Raises:
+            grpc.aio.AioRpcError: the call broke.
+            OSError: the line broke.
+        """
+        if self.orders is not None:
+            return await self.orders.execute(request, timeout_s=timeout_s)
+        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request, timeout=timeout_s)
+        return reply
+
+    def _is_alive(self) -> bool:
+        """Return whether its gRPC channel, which pings, is connected; connect if it is not."""
+        state = self.channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        """Close the connections; calls under way are cancelled."""
+        self.is_closed = True
+        if self.orders is not None:
+            self.orders.close()
+        await self.channel.close()
+
+
+class Ranks:
+    """The ranks of every WPG that was spawned and not forgotten."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._of: dict[WpgId, Sequence[Rank]] = {}
+
+    def of(self, wpg_id: WpgId) -> Sequence[Rank]:
+        """Return the ranks of a WPG, in order; none before all answer."""
+        return self._of.get(wpg_id, ())
+
+    def add(self, wpg_id: WpgId, ranks: Sequence[Rank]) -> None:
+        """Keep the ranks of a WPG that all answer."""
+        self._of[wpg_id] = ranks
+
+    async def forget(self, wpg_id: WpgId) -> None:
+        """Close the connections to a WPG."""
+        for rank in self._of.pop(wpg_id, ()):
+            await rank.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for wpg_id in list(self._of):
+            await self.forget(wpg_id)
+
+    def on_node(self, node_id: NodeId) -> Iterable[tuple[WpgId, int, int]]:
+        """Return (WPG, rank, incarnation) of the processes that should run on a node."""
+        for wpg_id, ranks in self._of.items():
+            record = self._registry.by_wpg.get(wpg_id)
+            if record is None or record.is_stopping:
+                continue
+            for index, rank in enumerate(ranks):
+                if rank.node_id == node_id:
+                    yield wpg_id, index, record.incarnation
