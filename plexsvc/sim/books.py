@@ -37,9 +37,9 @@ from plexsvc.sim.records import Drained, Record, Stay
 class Books:
     """The records that only events and actions tell."""
 
-    record_of: dict[DeploymentId, Record]
+    record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The training deployments and their jobs."""
-    rollout_record_of: dict[DeploymentId, Record]
+    rollout_record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The rollout deployments on nodes of the cluster and their jobs."""
 
     counts: Counts = field(default_factory=Counts)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     DeploymentChanged,
@@ -16,6 +17,17 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.events import Event
 
 Answer = AnswerOperation | RefuseOperation | DeploymentChanged | JobChanged
+
+
+def subject_of(answer: Answer) -> JobId | DeploymentId | OperationId:
+    """Return what an answer is about."""
+    match answer:
+        case AnswerOperation() | RefuseOperation():
+            return answer.operation_id
+        case DeploymentChanged():
+            return answer.deployment_id
+        case JobChanged():
+            return answer.job_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ outcome, so they hold all that lies between, calls and queues of the driver incl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from plexsvc.errors import RETRYABLE
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
@@ -34,7 +36,6 @@ from plexsvc.scheduler.core.events import (
     JobEndRequested,
     JobSubmitted,
     MoveFailed,
-    NodeJoined,
     OperationFinished,
     OperationSubmitted,
     PayloadRefused,
@@ -51,6 +52,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from plexsvc.scheduler.driver.encoding import Recording
+from plexsvc.sim.clients import Answer, subject_of
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled"})
 
@@ -131,7 +133,6 @@ class Observed:
     spawns: list[SpawnSample] = field(default_factory=list)
     stops_us: list[int] = field(default_factory=list)
     forgets_us: list[int] = field(default_factory=list)
-    joined_us: dict[NodeId, int] = field(default_factory=dict)
     jobs: dict[JobId, list[Moment]] = field(default_factory=dict)
     outside: list[Event] = field(default_factory=list)
     """What neither a job nor an order brought about: nodes, operators, faults."""
@@ -145,112 +146,97 @@ def observe(recorded: Recording) -> Observed:
     return watcher.found
 
 
+_ORDERS: Final[Mapping[type[Action], str]] = MappingProxyType(
+    {
+        StartOperation: "operation_id",
+        MoveState: "move_id",
+        CarryState: "move_id",
+        SpawnWpg: "wpg_id",
+        StopWpg: "wpg_id",
+        ForgetWpg: "wpg_id",
+    }
+)
+"""Actions whose outcome is an event, and the id by which that event names them."""
+
+
 class _Watcher:
     """Sees every event before the core does, and every action after."""
 
     def __init__(self, core: Scheduler) -> None:
         self.found = Observed()
         self._core = core
-        self._ordered: dict[tuple[str, str | bytes], int] = {}
-        self._spawned: dict[WpgId, SpawnWpg] = {}
-        self._moving: dict[MoveId, MoveState] = {}
-        self._job_of: dict[OperationId | DeploymentId, JobId] = {}
-        self._sent: set[OperationId] = set()
+        self._ordered: dict[object, tuple[Action, int]] = {}
+        self._job_of: dict[object, JobId] = {}
         self._known: set[tuple[DeploymentId, OperationKind]] = set()
 
     def see(self, event: Event, *, idx: int) -> None:
         """Take one event in."""
         self._event(event, idx=idx)
         for action in self._core.handle(event):
-            self._action(action, at_us=event.at_us)
+            name = _ORDERS.get(type(action))
+            if name is not None:
+                self._ordered[getattr(action, name)] = (action, event.at_us)
+            self._answer(action, at_us=event.at_us)
 
     def _event(self, event: Event, *, idx: int) -> None:  # noqa: C901, PLR0912 - one line an event
         match event:
             case OperationFinished():
                 self._finished(event)
-            case ResidencyMoved():
+            case ResidencyMoved() | StateCarried():
                 self._moved(event)
             case WpgReady() | SpawnFailed():
                 self._spawn_ended(event)
             case WpgStopped():
-                self._took("stop", event.wpg_id, event.at_us, into=self.found.stops_us)
+                self._took(event.wpg_id, event.at_us, into=self.found.stops_us)
             case WpgForgotten():
-                self._took("forget", event.wpg_id, event.at_us, into=self.found.forgets_us)
-            case StateCarried():
-                self._carried(event)
+                self._took(event.wpg_id, event.at_us, into=self.found.forgets_us)
             case MoveFailed() | CarryFailed() | TimerFired():
                 pass
             case ProcExited():
-                if ("stop", event.wpg_id) not in self._ordered:
+                if not isinstance(self._order(event.wpg_id)[0], StopWpg | ForgetWpg):
                     self.found.outside.append(event)
             case OperationSubmitted():
-                if event.operation_id not in self._sent:
-                    self._sent.add(event.operation_id)
+                if event.operation_id not in self._job_of:
                     self._job_of[event.operation_id] = event.job_id
                     self._post(event.job_id, event, idx=idx)
             case DeploymentRequested():
                 self._job_of[event.deployment_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
             case JobSubmitted() | JobEndRequested():
+                self._job_of[event.job_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
             case PayloadStaged() | PayloadRefused():
                 self._post(self._job_of.get(event.operation_id), event, idx=idx)
             case Acknowledged():
                 self._post(self._job_of.get(event.deployment_id), event, idx=idx)
             case _:
-                if isinstance(event, NodeJoined):
-                    self.found.joined_us[event.node_id] = event.at_us
                 self.found.outside.append(event)
 
-    def _action(self, action: Action, *, at_us: int) -> None:
-        match action:
-            case StartOperation():
-                self._ordered["start", action.operation_id] = at_us
-            case MoveState():
-                self._ordered["move", action.move_id] = at_us
-                self._moving[action.move_id] = action
-            case CarryState():
-                self._ordered["move", action.move_id] = at_us
-            case SpawnWpg():
-                self._ordered["spawn", action.wpg_id] = at_us
-                self._spawned[action.wpg_id] = action
-            case StopWpg():
-                self._ordered["stop", action.wpg_id] = at_us
-            case ForgetWpg():
-                self._ordered["forget", action.wpg_id] = at_us
-            case _:
-                self._answer(action, at_us=at_us)
-
     def _answer(self, action: Action, *, at_us: int) -> None:
-        found = answer_key(action)
-        if found is None:
-            return
-        match action:
-            case AnswerOperation() | RefuseOperation():
-                job_id = self._job_of.get(action.operation_id)
-            case DeploymentChanged():
-                job_id = self._job_of.get(action.deployment_id)
-            case JobChanged():
-                job_id = action.job_id
-            case _:
-                return
-        if job_id in self.found.jobs:
-            self.found.jobs[job_id].append(Moment(at_us=at_us, key=found))
+        key = answer_key(action) if isinstance(action, Answer) else None
+        if key is not None and isinstance(action, Answer):
+            job_id = self._job_of.get(subject_of(action))
+            if job_id is not None:
+                self.found.jobs[job_id].append(Moment(at_us=at_us, key=key))
 
     def _post(self, job_id: JobId | None, event: Event, *, idx: int) -> None:
         if job_id is not None:
             moment = Moment(at_us=event.at_us, key=Key(What.SENT, idx), event=event)
             self.found.jobs.setdefault(job_id, []).append(moment)
 
-    def _took(self, what: str, wpg_id: WpgId, at_us: int, *, into: list[int]) -> None:
-        ordered_us = self._ordered.get((what, wpg_id))
-        if ordered_us is not None:
+    def _order(self, subject: object) -> tuple[Action | None, int]:
+        """Return the last order about a subject and when it was given."""
+        return self._ordered.get(subject, (None, 0))
+
+    def _took(self, wpg_id: WpgId, at_us: int, *, into: list[int]) -> None:
+        order, ordered_us = self._order(wpg_id)
+        if order is not None:
             into.append(at_us - ordered_us)
 
     def _finished(self, event: OperationFinished) -> None:
         operation = self._core.cluster.operations.get(event.operation_id)
-        started_us = self._ordered.get(("start", event.operation_id))
-        if operation is None or started_us is None:
+        order, started_us = self._order(event.operation_id)
+        if operation is None or order is None:
             return
         deployment = self._core.cluster.deployments[operation.deployment_id]
         known = (deployment.deployment_id, operation.kind)
@@ -271,37 +257,28 @@ class _Watcher:
         )
         self._known.add(known)
 
-    def _moved(self, event: ResidencyMoved) -> None:
-        order = self._moving.get(event.move_id)
-        wpg = self._core.cluster.wpgs.get(event.wpg_id)
-        if order is not None and wpg is not None:
-            self._move(event, deployment_id=wpg.deployment_id, to=order.to)
-
-    def _carried(self, event: StateCarried) -> None:
-        if ("move", event.move_id) in self._ordered:
-            self._move(event, deployment_id=event.deployment_id, to=None)
-
-    def _move(
-        self,
-        event: ResidencyMoved | StateCarried,
-        *,
-        deployment_id: DeploymentId,
-        to: Residency | None,
-    ) -> None:
-        self.found.moves.append(
-            MoveSample(
-                deployment_id=deployment_id,
-                to=to,
-                nbytes=event.nbytes,
-                elapsed_us=event.at_us - self._ordered["move", event.move_id],
+    def _moved(self, event: ResidencyMoved | StateCarried) -> None:
+        order, ordered_us = self._order(event.move_id)
+        deployment_id = None
+        if isinstance(order, CarryState):
+            deployment_id = order.deployment_id
+        elif isinstance(order, MoveState) and order.wpg_id in self._core.cluster.wpgs:
+            deployment_id = self._core.cluster.wpgs[order.wpg_id].deployment_id
+        if deployment_id is not None:
+            self.found.moves.append(
+                MoveSample(
+                    deployment_id=deployment_id,
+                    to=order.to if isinstance(order, MoveState) else None,
+                    nbytes=event.nbytes,
+                    elapsed_us=event.at_us - ordered_us,
+                )
             )
-        )
 
     def _spawn_ended(self, event: WpgReady | SpawnFailed) -> None:
-        order = self._spawned.pop(event.wpg_id, None)
-        if order is None:
+        order, ordered_us = self._order(event.wpg_id)
+        if not isinstance(order, SpawnWpg):
             return
-        ordered_us = self._ordered["spawn", event.wpg_id]
+        del self._ordered[event.wpg_id]
         deployment = self._core.cluster.deployments.get(order.deployment_id)
         self.found.spawns.append(
             SpawnSample(
@@ -316,8 +293,8 @@ class _Watcher:
         )
 
 
-def answer_key(action: Action) -> Key | None:
-    """Return what an action settles for its job, if it settles anything."""
+def answer_key(action: Answer) -> Key | None:
+    """Return what an answer settles for its job, if it settles anything."""
     match action:
         case AnswerOperation():
             return Key(What.ANSWERED, action.operation_id.hex())
@@ -329,8 +306,6 @@ def answer_key(action: Action) -> Key | None:
             return None if is_starting else Key(What.READY, action.deployment_id)
         case JobChanged():
             return Key(What.ENDED, action.job_id) if action.state in ENDED else None
-        case _:
-            return None
 
 
 def is_tried_again(action: RefuseOperation) -> bool:

@@ -26,11 +26,13 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
+from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.jobs import ROLLOUT, Losses, Operation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, TRAIN_KIND, Nodes
 from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record
+from plexsvc.sim.trace_costs import TraceCosts
 
 KINDS: Final = (
     OperationKind.FORWARD,
@@ -96,12 +98,10 @@ class TraceClient(Client):
     seed: int
     nodes: Nodes
     turnstile: Turnstile
-    durations_us: dict[OperationId, int]
-    """Tells the costs what each of its operations takes."""
-    record_of: dict[DeploymentId, Record]
-    """Its training deployments are entered here."""
-    rollout_record_of: dict[DeploymentId, Record]
-    """A rollout deployment on nodes of the cluster is entered here."""
+    costs: TraceCosts
+    """Told what each of its operations takes."""
+    books: Books
+    """Told which deployments are its own."""
 
     _run: Run = field(init=False)
     _dealt: dict[str, dict[str, OperationKind]] = field(init=False)
@@ -202,10 +202,10 @@ class TraceClient(Client):
         demand = self.record.job.demand
         requests = [self._deployment(name, num_devices=demand.num_units) for name in self._dealt]
         for request in requests:
-            self.record_of[request.deployment_id] = self.record
+            self.books.record_of[request.deployment_id] = self.record
         rollout = self._deployment("rollout", num_devices=demand.rollout_units or 1)
         if demand.rollout_units:
-            self.rollout_record_of[rollout.deployment_id] = self.record
+            self.books.rollout_record_of[rollout.deployment_id] = self.record
         requests.append(rollout)
         self._wanted = tuple(request.deployment_id for request in requests)
         return [Post(now_us, request) for request in requests]
@@ -313,7 +313,7 @@ class TraceClient(Client):
         deployment_id = self._named(name)
         seq = self._seqs[deployment_id] = self._seqs.get(deployment_id, 0) + 1
         operation_id = _id_of(deployment_id, seq)
-        self.durations_us[operation_id] = duration_us
+        self.costs.durations_us[operation_id] = duration_us
         return OperationSubmitted(
             operation_id=operation_id,
             job_id=self.job_id,

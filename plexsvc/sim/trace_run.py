@@ -50,7 +50,7 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = 
         num_rollouts=num_beside,
         has_hope=lambda: any(job.has_hope for job in jobs),
     )
-    books = Books(record_of={}, rollout_record_of={})
+    books = Books()
     costs = TraceCosts(cluster=workload.cluster, seed=seed, record_of=books.record_of)
     turnstile = Turnstile()
     for job in workload.jobs:
@@ -59,9 +59,8 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = 
             seed=seed,
             nodes=nodes,
             turnstile=turnstile,
-            durations_us=costs.durations_us,
-            record_of=books.record_of,
-            rollout_record_of=books.rollout_record_of,
+            costs=costs,
+            books=books,
         )
         jobs.append(client)
     clients: list[Client] = [nodes, *jobs]

@@ -47,7 +47,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import Fault
-from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
+from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts, subject_of
 from plexsvc.sim.costs import Costs, Took, Work
 
 
@@ -103,8 +103,9 @@ class VirtualDriver:
         self._awaited += _is_awaited(post, client)
         heapq.heappush(self._heap, (post.at_us, self._made, post, client))
 
-    def tell(self, answer: Answer, client: Client | None) -> None:
+    def tell(self, answer: Answer) -> None:
         """Give an answer to its client, if it has one."""
+        client = self.client_of.get(subject_of(answer))
         if client is not None:
             self._post(client.told(answer, now_us=self.now_us), client)
 
@@ -227,15 +228,8 @@ def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
 
 
 def _end_operation(driver: VirtualDriver, action: AnswerOperation | RefuseOperation) -> None:
-    driver.tell(action, driver.client_of.pop(action.operation_id, None))
-
-
-def _tell_deployment(driver: VirtualDriver, action: DeploymentChanged) -> None:
-    driver.tell(action, driver.client_of.get(action.deployment_id))
-
-
-def _tell_job(driver: VirtualDriver, action: JobChanged) -> None:
-    driver.tell(action, driver.client_of.get(action.job_id))
+    driver.tell(action)
+    driver.client_of.pop(action.operation_id, None)
 
 
 PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = MappingProxyType(
@@ -250,8 +244,8 @@ PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = Ma
         SetTimer: _set_timer,
         AnswerOperation: _end_operation,
         RefuseOperation: _end_operation,
-        DeploymentChanged: _tell_deployment,
-        JobChanged: _tell_job,
+        DeploymentChanged: VirtualDriver.tell,
+        JobChanged: VirtualDriver.tell,
     }
 )
 """How an action is performed. One that takes no time and answers nobody has no entry."""
