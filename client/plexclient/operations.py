@@ -1,14 +1,17 @@
-"""Operation stream of a connection: operations out, answers back by id.
+"""Caller's end of a stream of operations: operations out, answers back by id.
+
+The client speaks `Router.Operate` with it, and a router apart `Scheduler.Operate`.
 
 Theory of operation. A message on an open stream costs a fraction of a call of its own. The stream
-is opened with the first operation and again with the first one after a loss. It has two tasks, for
-gRPC drops a call when whoever writes to it is cancelled: operations wait for the writer, their
-callers for a future, and giving up on one disturbs no other. The writer starts when the router's
-headers have come, which say that the caller is known: a write that meets a refusal would hide it.
+is opened with the first operation and again with the first one after a loss. It has two tasks,
+because gRPC drops a call when whoever writes to it is cancelled: operations wait for the writer,
+their callers for a future, and giving up on one disturbs no other. The writer starts when the
+server's headers have come, which say that the caller is known: a write that meets a refusal would
+hide it.
 
-A lost stream fails all who wait on it, each with an error of its own, and each is tried again by
-its caller under the same id. No stream has a deadline: an attempt has, and pings find a peer that
-is silent. Several attempts of one id may wait at once; the first answer is for all of them.
+If the stream breaks, everyone who waits on it gets an error of their own, and sends the operation
+again under its id. A stream has no deadline: an attempt has one, and pings find a silent peer.
+Several attempts of one id may wait at once; the first answer is for all of them.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ OpenCall = Callable[[], Any]  # gRPC's call objects are untyped
 class Operations:
     """Operations and their answers on a stream that is opened when needed. Lives on one loop."""
 
-    def __init__(self, open_call: OpenCall) -> None:
+    def __init__(self, open_call: OpenCall, *, method: str = "Router.Operate") -> None:
         self._open_call = open_call
+        self._method = method
         self._stream: _Stream | None = None
 
     async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
@@ -42,12 +46,12 @@ class Operations:
 
         Raises:
             PlexError: `unavailable` when the stream was lost or the time is over: ask again under
-                the same id; `payload_too_large`; what the router ended the stream with.
+                the same id; `payload_too_large`; what the server ended the stream with.
         """
         _check_size(operation)
         stream = self._stream
         if stream is None or stream.is_lost:
-            stream = self._stream = _Stream(self._open_call())
+            stream = self._stream = _Stream(self._open_call(), method=self._method)
         return await stream.ask(operation, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
@@ -59,8 +63,10 @@ class Operations:
 class _Stream:
     """One stream: what waits to be written, and who waits for which answer."""
 
-    def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call object is untyped
+    def __init__(self, call: Any, *, method: str) -> None:  # noqa: ANN401 - gRPC's call object is untyped
         self._call = call
+        self._method = method
+        self._server = f"the {method.partition('.')[0].lower()}"
         self._unsent: dict[bytes, operations_pb2.Operation] = {}
         self._has_unsent = asyncio.Event()
         self._due: dict[bytes, list[asyncio.Future[Result]]] = {}
@@ -111,13 +117,14 @@ class _Stream:
         try:
             while (result := await self._call.read()) is not grpc.aio.EOF:
                 if result is None:  # what gRPC makes of bytes it cannot parse
-                    return _lost("an answer from the router is no OperationResult", status="OK")
+                    text = f"an answer from {self._server} is no OperationResult"
+                    return _lost(text, status="OK")
                 for future in self._due.pop(result.operation_id, ()):
                     if not future.done():
                         future.set_result(result)
         except grpc.aio.AioRpcError as failure:
             return self._reason(failure)
-        return _lost("the router ended the stream of operations", status="OK")
+        return _lost(f"{self._server} ended the stream of operations", status="OK")
 
     async def _write(self) -> None:
         try:
@@ -136,14 +143,14 @@ class _Stream:
         if status is grpc.StatusCode.UNIMPLEMENTED:
             return PlexError(
                 ErrorCode.INTERNAL,
-                "the router does not know Router.Operate: it is older than this client; upgrade "
-                "the service, or use the plexclient of its version",
+                f"{self._server} does not know {self._method}: it is older than this client; "
+                "upgrade the service, or use the plexclient of its version",
                 **{STATUS_FACT: status.name},
             )
         if status is grpc.StatusCode.INTERNAL and self._is_write_broken:
             text = f"the stream of operations broke off: {failure.details()}"
             return _lost(text, status=grpc.StatusCode.UNAVAILABLE.name)
-        return error_of(failure)
+        return error_of(failure, text=f"{self._server} did not answer:")
 
     def _fail(self, why: PlexError | None) -> None:
         for futures in self._due.values():

@@ -26,7 +26,6 @@ from plexclient.wire.v1 import worker_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import Card, default_state_dir, make_state_dir, remove_card, write_card
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.frames.server import serving
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
@@ -101,8 +100,6 @@ class ClusterConfig:
     scheduler_listen: str = ""
     """Where routers that run apart reach the scheduler and the rollout manager; it trusts them:
     never a public address. For a wildcard such as 0.0.0.0 set `scheduler.rollout_address`, too."""
-    scheduler_line_port: int = 0
-    """Where, on that host, they send operations without gRPC; 0 takes a free port."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
@@ -250,7 +247,6 @@ class _Inner:
 
     server: grpc.aio.Server | None = None
     address: str = ""
-    line_port: int = 0
     rollout_address: str = ""
 
     async def serve(
@@ -262,17 +258,7 @@ class _Inner:
         add_scheduler(scheduler, self.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
-        host = self.address.rpartition(":")[0].strip("[]")
-        try:
-            scheduler.line_port = await stack.enter_async_context(
-                serving(host, self.line_port, scheduler.answer)
-            )
-        except OSError as error:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"cannot listen on scheduler_line_port = {self.line_port}: {error}; 0 takes a free "
-                "one",
-            ) from error
+        stack.callback(scheduler.streams.stop)
         await self.server.start()
 
 
@@ -292,7 +278,6 @@ def _open_inner(config: ClusterConfig) -> _Inner:
     return _Inner(
         server=server,
         address=address,
-        line_port=config.scheduler_line_port,
         rollout_address=told or address,
     )
 

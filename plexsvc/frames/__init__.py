@@ -1,1 +1,1 @@
-"""Operations as frames on TCP connections, where a gRPC call would cost too much."""
+"""Order lines to ranks: operations as frames on TCP connections."""

@@ -1,8 +1,7 @@
-"""Numbered messages on a byte stream: length, number, checksum, body.
+"""Frames on a byte stream: length, number, checksum, body.
 
-What a line between two of our processes carries where a call of gRPC for each message costs more
-than the message. A stream that was cut, doubled or garbled shows as a bad frame, never as a message
-nobody sent.
+Orders travel to ranks as frames, because a call of gRPC for each would cost more than the message.
+A stream that was cut, doubled or garbled shows as a bad frame, never as a message nobody sent.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A line of orders to one process: requests and replies without gRPC, and what tells it is dead.
+"""Order line to a rank: requests and replies as frames, without gRPC.
 
-Theory of operation. One TCP connection for each peer (a rank; a scheduler that a router goes to),
-opened with the first order, carries frames
-(`frames`) both ways; replies come by number. A process that dies ends its connections, and whoever
-waits hears so at once. One that is stopped, or whose machine is gone, does not: while an answer is
-due, the gRPC channel to it, which pings, is looked at every second, and the line is given up when
-that has not been alive for as long as gRPC itself would wait. The sender then asks again, which
-attaches to what runs or gets the recorded answer.
+Theory of operation. One TCP connection for each rank, opened with the first order, carries frames
+(`framing`) both ways; replies come by number. A process that dies ends its connections, so whoever
+waits hears of it at once. A process that is stopped, or whose machine is gone, does not. While an
+answer is due, the line therefore looks every second at the gRPC channel to the rank, which pings.
+It is given up when the channel has not been alive for as long as gRPC itself would wait. The sender
+then asks again, which attaches to what runs or gets the recorded answer.
 """
 
 from __future__ import annotations

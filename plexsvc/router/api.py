@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Final, Protocol, TypeVar
 
-import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from plexclient.operations import Operations
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
-from plexclient.wire.v1 import worker_pb2
-from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.frames.line import OrderLine
+from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
 from plexsvc.router.config import RouterConfig
 from plexsvc.rpc import services
 
 Reply = TypeVar("Reply", bound=Message)
+
+NUM_STREAMS: Final = 32
+"""Streams of operations to a scheduler; a deployment uses one of them. A stream carries one message
+each way in a turn of the event loop, so a burst would queue on a single one."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Scheduler"]
 
@@ -57,9 +59,10 @@ class RemoteScheduler:
 
     def __init__(self, channel: grpc.aio.Channel, *, config: RouterConfig) -> None:
         self._channel = channel
-        self._host = config.scheduler.rpartition(":")[0].strip("[]")
-        self._line: OrderLine[ops.OperationResult] | None = None
-        self._has_line = True
+        stub = service_pb2_grpc.SchedulerStub(channel)
+        self._streams = [
+            Operations(stub.Operate, method="Scheduler.Operate") for _ in range(NUM_STREAMS)
+        ]
         self._control_s = config.control_timeout_us / 1e6
         self._wait_s = config.wait_timeout_us / 1e6
         self._timeouts_s: Mapping[str, float] = {
@@ -75,41 +78,10 @@ class RemoteScheduler:
 
     async def submit(self, operation: ops.Operation) -> ops.OperationResult:
         """Run an operation."""
-        line = self._line or await self._find_line()
-        if line is None:
-            return await self.call("SubmitOperation", operation, ops.OperationResult)
-        try:
-            return await line.execute(operation, timeout_s=self._wait_s)
-        except OSError as error:
-            if line is self._line:
-                self._line = None  # the next call asks where it is now
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"the line to the scheduler broke ({error}); ask again: an operation runs once",
-            ) from error
+        stream = self._streams[hash(operation.deployment_id) % NUM_STREAMS]
+        return await stream.ask(operation, timeout_s=self._wait_s)
 
-    async def _find_line(self) -> OrderLine[ops.OperationResult] | None:
-        """Return the way to submit operations without gRPC, if the scheduler offers one.
-
-        Raises:
-            PlexError: the scheduler does not answer.
-        """
-        if not self._has_line:
-            return None
-        reply = await self.call("GetLine", pb.LineRequest(), pb.LineReply)
-        self._has_line = reply.port > 0
-        if self._has_line and self._line is None:
-            self._line = OrderLine(
-                self._host, reply.port, reply=ops.OperationResult, is_alive=self._is_alive
-            )
-        return self._line
-
-    def _is_alive(self) -> bool:
-        state = self._channel.get_state(try_to_connect=True)
-        return state is grpc.ChannelConnectivity.READY
-
-    def close(self) -> None:
-        """Close the line; the channel is its owner's."""
-        self._has_line = False
-        if self._line is not None:
-            self._line.close()
+    async def aclose(self) -> None:
+        """End the streams of operations; the channel is its owner's."""
+        for stream in self._streams:
+            await stream.aclose()

@@ -51,7 +51,7 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
         router.stop()
         await server.stop(STOP_GRACE_S)
         await router.aclose()
-        scheduler.close()
+        await scheduler.aclose()
         await channel.close()
 
 

@@ -29,9 +29,9 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.operating import OperationStreams
 from plexsvc.router.relay import Uploads
 from plexsvc.router.validation import OperationRules, bad_request, check_identity
+from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
 
 
@@ -68,7 +68,7 @@ class RouterServicer:
             frames=frames,
         )
         self.operations = OperationStreams(
-            self.submit_operation, max_operations=config.max_operations_per_stream
+            max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
         )
 
     def stop(self) -> None:
@@ -168,7 +168,8 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         return handle
 
     async def operate(_: object, context: Context) -> None:
-        await router.operations.serve(context, tenant=router.tenants.caller(context))
+        tenant = router.tenants.caller(context)
+        await router.operations.serve(context, partial(router.submit_operation, tenant=tenant))
 
     calls = {name: known(partial(router.control.forward, name)) for name in METHODS} | {
         "KeepAlive": known(router.keep_alive),

@@ -32,6 +32,9 @@ class SchedulerConfig(Limits):
     longer ago, are deleted; jobs and deployments stay. A running scheduler's journal is kept."""
     max_inbox: int = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
+    max_operations_per_stream: int = 65_536
+    """Operations that one router apart may have under way; the next is refused with `queue_full`
+    and may be submitted again."""
     max_batch: int = 256
     """Events decided and journaled together."""
     max_held_payload_bytes: int = 256 << 20

@@ -23,6 +23,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import add_service, unary_methods
 
 Reply = TypeVar("Reply", bound=Message)
@@ -185,17 +186,13 @@ class FakeScheduler:
         )
 
 
-async def _no_line(*_: object) -> pb.LineReply:
-    return pb.LineReply()
-
-
 @asynccontextmanager
 async def serve(fake: FakeScheduler) -> AsyncIterator[str]:
     """Serve the fake on a free port of loopback; yield its target."""
     server: grpc.aio.Server = new_server()
     calls = {name: getattr(fake, name) for name in unary_methods(SERVICE) if hasattr(fake, name)}
-    calls["GetLine"] = _no_line
-    calls["SubmitOperation"] = lambda operation, _: fake.submit(operation)
+    streams = OperationStreams(max_operations=64, key="scheduler.max_operations_per_stream")
+    calls["Operate"] = lambda _, context: streams.serve(context, fake.submit)
     add_service(server, SERVICE, calls=calls)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

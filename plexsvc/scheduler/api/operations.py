@@ -42,7 +42,6 @@ class Operations:
             max_bytes=max_early_bytes,
             keep_us=driver.config.staging_timeout_us,
         )
-        self.methods: Final = {"PayloadStaged": self.payload_staged, "GetResult": self.get_result}
 
     async def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
         """Run, attach to or answer an operation from the record; errors travel in the result."""

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexclient.wire.v1 import service_pb2
+from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
@@ -38,17 +39,17 @@ class SchedulerServicer:
     """The calls of routers on one driver."""
 
     def __init__(self, driver: LiveScheduler) -> None:
-        self.line_port = 0
-        """Where `answer` is served, told to routers."""
-        self._operations = Operations(driver)
-        self.submit = self._operations.submit
+        operations = Operations(driver)
+        self.submit = operations.submit
+        self.streams = OperationStreams(
+            max_operations=driver.config.max_operations_per_stream,
+            key="scheduler.max_operations_per_stream",
+        )
         bound = {name: partial(m, driver) for table in TABLES for name, m in table.items()}
         self.methods: Methods = {
             **bound,
-            "GetResult": self._operations.get_result,
-            "PayloadStaged": self._operations.payload_staged,
-            "SubmitOperation": self._operations.submit,
-            "GetLine": self._get_line,
+            "GetResult": operations.get_result,
+            "PayloadStaged": operations.payload_staged,
         }
 
     async def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
@@ -61,18 +62,6 @@ class SchedulerServicer:
         assert isinstance(found, reply), (method, found)
         return found
 
-    async def answer(self, order: bytes) -> bytes:
-        """Do what `submit` does, from bytes to bytes.
-
-        Raises:
-            DecodeError: `order` is no operation.
-        """
-        result = await self.submit(operations_pb2.Operation.FromString(order))
-        return result.SerializeToString()
-
-    async def _get_line(self, _: service_pb2.LineRequest) -> service_pb2.LineReply:
-        return service_pb2.LineReply(port=self.line_port)
-
 
 def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:
     """Serve the Scheduler service on `server`."""
@@ -82,5 +71,8 @@ def add_to_server(servicer: SchedulerServicer, server: grpc.aio.Server) -> None:
     ) -> Callable[[Any, Context], Awaitable[Message]]:
         return lambda request, _: method(request)
 
+    async def operate(_: object, context: Context) -> None:
+        await servicer.streams.serve(context, servicer.submit)
+
     calls = {name: handled(method) for name, method in servicer.methods.items()}
-    add_service(server, SERVICE, calls=calls)
+    add_service(server, SERVICE, calls=calls | {"Operate": operate})

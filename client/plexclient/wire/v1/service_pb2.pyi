@@ -53,16 +53,6 @@ operators_only: _descriptor.FieldDescriptor
 WAITS_FIELD_NUMBER: _ClassVar[int]
 waits: _descriptor.FieldDescriptor
 
-class LineRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class LineReply(_message.Message):
-    __slots__ = ("port",)
-    PORT_FIELD_NUMBER: _ClassVar[int]
-    port: int
-    def __init__(self, port: _Optional[int] = ...) -> None: ...
-
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown")
     class LabelsEntry(_message.Message):

@@ -1093,8 +1093,8 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.GetDeploymentRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.Deployment.FromString,
                 _registered_method=True)
-        self.SubmitOperation = channel.unary_unary(
-                '/plexsvc.v1.Scheduler/SubmitOperation',
+        self.Operate = channel.stream_stream(
+                '/plexsvc.v1.Scheduler/Operate',
                 request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
                 _registered_method=True)
@@ -1173,11 +1173,6 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
-        self.GetLine = channel.unary_unary(
-                '/plexsvc.v1.Scheduler/GetLine',
-                request_serializer=plexsvc_dot_v1_dot_service__pb2.LineRequest.SerializeToString,
-                response_deserializer=plexsvc_dot_v1_dot_service__pb2.LineReply.FromString,
-                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -1214,8 +1209,9 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitOperation(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Operate(self, request_iterator, context):
+        """as Router.Operate
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1311,13 +1307,6 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetLine(self, request, context):
-        """Where SubmitOperation is taken without gRPC, on the same host.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1346,8 +1335,8 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetDeploymentRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.Deployment.SerializeToString,
             ),
-            'SubmitOperation': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitOperation,
+            'Operate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Operate,
                     request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
                     response_serializer=plexsvc_dot_v1_dot_operations__pb2.OperationResult.SerializeToString,
             ),
@@ -1425,11 +1414,6 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
-            ),
-            'GetLine': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetLine,
-                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.LineRequest.FromString,
-                    response_serializer=plexsvc_dot_v1_dot_service__pb2.LineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1579,7 +1563,7 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
-    def SubmitOperation(request,
+    def Operate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1589,10 +1573,10 @@ class Scheduler:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/plexsvc.v1.Scheduler/SubmitOperation',
+            '/plexsvc.v1.Scheduler/Operate',
             plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
             plexsvc_dot_v1_dot_operations__pb2.OperationResult.FromString,
             options,
@@ -2000,33 +1984,6 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/GetReport',
             plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLine(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/plexsvc.v1.Scheduler/GetLine',
-            plexsvc_dot_v1_dot_service__pb2.LineRequest.SerializeToString,
-            plexsvc_dot_v1_dot_service__pb2.LineReply.FromString,
             options,
             channel_credentials,
             insecure,

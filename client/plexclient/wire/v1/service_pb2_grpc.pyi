@@ -273,7 +273,8 @@ class SchedulerStub:
     EndJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]
     GetDeployment: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]
-    SubmitOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
+    Operate: _grpc.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]
+    """as Router.Operate"""
     GetResult: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetResultRequest, _operations_pb2.OperationResult]
     PayloadStaged: _grpc.UnaryUnaryMultiCallable[_service_pb2.PayloadStagedRequest, _service_pb2.PayloadStagedReply]
     """before or after its operation"""
@@ -290,8 +291,6 @@ class SchedulerStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
-    GetLine: _grpc.UnaryUnaryMultiCallable[_service_pb2.LineRequest, _service_pb2.LineReply]
-    """Where SubmitOperation is taken without gRPC, on the same host."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -303,7 +302,8 @@ class SchedulerAsyncStub(SchedulerStub):
     EndJob: _aio.UnaryUnaryMultiCallable[_service_pb2.EndJobRequest, _service_pb2.Job]  # type: ignore[assignment]
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.CreateDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
     GetDeployment: _aio.UnaryUnaryMultiCallable[_service_pb2.GetDeploymentRequest, _service_pb2.Deployment]  # type: ignore[assignment]
-    SubmitOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
+    Operate: _aio.StreamStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.OperationResult]  # type: ignore[assignment]
+    """as Router.Operate"""
     GetResult: _aio.UnaryUnaryMultiCallable[_service_pb2.GetResultRequest, _operations_pb2.OperationResult]  # type: ignore[assignment]
     PayloadStaged: _aio.UnaryUnaryMultiCallable[_service_pb2.PayloadStagedRequest, _service_pb2.PayloadStagedReply]  # type: ignore[assignment]
     """before or after its operation"""
@@ -320,8 +320,6 @@ class SchedulerAsyncStub(SchedulerStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
-    GetLine: _aio.UnaryUnaryMultiCallable[_service_pb2.LineRequest, _service_pb2.LineReply]  # type: ignore[assignment]
-    """Where SubmitOperation is taken without gRPC, on the same host."""
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -356,11 +354,12 @@ class SchedulerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.Deployment, _abc.Awaitable[_service_pb2.Deployment]]: ...
 
-    def SubmitOperation(
+    def Operate(
         self,
-        request: _operations_pb2.Operation,
+        request_iterator: _MaybeAsyncIterator[_operations_pb2.Operation],
         context: _ServicerContext,
-    ) -> _typing.Union[_operations_pb2.OperationResult, _abc.Awaitable[_operations_pb2.OperationResult]]: ...
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.OperationResult], _abc.AsyncIterator[_operations_pb2.OperationResult]]:
+        """as Router.Operate"""
 
     def GetResult(
         self,
@@ -452,12 +451,5 @@ class SchedulerServicer:
         request: _service_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
-
-    def GetLine(
-        self,
-        request: _service_pb2.LineRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.LineReply, _abc.Awaitable[_service_pb2.LineReply]]:
-        """Where SubmitOperation is taken without gRPC, on the same host."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

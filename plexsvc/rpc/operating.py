@@ -1,23 +1,24 @@
-"""`Router.Operate`: a client's operations and their answers on one long-lived stream.
+"""Server of a stream of operations: `Router.Operate` to clients, `Scheduler.Operate` to routers.
 
 Theory of operation. Opening a stream costs a call once; an operation on it costs a message each
-way, a fraction of what gRPC's machinery for a call of its own does. The caller is authenticated
-once, and told so by the stream's headers. One task reads, and never waits for an operation, since
-what it reads next may be what that one waits for; each operation is answered by a task of its own.
-Answers are written one after the other, as gRPC asks. `router.max_operations_per_stream` bounds
-the tasks and the answers not yet written: what comes beyond is refused by the reader itself, so a
-client that does not read its answers is not read from either.
+way, a fraction of what gRPC's machinery for a call of its own does. The stream's headers tell the
+caller that it is taken. One task reads. It never waits for an operation, since what it reads next
+may be what that one waits for; each operation is answered by a task of its own. Answers are written
+one after the other, as gRPC asks. A limit bounds the tasks and the answers not yet written. The
+reader itself refuses what comes beyond it, so a caller that does not read its answers is not read
+from either.
 
 An operation sent again while it is under way is asked about anew, in place of the first time: one
-task an id, one answer for both. A client that has sent all (half-closed) still gets its answers.
-With the stream ends the waiting, never the operation: the scheduler's record keeps the answer.
+task and one answer for each id. A caller that has sent all (half-closed) still gets its answers.
+Closing the stream stops the waiting, not the operation. The scheduler keeps the result.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -25,49 +26,39 @@ from google.protobuf.message import DecodeError
 from plexclient.wire.errors import refused
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import TenantId, show
+from plexsvc.ids import show
 from plexsvc.log import Log
-from plexsvc.router.validation import bad_request
 from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
+from plexsvc.rpc.services import Context
 
 log = Log(__name__)
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 FRAMING_BYTES: Final = 1024
 """What of a message's limit is left to whoever frames it."""
 
 
-class Submit(Protocol):
-    """Admits an operation and returns its answer, a refusal too; raises for nothing but bugs."""
-
-    def __call__(
-        self, operation: ops.Operation, *, tenant: TenantId
-    ) -> Awaitable[ops.OperationResult]:
-        """Return the answer when it is there."""
-        ...
+Submit = Callable[[ops.Operation], Awaitable[ops.OperationResult]]
+"""Returns an operation's answer, a refusal too; raises for nothing but bugs."""
 
 
 class OperationStreams:
-    """The streams of operations open at a router."""
+    """The streams of operations open at one server."""
 
-    def __init__(self, submit: Submit, *, max_operations: int) -> None:
-        self._submit = submit
-        self._max_operations = max_operations
+    def __init__(self, *, max_operations: int, key: str) -> None:
+        self._limit = Limit(max_operations, key)
         self._open: set[_Stream] = set()
         self._is_stopping = False
 
-    async def serve(self, context: Context, *, tenant: TenantId) -> None:
-        """Answer what comes on one stream, given and taken as bytes, until the client ends it.
+    async def serve(self, context: Context, submit: Submit) -> None:
+        """Answer what comes on one stream, given and taken as bytes, until the caller ends it.
 
         Raises:
-            PlexError: `bad_request` for bytes that are no operation; `unavailable` when the router
+            PlexError: `bad_request` for bytes that are no operation; `unavailable` when the server
                 stops. Nothing is under way on the stream any more then.
         """
         if self._is_stopping:
-            raise _stopping()
-        stream = _Stream(
-            context, submit=self._submit, tenant=tenant, max_operations=self._max_operations
-        )
+            raise self._limit.stopping()
+        stream = _Stream(context, submit=submit, limit=self._limit)
         self._open.add(stream)
         try:
             await stream.run()
@@ -78,19 +69,43 @@ class OperationStreams:
         """Read no further operations; a stream ends when those under way on it are answered."""
         self._is_stopping = True
         for stream in self._open:
-            stream.stop(_stopping())
+            stream.stop(self._limit.stopping())
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many operations a stream may have under way, and the key of the server's table for it."""
+
+    max_operations: int
+    key: str
+
+    @property
+    def server(self) -> str:
+        """Who serves."""
+        return self.key.partition(".")[0]
+
+    def stopping(self) -> PlexError:
+        """Return why a server that stops ends its streams."""
+        text = f"the {self.server} stops; submit again, here or at another"
+        return PlexError(ErrorCode.UNAVAILABLE, text)
+
+    def full(self, operation_id: bytes) -> PlexError:
+        """Return why an operation is not taken."""
+        return PlexError(
+            ErrorCode.QUEUE_FULL,
+            f"{show(operation_id)} not accepted: {self.max_operations} operations are under way "
+            f"on its stream already ({self.key}); await some of them and submit it again",
+            limit=self.max_operations,
+        )
 
 
 class _Stream:
     """One stream: who waits on it for what, and whose turn it is to write."""
 
-    def __init__(
-        self, context: Context, *, submit: Submit, tenant: TenantId, max_operations: int
-    ) -> None:
+    def __init__(self, context: Context, *, submit: Submit, limit: Limit) -> None:
         self._context = context
         self._submit = submit
-        self._tenant = tenant
-        self._max_operations = max_operations
+        self._limit = limit
         self._under_way: dict[bytes, asyncio.Task[None]] = {}
         self._num_unsent = 0
         self._writing = asyncio.Lock()
@@ -123,17 +138,18 @@ class _Stream:
             earlier = self._under_way.pop(operation_id, None)
             if earlier is not None:
                 earlier.cancel()
-            elif len(self._under_way) + self._num_unsent >= self._max_operations:
-                await self._send(refused(operation_id, self._full(operation_id)))
+            elif len(self._under_way) + self._num_unsent >= self._limit.max_operations:
+                await self._send(refused(operation_id, self._limit.full(operation_id)))
                 continue
             self._under_way[operation_id] = tasks.create_task(self._run(operation, operation_id))
 
     async def _run(self, operation: ops.Operation, operation_id: bytes) -> None:
         try:
-            result = await self._submit(operation, tenant=self._tenant)
+            result = await self._submit(operation)
         except Exception as error:  # noqa: BLE001 - the edge: a bug of ours ends only its operation
-            log.error("operation failed in the router", operation_id=operation_id)  # noqa: TRY400 - it logs the cause
-            text = f"the router failed: {type(error).__name__}: {error}; its log says where"
+            log.error("operation failed", operation_id=operation_id)  # noqa: TRY400 - it logs the cause
+            failed = f"the {self._limit.server} failed: {type(error).__name__}: {error}"
+            text = f"{failed}; its log says where"
             result = refused(operation_id, PlexError(ErrorCode.INTERNAL, text))
         del self._under_way[operation_id]
         await self._send(result)
@@ -152,21 +168,13 @@ class _Stream:
             self._num_unsent -= 1
 
     def _break_off(self, error: DecodeError) -> None:
-        self._end = bad_request(
+        self._end = PlexError(
+            ErrorCode.BAD_REQUEST,
             f"the stream of operations carried bytes that are no Operation ({error}); open another "
-            "and send again what was not answered"
+            "and send again what was not answered",
         )
         for task in self._under_way.values():
             task.cancel()
-
-    def _full(self, operation_id: bytes) -> PlexError:
-        return PlexError(
-            ErrorCode.QUEUE_FULL,
-            f"{show(operation_id)} not accepted: {self._max_operations} operations are under way "
-            "on its stream already (router.max_operations_per_stream); await some of them and "
-            "submit it again",
-            limit=self._max_operations,
-        )
 
 
 def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResult:
@@ -178,7 +186,3 @@ def _too_large(result: ops.OperationResult, *, nbytes: int) -> ops.OperationResu
         f"{ops.OperationState.Name(result.state)}",
     )
     return refused(result.operation_id, error)
-
-
-def _stopping() -> PlexError:
-    return PlexError(ErrorCode.UNAVAILABLE, "the router stops; submit again, here or at another")
