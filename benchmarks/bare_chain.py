@@ -1,5 +1,7 @@
 """A bare gRPC chain: what the hops of an operation cost when nobody does anything.
 
+    python -m benchmarks.bare_chain
+
 Each hop is a process that parses an `Operation`, passes it on with a deadline and hands the
 `OperationResult` back; the last is one of as many worker processes as there are jobs. Run as a
 command it measures itself; `chain` gives other benchmarks a chain of the same hops in the same run.

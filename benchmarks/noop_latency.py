@@ -1,15 +1,17 @@
 """Latency of a no-op operation, client → router → scheduler → worker → client, journal on.
 
+    python -m benchmarks.noop_latency [--jobs 64] [--rounds 5] [--seconds 4]
+
 64 jobs on 64 virtual groups (a device and a rank process each, backend `noop`: nothing is computed)
 each issue 5 operations a second, open loop, over connections of their own, each with one stream of
-operations (`Router.Operate`) as the SDK has it; one process makes all calls with bare stubs. The
-same load goes down a bare gRPC chain of the same hops and as many worker processes, on the same
-event loop, in the same run, every hop a unary call: two hops for router and scheduler in one
-process (embedded), three for a router apart. Rounds alternate, so that drift hits all alike;
-figures are medians over rounds. `busy_cores` is what the whole machine worked, whoever for;
-`cpu_ms` is what each part worked for one operation of the open loop (`node`: agent, state manager
-and ranks; `bare`: hops and workers of both chains); `sync` is what a sync of 8 KiB takes between
-rounds: an operation waits for two.
+operations (`Router.Operate`) as the SDK has it; one process makes all calls with bare stubs. A
+router apart has one stream to the scheduler (`Scheduler.Operate`). The same load goes down a bare
+gRPC chain of the same hops and as many worker processes, on the same event loop, in the same run,
+every hop a unary call: two hops for router and scheduler in one process (embedded), three for a
+router apart. Rounds alternate, so that drift hits all alike; figures are medians over rounds.
+`busy_cores` is what the whole machine worked, whoever for; `cpu_ms` is what each part worked for
+one operation of the open loop (`node`: agent, state manager and ranks; `bare`: hops and workers of
+both chains); `sync` is what a sync of 8 KiB takes between rounds: an operation waits for two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Router memory while it relays one batch: growth of the router process's resident memory.
 
+    python -m benchmarks.router_memory [--sizes-mib 512 2048]
+
 A router process relays batches of 512 MiB and 2 GiB to a state manager stand-in that throws the
 bytes away, reading as fast as they come and then slowly. The router's resident memory is sampled
 throughout; the growth over what it had before the batch must stay below 64 MiB. Client, scheduler

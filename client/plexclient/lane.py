@@ -103,7 +103,9 @@ class Lane:
         try:
             async with self._gate:
                 ticket.sent.set()
-                result = await self._submit(ticket)
+                given = ticket.inputs
+                is_inline = given is None or given.is_inline
+                result = await (self._persist if is_inline else self._submit_staged)(ticket)
         except PlexError as error:
             if error.code not in FATAL:
                 self.session.background.start(lambda: self._fill(ticket))
@@ -117,11 +119,6 @@ class Lane:
         """Note that the operation's answer has been read: the service may forget it."""
         self.session.answered(self.deployment_id, ticket.seq)
 
-    async def _submit(self, ticket: Ticket) -> operations_pb2.OperationResult:
-        if ticket.inputs is None or ticket.inputs.is_inline:
-            return await self._persist(ticket)
-        return await self._submit_staged(ticket, given=ticket.inputs)
-
     async def _persist(self, ticket: Ticket) -> operations_pb2.OperationResult:
         link, timeout_s = self.session.link, self.session.options.attempt_timeout_s
         retry = self.session.retry(self._name(ticket))
@@ -129,17 +126,19 @@ class Lane:
             lambda: link.submit(ticket.operation, timeout_s=timeout_s), retry=retry
         )
 
-    async def _submit_staged(
-        self, ticket: Ticket, *, given: Inputs
-    ) -> operations_pb2.OperationResult:
+    async def _submit_staged(self, ticket: Ticket) -> operations_pb2.OperationResult:
         """Submit and upload at once; the service's answer counts, whatever the upload met."""
+        assert ticket.inputs is not None, ticket
+        link, options = self.session.link, self.session.options
+        retry = self.session.retry(f"the payload of {self._name(ticket)}")
+        sending = upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(outcome(self._persist(ticket)))
-            staged = group.create_task(outcome(self._upload(ticket, given=given)))
+            staged = group.create_task(outcome(sending))
             await asyncio.wait({answer, staged}, return_when=asyncio.FIRST_COMPLETED)
             refusal = staged.result() if staged.done() else None
             if refusal is not None:  # the scheduler hears of it too, and answers
-                await asyncio.wait({answer}, timeout=self.session.options.staging_settle_s)
+                await asyncio.wait({answer}, timeout=options.staging_settle_s)
             is_unanswered = refusal is not None and not answer.done()
             found = refusal if is_unanswered else await answer
             answer.cancel()
@@ -148,15 +147,6 @@ class Lane:
             raise found
         assert found is not None, ticket
         return found
-
-    async def _upload(self, ticket: Ticket, *, given: Inputs) -> None:
-        await upload(
-            self.session.link,
-            ticket.operation,
-            given=given,
-            retry=self.session.retry(f"the payload of {self._name(ticket)}"),
-            options=self.session.options,
-        )
 
     async def _fill(self, ticket: Ticket) -> None:
         """Take the number that `ticket` may have left free."""

@@ -77,8 +77,8 @@ def stage_requests(
 async def upload(
     link: Link,
     operation: operations_pb2.Operation,
-    *,
     given: Inputs,
+    *,
     retry: Retry,
     options: ClientOptions,
 ) -> None:
@@ -88,11 +88,9 @@ async def upload(
         PlexError: the service's refusal, or what retries did not overcome.
     """
     timeout_s = transfer_timeout_s(given.nbytes, options=options)
-
-    async def attempt() -> None:
-        await link.stage(stage_requests(operation, given), timeout_s=timeout_s)
-
-    await persist(attempt, retry=retry)
+    await persist(
+        lambda: link.stage(stage_requests(operation, given), timeout_s=timeout_s), retry=retry
+    )
 
 
 async def arrays_of(
