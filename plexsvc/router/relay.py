@@ -1,11 +1,11 @@
 """Upload relay: a client's payload to the nodes that need it, chunk by chunk.
 
-The header is parsed, checked and given the batch's rules. After it each message goes on as the
-bytes it came as, to every target, before the next is read: the router holds one message a target
-and what gRPC's flow control lets in. The only bytes looked at are those of `cu_seqlens`, wherever
-it lies in the bundle (bounded by `router.max_batch_sequences`): its lengths make the dispatch plan.
-When all targets have the whole bundle the scheduler is told; an upload that breaks off leaves
-nothing, and repeating one that had finished is answered at once.
+The router parses and checks the header and adds the batch's rules. It then passes each message to
+every target, as the bytes it came as, before it reads the next. So it holds one message for each
+target and what gRPC's flow control lets in. It looks only at the bytes of `cu_seqlens`, wherever
+they lie in the bundle (bounded by `router.max_batch_sequences`): their lengths make the dispatch
+plan. When all targets have the whole bundle, the router tells the scheduler. An upload that breaks
+off leaves nothing, and repeating one that had finished is answered at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class LengthsTap:
         Raises:
             PlexError: `bad_request` for a message that is no chunk, or not the next one.
         """
-        chunk = _chunk(message)
+        otherwise = "after its header an upload has only chunks; something else came"
+        chunk = _parse(message, part="chunk", otherwise=otherwise).chunk
         if chunk.offset != self._position:
             raise bad_request(
                 f"an upload's chunk starts at byte {chunk.offset}, expected {self._position}; send "
@@ -201,7 +202,8 @@ class Uploads:
             yield message
 
     async def _open(self, messages: AsyncIterator[bytes], *, tenant: TenantId) -> Upload:
-        header = _header(await anext(messages, b""))
+        otherwise = "an upload starts with its header; none came"
+        header = _parse(await anext(messages, b""), part="header", otherwise=otherwise).header
         check_operation_id(header.operation_id)
         header.tenant = tenant
         deployment = await self._deployments.get(
@@ -214,7 +216,7 @@ class Uploads:
         spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
         tap = LengthsTap(spec)
         targets = staging_targets(upload.deployment)
-        async with self._slot(), self._streams(targets) as streams:
+        async with self._streams(targets) as streams:
             await self._pump(upload, streams=streams, tap=tap)
             for stream in streams:
                 await stream.finish()
@@ -244,46 +246,31 @@ class Uploads:
                 return
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
+        """Hold one of the router's uploads, with a stream to each target."""
         if self._running >= self._config.max_uploads:
             raise PlexError(
                 ErrorCode.STAGING_FULL,
                 f"this router relays {self._running} uploads already (router.max_uploads); try "
                 "again when some have finished",
             )
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-    @asynccontextmanager
-    async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
         timeout_s = self._config.wait_timeout_us / 1e6
         streams = [Target(self._channels.to(target), timeout_s=timeout_s) for target in targets]
+        self._running += 1
         try:
             yield streams
         finally:
+            self._running -= 1
             for stream in streams:
                 stream.cancel()
 
 
-def _header(message: bytes) -> service_pb2.StageHeader:
-    request = _parse(message)
-    if request.WhichOneof("part") != "header":
-        raise bad_request("an upload starts with its header; none came")
-    return request.header
-
-
-def _chunk(message: bytes) -> common_pb2.Chunk:
-    request = _parse(message)
-    if request.WhichOneof("part") != "chunk":
-        raise bad_request("after its header an upload has only chunks; something else came")
-    return request.chunk
-
-
-def _parse(message: bytes) -> service_pb2.StageRequest:
+def _parse(message: bytes, *, part: str, otherwise: str) -> service_pb2.StageRequest:
+    """Return a message of an upload that must be its header or a chunk."""
     try:
-        return service_pb2.StageRequest.FromString(message)
+        request = service_pb2.StageRequest.FromString(message)
     except DecodeError as error:
         raise bad_request("an upload message is no StageRequest") from error
+    if request.WhichOneof("part") != part:
+        raise bad_request(otherwise)
+    return request
