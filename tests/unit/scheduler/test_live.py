@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, OperationId
 from plexsvc.scheduler.config import SchedulerConfig
@@ -458,3 +464,47 @@ async def test_an_executor_that_breaks_fails_one_operation_and_not_the_scheduler
     assert (result.state, result.error.code) == (FAILED, ErrorCode.INTERNAL)
     rig.behaviour.on_execute = None
     assert (await rig.run("job-1", "generate", name="rollout")).state == ANSWERED
+
+
+async def test_bounds_of_jobs_payloads_and_answers_are_those_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(
+        max_deployments_per_job=1,
+        max_held_payload_bytes=200,
+        max_result_bytes=1,
+        max_session_ttl_us=30_000_000,
+    )
+    async with start_rig(tmp_path, nodes=[{"train": 2}], config=config) as rig:
+        job = await rig.job("job-1", ttl_us=3_600_000_000)
+        assert job.session_ttl_us == 30_000_000
+        await rig.deploy("job-1")
+        with pytest.raises(PlexError, match=r"1 deployments \(scheduler.max_deployments_per_job"):
+            await rig.deploy("job-1", "critic")
+        large = rig.operation("job-1", "forward", payload=inline(300))
+        refused = (await rig.scheduler.submit(large)).error
+        assert refused.code == ErrorCode.QUEUE_FULL
+        assert "scheduler.max_held_payload_bytes" in refused.message
+        large.payload.CopyFrom(inline(100))
+        assert (await rig.scheduler.submit(large)).state == ANSWERED
+        assert (await rig.run("job-1")).state == ANSWERED
+        assert len(rig.driver.results) == 1  # the newest answer stays, whatever its size
+
+
+async def test_a_move_that_hangs_ends_when_it_is_configured_to(tmp_path: Path) -> None:
+    config = SchedulerConfig(move_timeout_us=300_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+
+        async def hang(_node: str, _request: statemanager_pb2.MoveRequest) -> None:
+            await asyncio.Event().wait()
+
+        for name in ("job-1", "job-2"):
+            await rig.job(name)
+            await rig.deploy(name)
+        rig.behaviour.on_move = hang
+        result = await asyncio.wait_for(rig.run("job-1", "step"), 20)
+        assert "DEADLINE_EXCEEDED" in result.error.message, result
+
+
+def inline(nbytes: int) -> common_pb2.Payload:
+    return common_pb2.Payload(inline=common_pb2.TensorBundle(data=bytes(nbytes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
@@ -335,6 +335,41 @@ def test_generates_overlap_and_a_pull_waits_for_them() -> None:
     assert world.started[1:] == [op_id("op1"), op_id("op2"), op_id("op3")]
     world.report(world.orders[0])
     assert world.started[-1] == op_id("op4")
+
+
+def test_no_more_generates_overlap_than_the_limit_allows() -> None:
+    world = FakeWorld(limits=Limits(max_overlapping_generates=2))
+    world.join(train=0, rollout=1)
+    world.bring_up("a", "rollout", rollout=True)
+    for seq in (1, 2, 3):
+        world.submit(f"op{seq}", job="a", to="rollout", seq=seq, kind=OperationKind.GENERATE)
+    assert world.started[1:] == [op_id("op1"), op_id("op2")]
+    world.report(world.orders[0])
+    assert world.started[-1] == op_id("op3")
+
+
+def test_a_payload_is_waited_for_as_long_as_configured() -> None:
+    world = FakeWorld(limits=Limits(staging_timeout_us=7_000_000))
+    world.join(train=1)
+    world.bring_up("a")
+    world.submit("big", job="a", seq=1, is_staged=False)
+    key = f"stage/{op_id('big').hex()}"
+    assert world.timers[key] == world.now_us + 7_000_000
+    (refused,) = [a for a in world.fire(key) if isinstance(a, RefuseOperation)]
+    assert refused.fault.code is ErrorCode.STAGING_TIMEOUT
+    assert "within 7 s (scheduler.staging_timeout_us)" in refused.fault.message
+
+
+def test_a_cycle_is_measured_for_as_long_as_configured() -> None:
+    world = FakeWorld(limits=Limits(probe_timeout_us=5_000_000))
+    world.join(train=1)
+    world.bring_up("a")
+    planner, key = world.core.cluster.planning.planner("train"), ResidentId("a/actor")
+    guessed = planner.group_of(key).residents[key].demand
+    assert guessed.is_cold
+    assert world.timers["probe/a/actor"] <= world.now_us + 5_000_000
+    world.fire("probe/a/actor")
+    assert not planner.group_of(key).residents[key].demand.is_cold
 
 
 def test_a_large_wpg_is_not_starved_by_small_ones() -> None:

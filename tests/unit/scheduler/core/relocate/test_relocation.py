@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.events import (
     SpawnFailed,
     WpgReady,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.story import explain
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -401,3 +402,18 @@ def test_instances_without_idle_devices_stay_and_say_so() -> None:
     world.fire("drain/a/rollout")
     world.drain()
     assert world.core.cluster.wpgs[NEW].places == TO
+
+
+def test_a_relocation_waits_for_a_step_boundary_as_long_as_configured() -> None:
+    world = FakeWorld(limits=Limits(relocation_timeout_us=9_000_000))
+    world.join("n0")
+    world.join("n1")
+    world.bring_up("a")
+    world.submit("half", job="a", seq=1, kind=FB)
+    world.drain()
+    world.relocate("a", places=TO)
+    assert world.timers[f"relocate/{NEW}"] == world.now_us + 9_000_000
+    world.drain()
+    told = [a.fault for a in world.fire(f"relocate/{NEW}") if isinstance(a, RelocationChanged)]
+    assert [fault.code for fault in told if fault] == [ErrorCode.OPERATION_TIMEOUT]
+    assert all("within 9 s (scheduler.relocation_timeout_us)" in f.message for f in told if f)
