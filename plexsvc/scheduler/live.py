@@ -50,6 +50,7 @@ class LiveScheduler:
         self.post = inbox.post
         self.registry = Registry(config)
         self.results = ResultBook(max_bytes=config.max_result_bytes)
+        self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self.sessions = Sessions(config, clock=clock, registry=self.registry, post=inbox.post)
         ranks = Ranks(self.registry)
         self.nodes = Nodes(
@@ -65,14 +66,14 @@ class LiveScheduler:
             clock=clock,
             epoch=store.epoch,
             registry=self.registry,
+            recorder=self.recorder,
             nodes=self.nodes,
             ranks=ranks,
             versions=Versions(keep=config.max_versions_per_deployment),
             rollout=rollout_manager,
         )
-        self.recorder = Recorder(self.registry, results=self.results, clock=clock)
         self._timers = Timers(clock, post=inbox.post)
-        self.handlers = table(self.reach, recorder=self.recorder, timers=self._timers)
+        self.handlers = table(self.reach, self._timers)
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
         self.core = made.new_core()

@@ -11,11 +11,8 @@ from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.core.events import DeploymentRequested, Post
-from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
-    Held,
     JobRecord,
     check_same_spec,
     is_rollout,
@@ -63,8 +60,7 @@ async def _record(
         return _known(driver, request)  # the same call came twice while the model was read
     _check_deployable(driver, job, request)
     record = _new_record(driver, request, spec=spec, facts=facts)
-    driver.registry.deployments[deployment_id] = record
-    job.deployment_ids.append(deployment_id)
+    driver.recorder.deployment_opened(record)
     _post(driver, record)
     return record
 
@@ -139,13 +135,6 @@ def _new_record(
 
 
 def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
-    held = Held(
-        operation=messages.initialize(record, record.initialize_id),
-        kind=OperationKind.INITIALIZE,
-        nbytes=0,
-        submitted_us=driver.clock.wall_us(),
-    )
-    driver.registry.hold(record.initialize_id, held)
     spec = record.spec
     post: Post = driver.post
     post(

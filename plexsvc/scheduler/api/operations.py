@@ -21,7 +21,6 @@ from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, Pa
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver.inbox import Decision
 from plexsvc.scheduler.faults import fault_from_wire
-from plexsvc.scheduler.ledger.jobs import Held
 from plexsvc.scheduler.live import LiveScheduler
 
 TOKEN_BYTES: Final = 4
@@ -105,13 +104,7 @@ class Operations:
         operation_id = OperationId(operation.operation_id)
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
-        held = Held(
-            operation=operation,
-            kind=kind,
-            nbytes=operation.ByteSize(),
-            submitted_us=self._driver.clock.wall_us(),
-        )
-        self._driver.registry.hold(operation_id, held)
+        self._driver.recorder.hold(operation, kind)
         decision = self._driver.post(
             OperationSubmitted(
                 operation_id=operation_id,
@@ -146,9 +139,8 @@ class Operations:
             return
         held = self._driver.registry.held.get(operation_id)
         if held is not None:
-            if request.HasField("plan"):
-                held.operation.plan.CopyFrom(request.plan)
-            held.staged_on = tuple(map(NodeId, request.node_ids))
+            plan = request.plan if request.HasField("plan") else None
+            self._driver.recorder.staged(held, on=map(NodeId, request.node_ids), plan=plan)
         self._post(PayloadStaged(operation_id=operation_id))
 
     def _check(self, operation: operations_pb2.Operation) -> OperationKind:

@@ -47,9 +47,8 @@ async def create_job(
         created_us=driver.clock.wall_us(),
         session_ttl_us=driver.sessions.ttl_us(request.session_ttl_us),
     )
-    driver.registry.jobs[record.job_id] = record
+    driver.recorder.job_opened(record)
     driver.sessions.opened(record)
-    driver.recorder.job_created(record)
     post: Post = driver.post
     post(
         JobSubmitted(
@@ -70,8 +69,7 @@ async def keep_alive(
     record = driver.registry.job(request.job_id, tenant=request.tenant)
     driver.sessions.heard(record)
     if request.metrics:
-        record.metrics = dict(request.metrics)
-        record.metrics_us = driver.clock.wall_us()
+        driver.recorder.job_progressed(record, request.metrics)
     durable: dict[str, int] = {}
     for deployment_id in record.deployment_ids:
         deployment = driver.registry.deployments[deployment_id]
@@ -96,8 +94,8 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
             "CANCELLED",
         )
     if not record.ended.is_set():
-        if request.HasField("exit_code") and record.exit_code is None:
-            record.exit_code = request.exit_code
+        if request.HasField("exit_code"):
+            driver.recorder.job_exited(record, request.exit_code)
         post: Post = driver.post
         post(
             JobEndRequested(
@@ -111,8 +109,7 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
 
 
 def _acknowledge(driver: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
-    if seq > record.acked_seq:
-        record.acked_seq = seq
+    if driver.recorder.acknowledged(record, seq=seq):
         post: Post = driver.post
         post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
 

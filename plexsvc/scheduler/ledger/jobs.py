@@ -178,7 +178,7 @@ class Registry:
             )
         return record
 
-    def hold(self, operation_id: OperationId, held: Held) -> None:
+    def hold(self, held: Held) -> None:
         """Keep an operation until it is answered.
 
         Raises:
@@ -192,7 +192,7 @@ class Registry:
                 f"more would exceed {limit} (scheduler.max_held_payload_bytes); submit again later",
                 limit=limit,
             )
-        self.held[operation_id] = held
+        self.held[OperationId(held.operation.operation_id)] = held
         self.held_bytes += held.nbytes
 
     def let_go(self, operation_id: OperationId) -> Held | None:

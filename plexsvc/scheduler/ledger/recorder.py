@@ -1,18 +1,21 @@
-"""What the core's answers and changes do at the edge: results, views, rows of the store."""
+"""Recorder of the ledger: what the core and clients say, as records, results and rows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from plexclient.wire.v1 import operations_pb2, statemanager_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
+    CarryState,
     CutOver,
     DeploymentChanged,
+    DropCarried,
     JobChanged,
     KeepProfile,
     RefuseOperation,
@@ -28,8 +31,9 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
-from plexsvc.scheduler.ledger import profiles
+from plexsvc.scheduler.ledger import messages, profiles
 from plexsvc.scheduler.ledger.jobs import (
+    Copies,
     DeploymentRecord,
     Held,
     JobRecord,
@@ -45,7 +49,7 @@ ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
 class Recorder:
-    """Turns the core's words into results for clients and rows for the store."""
+    """The only writer of the ledger: records, results for clients, rows for the store."""
 
     def __init__(self, registry: Registry, *, results: ResultBook, clock: Clock) -> None:
         self._registry = registry
@@ -71,6 +75,78 @@ class Recorder:
         """Return the rows changed since the last call."""
         rows, self._rows = self._rows, []
         return rows
+
+    def job_opened(self, record: JobRecord) -> None:
+        """Keep a new job."""
+        self._registry.jobs[record.job_id] = record
+        self._job_row(record)
+
+    def job_progressed(self, record: JobRecord, metrics: Mapping[str, float]) -> None:
+        """Note the figures that a job's controller tells of itself."""
+        record.metrics, record.metrics_us = dict(metrics), self._clock.wall_us()
+
+    def job_exited(self, record: JobRecord, exit_code: int) -> None:
+        """Note how a job's controller ended; the first one counts."""
+        if record.exit_code is None:
+            record.exit_code = exit_code
+
+    def deployment_opened(self, record: DeploymentRecord) -> None:
+        """Keep a new deployment, and hold its `Initialize`."""
+        self._registry.deployments[record.deployment_id] = record
+        self._registry.jobs[record.job_id].deployment_ids.append(record.deployment_id)
+        initialize = messages.initialize(record, record.initialize_id)
+        self.hold(initialize, OperationKind.INITIALIZE)
+
+    def acknowledged(self, record: DeploymentRecord, *, seq: int) -> bool:
+        """Note that a client has every answer up to `seq`; return whether that is new."""
+        is_new = seq > record.acked_seq
+        record.acked_seq = max(record.acked_seq, seq)
+        return is_new
+
+    def learned(
+        self, record: DeploymentRecord, *, vocab_size: int, max_sequence_length: int
+    ) -> None:
+        """Note what an initialised model says of itself; 0: nothing."""
+        record.vocab_size = vocab_size or record.vocab_size
+        record.max_sequence_length = max_sequence_length or record.max_sequence_length
+
+    def hold(
+        self,
+        operation: operations_pb2.Operation,
+        kind: OperationKind,
+        *,
+        copies: tuple[statemanager_pb2.VersionManifest, ...] = (),
+    ) -> None:
+        """Keep an operation until it is answered.
+
+        Raises:
+            PlexError: `queue_full` when the inline payloads of waiting operations take too much.
+        """
+        held = Held(
+            operation=operation,
+            kind=kind,
+            nbytes=operation.ByteSize() if kind is not OperationKind.INITIALIZE else 0,
+            submitted_us=self._clock.wall_us(),
+            copies=copies,
+        )
+        self._registry.hold(held)
+
+    def staged(
+        self, held: Held, *, on: Iterable[NodeId], plan: operations_pb2.DispatchPlan | None = None
+    ) -> None:
+        """Note which nodes have an operation's payload, and how it is split over ranks."""
+        held.staged_on = tuple(on)
+        if plan is not None:
+            held.operation.plan.CopyFrom(plan)
+
+    def granted(self, held: Held, *, lease_no: int) -> None:
+        """Note under which lease an operation runs."""
+        held.lease_no = lease_no
+
+    def applied(self, held: Held, record: DeploymentRecord, *, result: Result, digest: str) -> None:
+        """Note the result of an operation that ran; it is told when the core says so."""
+        held.result, held.digest = result, digest
+        record.applied_seq = max(record.applied_seq, held.operation.seq)
 
     def answer(self, action: AnswerOperation) -> None:
         """Hand an applied operation's result to whoever waits."""
@@ -132,6 +208,27 @@ class Recorder:
         if action.replaces is None:
             record.wpg = wpg
 
+    def carried(
+        self, action: CarryState, manifests: tuple[statemanager_pb2.VersionManifest, ...]
+    ) -> None:
+        """Keep the copies of a WPG's state, and hold the `Initialize` that starts from them."""
+        record = self._registry.deployments[action.deployment_id]
+        initialize = messages.initialize(record, action.initialize_id)
+        self.hold(initialize, OperationKind.INITIALIZE, copies=manifests)
+        self._registry.copies[action.move_id] = Copies(
+            manifests=manifests,
+            initialize_id=action.initialize_id,
+            from_wpg_id=action.from_wpg_id,
+            lease_no=action.lease_no,
+        )
+
+    def carried_dropped(self, action: DropCarried) -> Copies | None:
+        """Forget the copies of a relocation that is over; return what they were."""
+        copies = self._registry.copies.pop(action.move_id, None)
+        if copies is not None:
+            self._registry.let_go(copies.initialize_id)
+        return copies
+
     def cut_over(self, action: CutOver) -> None:
         """Note that another WPG of a deployment took the place of its current one."""
         record = self._registry.deployments[action.deployment_id]
@@ -191,10 +288,6 @@ class Recorder:
                 deployment.state = DeploymentState.STOPPED
             deployment.settled.set()
             self._registry.let_go(deployment.initialize_id)
-
-    def job_created(self, record: JobRecord) -> None:
-        """Record a new job."""
-        self._job_row(record)
 
     def keep_profile(self, action: KeepProfile) -> None:
         """Have a measured cycle stored."""

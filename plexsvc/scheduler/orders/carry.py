@@ -26,24 +26,23 @@ from plexsvc.ids import NodeId, new_operation_id, show
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import CarryState, CutOver, DropCarried
 from plexsvc.scheduler.core.events import CarryFailed, Event, StateCarried
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
+from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.jobs import Copies, Held, WpgRecord
-from plexsvc.scheduler.ledger.recorder import Recorder
+from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
 
-def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of what a deployment takes along."""
     return [
         Handler(CarryState, partial(carry, reach), _carry_failed),
         Handler(DropCarried, partial(drop, reach)),
-        Handler(CutOver, partial(cut_over, reach, recorder)),
+        Handler(CutOver, partial(cut_over, reach)),
     ]
 
 
@@ -56,7 +55,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
     """
     record = reach.registry.by_wpg[action.from_wpg_id]
     if record.is_rollout:  # its manager brings the new instances to the version in use
-        _hold(reach, action, record=record, manifests=())
+        reach.recorder.carried(action, ())
         return _carried(action, nbytes=0)
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
@@ -67,7 +66,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
     )
     replies = await managed.publish(reach, record, request)
     manifests = tuple(reply.manifest for reply in replies)
-    _hold(reach, action, record=record, manifests=manifests)
+    reach.recorder.carried(action, manifests)
     return _carried(action, nbytes=sum(manifest.nbytes for manifest in manifests))
 
 
@@ -77,10 +76,9 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     If it failed, the rollout manager is told to use the deployment's instances again: it may have
     gone over to others just before those died.
     """
-    copies = reach.registry.copies.pop(action.move_id, None)
+    copies = reach.recorder.carried_dropped(action)
     if copies is None:
         return
-    reach.registry.let_go(copies.initialize_id)
     for manifest in copies.manifests:
         await managed.release(reach, manifest)
     record = reach.registry.by_wpg.get(copies.from_wpg_id)
@@ -96,9 +94,9 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     await reach.rollout.Execute(request, None)
 
 
-def cut_over(reach: Reach, recorder: Recorder, action: CutOver) -> Work:
+def cut_over(reach: Reach, action: CutOver) -> Work:
     """Let a deployment be where its second WPG is, and have its staged payloads follow."""
-    recorder.cut_over(action)
+    reach.recorder.cut_over(action)
     return _bring_payloads(reach, action)
 
 
@@ -121,7 +119,7 @@ async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
     async with record.deployment.payloads:
         for node_id in _misses(held, record):
             await _pass_on(reach, held, to=node_id)
-            held.staged_on = (*held.staged_on, node_id)
+            reach.recorder.staged(held, on=(*held.staged_on, node_id))
 
 
 async def _bring_payloads(reach: Reach, action: CutOver) -> None:
@@ -144,30 +142,6 @@ async def _bring_payloads(reach: Reach, action: CutOver) -> None:
 
 def _misses(held: Held, record: WpgRecord) -> list[NodeId]:
     return [node_id for node_id in record.nodes if node_id not in held.staged_on]
-
-
-def _hold(
-    reach: Reach,
-    action: CarryState,
-    *,
-    record: WpgRecord,
-    manifests: tuple[statemanager_pb2.VersionManifest, ...],
-) -> None:
-    """Keep the copies and the `Initialize` that starts from them."""
-    reach.registry.copies[action.move_id] = Copies(
-        manifests=manifests,
-        initialize_id=action.initialize_id,
-        from_wpg_id=action.from_wpg_id,
-        lease_no=action.lease_no,
-    )
-    held = Held(
-        operation=messages.initialize(record.deployment, action.initialize_id),
-        kind=OperationKind.INITIALIZE,
-        nbytes=0,
-        submitted_us=reach.clock.wall_us(),
-        copies=manifests,
-    )
-    reach.registry.hold(action.initialize_id, held)
 
 
 async def _pass_on(reach: Reach, held: Held, *, to: NodeId) -> None:

@@ -14,6 +14,7 @@ from plexsvc.ids import NodeId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.versions import Versions
@@ -53,6 +54,7 @@ class Reach:
     clock: Clock
     epoch: int
     registry: Registry
+    recorder: Recorder
     nodes: Nodes
     ranks: Ranks
     versions: Versions

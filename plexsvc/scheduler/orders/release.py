@@ -14,23 +14,22 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import DropPayload, ReleaseOperation
 from plexsvc.scheduler.handler import Handler, Work
-from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
 
-def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of what frees an operation's memory."""
     return [
-        Handler(ReleaseOperation, partial(release, reach, recorder), is_internal=True),
+        Handler(ReleaseOperation, partial(release, reach), is_internal=True),
         Handler(DropPayload, partial(drop_payload, reach), is_internal=True),
     ]
 
 
-def release(reach: Reach, recorder: Recorder, action: ReleaseOperation) -> Work:
+def release(reach: Reach, action: ReleaseOperation) -> Work:
     """Forget an operation's answer, and the results that wait for its client on nodes."""
-    staged, node_ids = recorder.release(action.operation_id)
+    staged, node_ids = reach.recorder.release(action.operation_id)
     return _release(reach, action, staged=staged, node_ids=node_ids)
 
 

@@ -49,7 +49,7 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     record = reach.registry.by_wpg.get(action.wpg_id)
     if held is None or record is None:
         return None
-    held.lease_no = action.lease_no
+    reach.recorder.granted(held, lease_no=action.lease_no)
     try:
         await carry.bring_payload(reach, held, record)
     except PlexError as error:
@@ -62,15 +62,15 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         return _failed(action, fault_from_wire(result.error), is_refusal=is_refusal)
     if held.kind is OperationKind.INITIALIZE:
         await spawn.learn(reach, record)
-    held.result, held.digest = result, results.digest_of(replies)
-    record.deployment.applied_seq = max(record.deployment.applied_seq, held.operation.seq)
+    digest = results.digest_of(replies)
+    reach.recorder.applied(held, record.deployment, result=result, digest=digest)
     measured_us = max(reply.run_us for reply in replies)
     return OperationFinished(
         operation_id=action.operation_id,
         fault=None,
         is_refusal=False,
         run_us=measured_us or reach.clock.monotonic_us() - started_us,
-        digest=held.digest,
+        digest=digest,
     )
 
 

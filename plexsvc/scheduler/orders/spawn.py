@@ -21,7 +21,6 @@ from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders import process_specs as specs
 from plexsvc.scheduler.orders.ranks import Rank
@@ -36,28 +35,28 @@ MAX_STOP_TRIES: Final = 5
 """Tries to stop or forget a WPG on a node before its lease is relied upon."""
 
 
-def handlers(reach: Reach, recorder: Recorder) -> list[Handler[Any]]:
+def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of a WPG's life."""
     return [
-        Handler(SpawnWpg, partial(spawn, reach, recorder), _spawn_failed),
-        Handler(StopWpg, partial(stop, reach, recorder), lambda action, _: _stopped(action)),
-        Handler(ForgetWpg, partial(forget, reach, recorder), lambda action, _: _forgotten(action)),
+        Handler(SpawnWpg, partial(spawn, reach), _spawn_failed),
+        Handler(StopWpg, partial(stop, reach), lambda action, _: _stopped(action)),
+        Handler(ForgetWpg, partial(forget, reach), lambda action, _: _forgotten(action)),
     ]
 
 
-def spawn(reach: Reach, recorder: Recorder, action: SpawnWpg) -> Work:
+def spawn(reach: Reach, action: SpawnWpg) -> Work:
     """Start every rank of a WPG."""
-    recorder.spawning(action)
+    reach.recorder.spawning(action)
     return _spawn(reach, action)
 
 
-def stop(reach: Reach, recorder: Recorder, action: StopWpg) -> Work:
+def stop(reach: Reach, action: StopWpg) -> Work:
     """End every rank of a WPG."""
-    recorder.stopping(action)
+    reach.recorder.stopping(action)
     return _stop(reach, action)
 
 
-async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
+async def forget(reach: Reach, action: ForgetWpg) -> Event:
     """Free all state of a WPG."""
     record = reach.registry.by_wpg[action.wpg_id]
     request = statemanager_pb2.ForgetRequest(
@@ -77,7 +76,7 @@ async def forget(reach: Reach, recorder: Recorder, action: ForgetWpg) -> Event:
         if deployment.is_rollout:
             await reach.rollout.forget(deployment.deployment_id)
         await managed.release_versions(reach, deployment.deployment_id, needed=None)
-    recorder.forgotten(action.wpg_id)
+    reach.recorder.forgotten(action.wpg_id)
     return _forgotten(action)
 
 
@@ -127,9 +126,11 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
     if record.is_rollout:
         return
     reply = await _describe_rank(reach, record, reach.ranks.of(record.wpg_id)[0])
-    known = record.deployment
-    known.vocab_size = reply.vocab_size or known.vocab_size
-    known.max_sequence_length = reply.max_sequence_length or known.max_sequence_length
+    reach.recorder.learned(
+        record.deployment,
+        vocab_size=reply.vocab_size,
+        max_sequence_length=reply.max_sequence_length,
+    )
 
 
 async def _stop(reach: Reach, action: StopWpg) -> Event:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from plexsvc.scheduler.handler import Handlers
-from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders import carry, move, release, run, spawn
 from plexsvc.scheduler.orders.reach import Reach
 from plexsvc.scheduler.orders.timers import Timers
 
 
-def table(reach: Reach, *, recorder: Recorder, timers: Timers) -> Handlers:
+def table(reach: Reach, timers: Timers) -> Handlers:
     """Return the handlers of all actions."""
     handlers = [
-        *recorder.handlers(),
+        *reach.recorder.handlers(),
         *timers.handlers(),
-        *spawn.handlers(reach, recorder),
+        *spawn.handlers(reach),
         *move.handlers(reach),
-        *carry.handlers(reach, recorder),
+        *carry.handlers(reach),
         *run.handlers(reach),
-        *release.handlers(reach, recorder),
+        *release.handlers(reach),
     ]
     merged = {handler.action: handler for handler in handlers}
     assert len(merged) == len(handlers), "an action has two handlers"

@@ -12,6 +12,7 @@ import pytest
 from plexsvc.ids import NodeId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
@@ -85,6 +86,7 @@ def reach(link: FakeLink) -> Reach:
         epoch=1,
         registry=cast("Registry", None),
         nodes=nodes,
+        recorder=cast("Recorder", None),
         ranks=cast("Ranks", None),
         versions=Versions(keep=1),
         rollout=cast("RolloutPort", None),
