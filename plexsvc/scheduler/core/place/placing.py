@@ -171,8 +171,21 @@ def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
 def idle_for(cluster: Cluster, deployment: Deployment, *, among: Gang | None = None) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
     board = cluster.planning.planner(deployment.device_kind).board
-    found = board.first_idle(deployment.num_devices) if among is None else among
-    return found if found is not None and all(unit in board.idle for unit in found) else None
+    lived_on = _left_behind(cluster)
+    found = board.first_idle(deployment.num_devices, barred=lived_on) if among is None else among
+    is_free = found is not None and all(u in board.idle and u not in lived_on for u in found)
+    return found if is_free else None
+
+
+def _left_behind(cluster: Cluster) -> set[UnitId]:
+    """Return the devices of deployments that are booked elsewhere, but have not arrived there.
+
+    They are idle on the board. Instances, which keep their devices, must not take them: if the
+    relocation fails, the deployment stays there.
+    """
+    moved = (cluster.deployments.get(name) for name in cluster.planning.moved)
+    wpgs = (cluster.wpg_of(deployment) for deployment in moved if deployment is not None)
+    return {unit(place) for wpg in wpgs if wpg is not None for place in wpg.places}
 
 
 def hold(cluster: Cluster, deployment: Deployment, units: Gang) -> None:
