@@ -10,8 +10,8 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.dispatch import Generation, metrics_of
 from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.generation import Generation, metrics_of
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate
@@ -100,46 +100,24 @@ class RolloutDeployment:
         record.open_samples()
         most_tokens = len(record.samples) * operation.generate.sampling.max_tokens
         records.admit(record, most_tokens=most_tokens)
-        generation = Generation(record, self.fleet, self._config)
+        generation = Generation(record, self.fleet, config=self._config, clock=self._clock)
         started_us = self._clock.monotonic_us()
-        await self._with_frames(record, generation)
-        wall_us = self._clock.monotonic_us() - started_us
-        reply = success(operation)
-        for name, value in metrics_of(record, wall_us=wall_us, losses=generation.losses).items():
-            reply.result.metrics[name] = value
-        reply.result.weight_version = self.fleet.version
-        reply.digest = record.digest()
-        return reply
-
-    async def _with_frames(self, record: OperationRecord, generation: Generation) -> None:
-        """Run `generation` while its deltas are sealed into frames at the configured cadence."""
-        failed: PlexError | None = None
         try:
-            async with (
-                asyncio.timeout(self._config.operation_us / 1e6),
-                asyncio.TaskGroup() as group,
-            ):
-                pump = group.create_task(self._pump(record))
-                try:
-                    await generation.run()
-                except PlexError as error:
-                    failed = error
-                finally:
-                    pump.cancel()
+            async with asyncio.timeout(self._config.operation_us / 1e6):
+                losses = await generation.run()
         except TimeoutError as error:
             raise PlexError(
                 ErrorCode.OPERATION_TIMEOUT,
-                f"{show(record.operation.operation_id)} generated {record.generated} tokens in "
+                f"{show(operation.operation_id)} generated {record.generated} tokens in "
                 f"{self._config.operation_us} us (rollout.operation_us) and was ended",
             ) from error
-        if failed is not None:
-            raise failed
-
-    async def _pump(self, record: OperationRecord) -> None:
-        while True:
-            await record.dirty.wait()
-            await self._clock.sleep(self._config.frame_us)
-            record.seal()
+        wall_us = self._clock.monotonic_us() - started_us
+        reply = success(operation)
+        for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
+            reply.result.metrics[name] = value
+        reply.result.weight_version = self.fleet.core.version
+        reply.digest = record.digest()
+        return reply
 
 
 def _shorter(asked: int, able: int) -> int:

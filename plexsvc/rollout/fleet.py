@@ -1,15 +1,14 @@
-"""The instances of one deployment: which serve, how loaded they are, and getting lost ones back.
+"""The driver of the rollout core: calls to one deployment's instances.
 
-Theory of operation. An instance is *serving* while it answers and holds the deployment's version.
-A failed call makes it *lost*: it gets no work, and a task probes it. When it answers again it is
-given the current version if it has another, and serves again; after `max_probes` it stays lost
-until the scheduler initialises the deployment anew with the addresses of its successors.
+`post` gives the core an event and performs the orders that follow. What a generate is ordered goes
+to its `Generation`; what concerns instances is done here, in tasks of the manager's group.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,33 +25,26 @@ from plexclient.wire.v1 import (
 )
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import OperationId
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.core import events, orders
+from plexsvc.rollout.core.events import InstanceId
+from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
-from plexsvc.rpc.retry import Patience, retry
 
 log = Log(__name__)
-
-MAX_PROBES: Final = 240
-"""Looks at a lost instance before it is given up."""
 
 PROBE_CALL_S: Final = 2.0
 
 
-@dataclass(slots=True, eq=False)
-class Instance:
-    """One engine process as the manager sees it."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The connection to one instance."""
 
     address: str
     channel: grpc.aio.Channel
-    version: int = 0
-    in_flight: int = 0
-    """Samples it was given and has not finished."""
-    is_serving: bool = False
-    is_sought: bool = False
-    """Whether a task looks for it."""
-    lost_because: str = ""
 
     @property
     def stub(self) -> rollout_pb2_grpc.RolloutInstanceAsyncStub:
@@ -71,14 +63,86 @@ class Fleet:
         clock: Clock,
         group: asyncio.TaskGroup,
     ) -> None:
-        self.deployment_id = deployment_id
-        self.version = 0
-        self.instances: list[Instance] = []
+        self.core = RolloutCore(deployment_id, max_losses=config.max_tries_per_sample)
         self.fence = common_pb2.Fence()
-        self._manifests: list[statemanager_pb2.VersionManifest] = []
+        self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
+        """Who performs the orders of each generate."""
+        self.lines: dict[InstanceId, Line] = {}
+        self._ids = itertools.count(1)
+        self._manifests: dict[int, Sequence[statemanager_pb2.VersionManifest]] = {}
+        """Of the wanted version and, while that is loaded, of the one before."""
         self._config, self._clock, self._group = config, clock, group
-        self._served = asyncio.Event()
         self._is_closed = False
+
+    # ---- events in, orders out
+
+    def post(self, event: events.Event) -> None:
+        """Give the core an event and perform the orders that follow."""
+        for order in self.core.handle(event):
+            if not self._is_closed:
+                self._perform(order)
+
+    def _perform(self, order: orders.Order) -> None:
+        match order:
+            case orders.StartSamples() | orders.RecordTokens() | orders.AnswerSamples():
+                self.generates[order.operation_id](order)
+            case orders.AwaitInstance():
+                self._group.create_task(self._expire(order))
+            case orders.SeekInstance():
+                if order.probe == 1:
+                    self._log_loss(order.instance_id, "instance lost")
+                self._group.create_task(self._seek(order))
+            case orders.GiveUpInstance():
+                self._log_loss(order.instance_id, "instance given up")
+            case orders.UpdateInstance():
+                self._group.create_task(self._update(order))
+
+    def _log_loss(self, instance_id: InstanceId, phrase: str) -> None:
+        instance = self.core.instances[instance_id]
+        log.warning(phrase, address=instance.address, because=instance.lost_because)
+
+    async def _expire(self, order: orders.AwaitInstance) -> None:
+        await self._clock.sleep(self._config.instance_wait_us)
+        self.post(events.WaitExpired(operation_id=order.operation_id, wait=order.wait))
+
+    async def _seek(self, order: orders.SeekInstance) -> None:
+        await self._clock.sleep(self._config.probe_us)
+        one, line = order.instance_id, self.lines.get(order.instance_id)
+        if line is None or self._is_closed:
+            return
+        try:
+            version = await self._probe(line)
+        except PlexError as error:
+            self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
+        else:
+            log.info("instance answers", address=line.address, version=version)
+            self.post(events.InstanceAnswered(instance_id=one, version=version, is_probe=True))
+
+    async def _update(
+        self, order: orders.UpdateInstance
+    ) -> rollout_pb2.LoadVersionReply | PlexError | None:
+        """Return the reply, the refusal, or None when the instance was lost."""
+        one, what = order.instance_id, f"load version {order.version}"
+        line = self.lines.get(one)
+        if line is None:
+            return None
+        try:
+            reply = await self._load(line, order.version)
+        except grpc.aio.AioRpcError as error:
+            self.post(
+                events.InstanceLost(instance_id=one, because=f"{what}: {error_from(error).message}")
+            )
+            return None
+        refusal = from_wire(reply.error) if reply.HasField("error") else None
+        answered = events.InstanceAnswered(
+            instance_id=one,
+            version=reply.version,
+            refusal=f"{what}: {refusal.message}" if refusal else "",
+        )
+        self.post(answered)
+        return refusal or reply
+
+    # ---- what operations ask for
 
     async def connect(
         self, addresses: Sequence[str], *, fence: common_pb2.Fence
@@ -91,82 +155,31 @@ class Fleet:
         Raises:
             PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
         """
-        fresh = [Instance(address, open_channel(address)) for address in addresses]
-        before, old_fence = self.instances, common_pb2.Fence()
+        fresh = {
+            InstanceId(next(self._ids)): Line(address, open_channel(address))
+            for address in addresses
+        }
+        before, old_fence = self.lines, common_pb2.Fence()
         old_fence.CopyFrom(self.fence)
         self.fence.CopyFrom(fence)
         try:
-            described = await self._prepare(fresh, is_successor=bool(before))
+            described = [await self._describe(line) for line in fresh.values()]
+            versions = {one: await self._probe(line) for one, line in fresh.items()}
+            if before:
+                for one, line in fresh.items():
+                    versions[one] = await self._catch_up(line, versions[one])
         except BaseException:
             self.fence.CopyFrom(old_fence)
-            for instance in fresh:
-                await instance.channel.close()
+            await _close(fresh)
             raise
-        self.instances = fresh
-        for instance in before:
-            instance.is_serving = False
-            await instance.channel.close()
-        return described
-
-    async def _prepare(
-        self, fresh: Sequence[Instance], *, is_successor: bool
-    ) -> worker_pb2.DescribeReply:
-        """Bring instances to the version in use; return what the first one is."""
-        described = [await self._describe(instance) for instance in fresh]
-        if not self._manifests and not is_successor:  # a new manager adopts what they have
-            self.version = max([await self._probe(instance) for instance in fresh])
-        for instance in fresh:
-            await self._catch_up(instance)
-            if is_successor and not instance.is_serving:
-                raise PlexError(
-                    ErrorCode.UNAVAILABLE,
-                    f"instance {instance.address} of {self.deployment_id} cannot serve version "
-                    f"{self.version}: {instance.lost_because or 'it has another'}; the instances "
-                    "before go on",
-                )
-        return described[0]
-
-    def serving(self) -> list[Instance]:
-        """Return the up-to-date instances that answer."""
-        return [instance for instance in self.instances if instance.is_serving]
-
-    async def wait_serving(self) -> list[Instance]:
-        """Return the serving instances, waiting for one if there is none.
-
-        Raises:
-            PlexError: `worker_died` when none came back in `rollout.instance_wait_us`.
-        """
-        try:
-            async with asyncio.timeout(self._config.instance_wait_us / 1e6):
-                while not (serving := self.serving()):
-                    self._served.clear()
-                    await self._served.wait()
-        except TimeoutError as error:
-            raise self.death("no instance serves") from error
-        return serving
-
-    def death(self, what: str) -> PlexError:
-        """Return the error that says which instances are lost and why."""
-        lost = [f"{i.address} ({i.lost_because})" for i in self.instances if not i.is_serving]
-        return PlexError(
-            ErrorCode.WORKER_DIED,
-            f"{what} of {self.deployment_id}; lost: {', '.join(lost) or 'none'}; submit the "
-            f"generate again once the deployment is ready",
-            deployment_id=self.deployment_id,
-            instances=", ".join(i.address for i in self.instances if not i.is_serving),
+        self.lines = fresh
+        joined = tuple(
+            events.InstanceJoined(instance_id=one, address=line.address, version=versions[one])
+            for one, line in fresh.items()
         )
-
-    def lose(self, instance: Instance, because: str) -> None:
-        """Give `instance` no more work and start to look for it."""
-        if instance.is_serving:
-            self._miss(instance, because)
-
-    def _miss(self, instance: Instance, because: str) -> None:
-        instance.is_serving, instance.lost_because = False, because
-        log.warning("instance lost", address=instance.address, because=because)
-        if not self._is_closed and not instance.is_sought and instance in self.instances:
-            instance.is_sought = True
-            self._group.create_task(self._revive(instance))
+        self.post(events.InstancesReplaced(instances=joined))
+        await _close(before)
+        return described[0]
 
     async def load(
         self, manifests: Sequence[statemanager_pb2.VersionManifest], *, version: int
@@ -176,106 +189,85 @@ class Fleet:
         Raises:
             PlexError: what an instance refused with; `worker_died` when none could load it.
         """
-        before = (self.version, self._manifests)
-        self.version, self._manifests = version, list(manifests)
+        self._manifests[version] = manifests
+        ordered = self.core.handle(events.VersionWanted(version=version))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._load(instance)) for instance in self.instances]
+            tasks = [
+                group.create_task(self._update(order))
+                for order in ordered
+                if isinstance(order, orders.UpdateInstance)
+            ]
         outcomes = [task.result() for task in tasks]
+        self._manifests = {
+            wanted: given
+            for wanted, given in self._manifests.items()
+            if wanted == self.core.version
+        }
+        for outcome in outcomes:
+            if isinstance(outcome, PlexError):
+                raise outcome
         loaded = [one for one in outcomes if isinstance(one, rollout_pb2.LoadVersionReply)]
-        refusals = [one for one in outcomes if isinstance(one, PlexError)]
-        if refusals and not loaded:
-            self.version, self._manifests = before
-            for instance in self.instances:
-                self._serve(instance)
-        if refusals:
-            raise refusals[0]
         if not loaded:
-            raise self.death(f"no instance could load version {version}")
+            raise self.core.death(f"no instance could load version {version}")
         return loaded
 
     async def close(self) -> None:
         """Close all channels; running calls end as lost."""
         self._is_closed = True
-        for instance in self.instances:
-            instance.is_serving = False
-            await instance.channel.close()
+        await _close(self.lines)
 
-    async def _catch_up(self, instance: Instance) -> None:
-        """Give an instance that answers the version in use; it serves if it has it then."""
-        instance.version = await self._probe(instance)
-        if instance.version != self.version and self._manifests:
-            await self._load(instance)
-        else:
-            self._serve(instance)
+    # ---- calls
 
-    def _serve(self, instance: Instance) -> None:
-        instance.is_serving = instance.version == self.version
-        if instance.is_serving:
-            instance.lost_because = ""
-            self._served.set()
-
-    async def _load(self, instance: Instance) -> rollout_pb2.LoadVersionReply | PlexError | None:
-        """Return the reply, the refusal, or None when the instance was lost."""
-        instance.is_serving = False
-        request = rollout_pb2.LoadVersionRequest(
-            fence=self.fence, manifests=self._manifests, version=self.version
+    async def _catch_up(self, line: Line, version: int) -> int:
+        """Give a successor the version in use; return that."""
+        wanted = self.core.version
+        if version == wanted:
+            return wanted
+        because = "it has another"
+        if wanted in self._manifests:
+            try:
+                reply = await self._load(line, wanted)
+            except grpc.aio.AioRpcError as error:
+                because = f"load version {wanted}: {error_from(error).message}"
+            else:
+                if not reply.HasField("error"):
+                    return reply.version
+                because = f"load version {wanted}: {from_wire(reply.error).message}"
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"instance {line.address} of {self.core.deployment_id} cannot serve version "
+            f"{wanted}: {because}; the instances before go on",
         )
+
+    async def _load(self, line: Line, version: int) -> rollout_pb2.LoadVersionReply:
+        request = rollout_pb2.LoadVersionRequest(
+            fence=self.fence, manifests=self._manifests.get(version, ()), version=version
+        )
+        return await line.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
+
+    async def _probe(self, line: Line) -> int:
         try:
-            reply = await instance.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
+            stats = await line.stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=PROBE_CALL_S)
         except grpc.aio.AioRpcError as error:
-            self._miss(instance, f"load version {self.version}: {error_from(error).message}")
-            return None
-        instance.version = reply.version
-        if reply.HasField("error"):
-            refusal = from_wire(reply.error)
-            instance.lost_because = f"load version {request.version}: {refusal.message}"
-            return refusal
-        self._serve(instance)
-        return reply
+            raise self._silence(line, error) from error
+        return stats.version
 
-    async def _revive(self, instance: Instance) -> None:
-        async def probe() -> None:
-            if self._is_closed or instance not in self.instances:
-                return
-            await self._catch_up(instance)
-            if instance not in self.serving():
-                raise PlexError(ErrorCode.UNAVAILABLE, instance.lost_because)
-            log.info("instance back", address=instance.address, version=instance.version)
-
-        patience = Patience(pause_us=self._config.probe_us, max_tries=MAX_PROBES)
+    async def _describe(self, line: Line) -> worker_pb2.DescribeReply:
+        stub = worker_pb2_grpc.WorkerStub(line.channel)
         try:
-            await self._clock.sleep(self._config.probe_us)
-            await retry(
-                probe, on=PlexError, clock=self._clock, patience=patience, what=instance.address
-            )
-        except PlexError:
-            because = instance.lost_because
-            log.error("instance given up", address=instance.address, because=because)  # noqa: TRY400 - no bug
-        finally:
-            instance.is_sought = False
-
-    async def _probe(self, instance: Instance) -> int:
-        try:
-            stats = await instance.stub.Stats(
-                rollout_pb2.InstanceStatsRequest(), timeout=PROBE_CALL_S
-            )
+            return await stub.Describe(worker_pb2.DescribeRequest(), timeout=PROBE_CALL_S)
         except grpc.aio.AioRpcError as error:
-            raise self._silent(instance, error) from error
-        return int(stats.version)
+            raise self._silence(line, error) from error
 
-    async def _describe(self, instance: Instance) -> worker_pb2.DescribeReply:
-        stub = worker_pb2_grpc.WorkerStub(instance.channel)
-        try:
-            request = worker_pb2.DescribeRequest()
-            reply: worker_pb2.DescribeReply = await stub.Describe(request, timeout=PROBE_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._silent(instance, error) from error
-        return reply
-
-    def _silent(self, instance: Instance, error: grpc.aio.AioRpcError) -> PlexError:
+    def _silence(self, line: Line, error: grpc.aio.AioRpcError) -> PlexError:
         return PlexError(
             ErrorCode.UNAVAILABLE,
-            f"instance {instance.address} of {self.deployment_id} does not answer: "
+            f"instance {line.address} of {self.core.deployment_id} does not answer: "
             f"{error_from(error).message}",
-            instance=instance.address,
+            instance=line.address,
         )
+
+
+async def _close(lines: Mapping[InstanceId, Line]) -> None:
+    for line in lines.values():
+        await line.channel.close()

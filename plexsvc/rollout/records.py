@@ -1,10 +1,9 @@
-"""The token record: what an operation has generated so far, each position of each sample once.
+"""The token record of one generate: what it has produced, and the frames that readers get.
 
-Theory of operation. Instances send deltas; a record accepts those that continue a sample, drops
-what it has already (a call that was retried), and refuses gaps. Accepted deltas are *pending* until
-they are *sealed* into frames numbered 1, 2, 3, ...; a sealed frame never changes, so any number of
-readers replay the same stream from any cursor. The last frame carries the result. Readers do not
-take part in generation: nobody may be reading.
+Theory of operation. The rollout core says how much of a delta is new; the record adds that. Added
+deltas are *pending* until they are *sealed* into frames numbered 1, 2, 3, ...; a sealed frame never
+changes, so any number of readers replay the same stream from any cursor. The last frame carries the
+result. Generation does not depend on readers, of which there may be none.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from typing import Final
 import xxhash
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import show
+from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import FINISH_ABORT, extend_spans
 
 FRAME_BYTES: Final = 1 << 20
 """A frame is closed at this size; far below the largest gRPC message."""
-
-SampleKey = tuple[int, int]
-"""Prompt index, sample index."""
 
 
 @dataclass(slots=True)
@@ -39,9 +34,6 @@ class SampleRecord:
     versions: operations_pb2.SampleDelta = field(default_factory=operations_pb2.SampleDelta)
     """Carries only the spans of all tokens so far."""
     has_prompt_logprobs: bool = False
-    is_finished: bool = False
-    losses: int = 0
-    """Instances lost under it."""
     pending: operations_pb2.SampleDelta | None = None
 
 
@@ -68,23 +60,9 @@ class OperationRecord:
                 record.had = len(prompt.generated)
                 self.samples[record.key] = record
 
-    def apply(self, delta: operations_pb2.SampleDelta) -> None:
-        """Record what is new in `delta`; an abort ends a call, never a sample.
-
-        Raises:
-            PlexError: `internal` for a gap or a sample that was not asked for.
-        """
-        sample = self.samples.get((delta.prompt_index, delta.sample_index))
-        if sample is None or delta.position > len(sample.tokens):
-            raise PlexError(
-                ErrorCode.INTERNAL,
-                f"{show(self.operation.operation_id)}: an instance sent position {delta.position} "
-                f"of sample {(delta.prompt_index, delta.sample_index)}, which has "
-                f"{'not been asked for' if sample is None else len(sample.tokens)} tokens",
-            )
-        if sample.is_finished:
-            return
-        known = len(sample.tokens) - delta.position
+    def add(self, delta: operations_pb2.SampleDelta, *, known: int) -> None:
+        """Record `delta` without its first `known` tokens; an abort ends a call, never a sample."""
+        sample = self.samples[delta.prompt_index, delta.sample_index]
         if known < len(delta.token_ids):
             self._append(sample, delta, known=known)
         if delta.prompt_logprobs and not sample.has_prompt_logprobs:
@@ -92,11 +70,6 @@ class OperationRecord:
             sample.has_prompt_logprobs = True
         if delta.finish_reason and delta.finish_reason != FINISH_ABORT:
             self._finish(sample, delta)
-
-    def unfinished(self, keys: Sequence[SampleKey] | None = None) -> list[SampleKey]:
-        """Return which of `keys` (all samples without) have not finished, in order."""
-        chosen = self.samples if keys is None else keys
-        return [key for key in chosen if not self.samples[key].is_finished]
 
     def seal(self) -> None:
         """Close the pending deltas into frames, if there are any."""
@@ -153,7 +126,6 @@ class OperationRecord:
         pending.finish_reason = delta.finish_reason
         pending.stop_reason = delta.stop_reason
         pending.versions.extend(sample.versions.versions)
-        sample.is_finished = True
 
     def _pend(self, sample: SampleRecord) -> operations_pb2.SampleDelta:
         if sample.pending is None:

@@ -378,6 +378,22 @@ async def test_successors_take_over_with_the_version_in_use_or_not_at_all() -> N
         assert (await b.pull(4)).state == APPLIED
 
 
+async def test_samples_under_way_go_on_with_the_successors_of_their_instances() -> None:
+    async with bench(held=True) as b:
+        before, operation = b.instances[0], b.generate(seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            before.engine.allow(4)
+            await recorded(b, operation, tokens=4 * 4)
+            b.instances, b.wpg_id, b.fence.incarnation = [await start_instance()], "next", 2
+            assert (await b.initialize()).state == APPLIED
+            await before.kill()
+        answers = await b.answers(operation)
+    assert running.result().state == APPLIED
+    assert running.result().metrics["instances_lost"] == 1
+    assert all(len(answer.tokens) == 12 for answer in answers.values())
+
+
 async def test_orders_of_a_replaced_scheduler_are_refused() -> None:
     async with bench() as b:
         b.fence.scheduler_epoch = 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
+from plexsvc.rollout.generation import arrival_of
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
 from tests.rigs.rollout_requests import collect
 
@@ -45,6 +44,12 @@ def delta(
     return made
 
 
+def add(made: OperationRecord, given: operations_pb2.SampleDelta) -> None:
+    """Add what is new, as the core orders."""
+    sample = made.samples[given.prompt_index, given.sample_index]
+    made.add(given, known=len(sample.tokens) - given.position)
+
+
 @given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 15), st.booleans()), max_size=30))
 def test_whatever_is_repeated_each_position_is_recorded_once(
     calls: list[tuple[int, int, bool]],
@@ -52,15 +57,11 @@ def test_whatever_is_repeated_each_position_is_recorded_once(
     made = record()
     for start, count, seal in calls:
         end = min(40, start + count)
-        if start > len(made.samples[0, 0].tokens):
-            with pytest.raises(PlexError) as caught:
-                made.apply(delta(start, end))
-            assert caught.value.code == ErrorCode.INTERNAL
-        else:
-            made.apply(delta(start, end))
+        if start <= len(made.samples[0, 0].tokens):
+            add(made, delta(start, end))
         if seal:
             made.seal()
-    made.apply(delta(len(made.samples[0, 0].tokens), 40, finish=FINISH_LENGTH))
+    add(made, delta(len(made.samples[0, 0].tokens), 40, finish=FINISH_LENGTH))
     made.finish(operations_pb2.OperationResult())
     answer = collect(d for frame in made.frames for d in frame.deltas)[0, 0]
     assert answer.tokens == TOKENS
@@ -71,27 +72,31 @@ def test_whatever_is_repeated_each_position_is_recorded_once(
 
 def test_versions_come_on_the_last_delta_and_span_instances() -> None:
     made = record()
-    made.apply(delta(0, 5, version=3))
-    made.apply(delta(3, 8, version=4))
+    add(made, delta(0, 5, version=3))
+    add(made, delta(3, 8, version=4))
     made.seal()
     assert not made.frames[0].deltas[0].versions
-    made.apply(delta(8, 9, version=4, finish=FINISH_LENGTH))
+    add(made, delta(8, 9, version=4, finish=FINISH_LENGTH))
     made.seal()
     spans = [(s.version, s.start, s.end) for s in made.frames[1].deltas[0].versions]
     assert spans == [(3, 0, 5), (4, 5, 9)]
 
 
 def test_an_aborted_call_does_not_finish_its_sample() -> None:
-    made = record(samples=2)
-    made.apply(delta(0, 5, finish=FINISH_ABORT))
-    assert made.unfinished() == [(0, 0), (0, 1)]
-    made.apply(delta(5, 6, finish=FINISH_LENGTH))
-    assert made.unfinished() == [(0, 1)]
+    made = record()
+    aborted, complete = delta(0, 5, finish=FINISH_ABORT), delta(5, 6, finish=FINISH_LENGTH)
+    assert [arrival_of(given).is_last for given in (aborted, complete)] == [False, True]
+    add(made, aborted)
+    made.seal()
+    add(made, complete)
+    made.seal()
+    reasons = [frame.deltas[0].finish_reason for frame in made.frames]
+    assert reasons == [operations_pb2.FINISH_REASON_UNSPECIFIED, FINISH_LENGTH]
 
 
 def test_a_sample_that_came_with_tokens_starts_after_them() -> None:
     made = record(generated=6)
-    made.apply(delta(6, 9, finish=FINISH_LENGTH))
+    add(made, delta(6, 9, finish=FINISH_LENGTH))
     made.seal()
     assert made.frames[0].deltas[0].position == 6
     assert list(made.frames[0].deltas[0].token_ids) == TOKENS[6:9]
@@ -104,7 +109,7 @@ def test_a_frame_is_cut_before_it_grows_too_large() -> None:
         many = operations_pb2.SampleDelta(
             sample_index=index, prompt_logprobs=[-1.0] * (FRAME_BYTES // 8)
         )
-        made.apply(many)
+        add(made, many)
     made.seal()
     assert [len(frame.deltas) for frame in made.frames] == [1, 1, 1]
     assert [frame.cursor for frame in made.frames] == [1, 2, 3]
@@ -112,9 +117,9 @@ def test_a_frame_is_cut_before_it_grows_too_large() -> None:
 
 async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
     made = record()
-    made.apply(delta(0, 3))
+    add(made, delta(0, 3))
     made.seal()
-    made.apply(delta(3, 4, finish=FINISH_LENGTH))
+    add(made, delta(3, 4, finish=FINISH_LENGTH))
     made.finish(operations_pb2.OperationResult(weight_version=9))
     frames = [frame async for frame in made.read(0)]
     assert [frame.cursor for frame in frames] == [1, 2, 3]

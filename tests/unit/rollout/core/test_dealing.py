@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plexsvc.rollout.dispatch import deal
+from plexsvc.rollout.core.dealing import deal
 
 
 @given(

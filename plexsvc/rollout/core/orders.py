@@ -1,0 +1,76 @@
+"""Orders of the rollout core; the driver performs them and reports their outcomes as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plexsvc.errors import PlexError
+from plexsvc.ids import OperationId
+from plexsvc.rollout.core.events import InstanceId, SampleKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSamples:
+    """Continue samples on an instance from their recorded tokens; ends in `CallEnded`."""
+
+    operation_id: OperationId
+    instance_id: InstanceId
+    samples: list[SampleKey]
+    version: int
+    """The version that the instance must have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordTokens:
+    """Record what is new of a `TokensArrived`."""
+
+    operation_id: OperationId
+    known: list[int | None]
+    """Per arrival: how many of its tokens are recorded already; None drops the arrival."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSamples:
+    """End a generate: all its samples are complete, or `error` says why not."""
+
+    operation_id: OperationId
+    losses: int
+    """Calls that ended before their samples did."""
+    error: PlexError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitInstance:
+    """Report `WaitExpired` in `rollout.instance_wait_us`: samples wait for an instance."""
+
+    operation_id: OperationId
+    wait: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeekInstance:
+    """Ask a lost instance in `rollout.probe_us`; ends in `InstanceAnswered` or `InstanceSilent`."""
+
+    instance_id: InstanceId
+    probe: int
+    """Counts the probes since the instance was lost, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpInstance:
+    """Stop asking for a lost instance."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateInstance:
+    """Load a version; ends in `VersionServed`, `VersionRefused` or `InstanceLost`."""
+
+    instance_id: InstanceId
+    version: int
+
+
+SampleOrder: TypeAlias = StartSamples | RecordTokens | AnswerSamples
+Order: TypeAlias = SampleOrder | AwaitInstance | SeekInstance | GiveUpInstance | UpdateInstance

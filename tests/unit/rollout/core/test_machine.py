@@ -1,0 +1,342 @@
+"""The rollout core: its orders one by one, and its promises under any course of events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import OperationId
+from plexsvc.rollout.core import events, orders
+from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
+
+ONE, TWO = InstanceId(1), InstanceId(2)
+OP = OperationId(b"op".ljust(16, b"."))
+BROKEN = PlexError(ErrorCode.UNAVAILABLE, "connection reset")
+LENGTH = 6
+"""Tokens of a complete sample."""
+
+
+def joined(*versions: int, first: int = 1) -> events.InstancesReplaced:
+    return events.InstancesReplaced(
+        instances=tuple(
+            events.InstanceJoined(instance_id=InstanceId(number), address=f"i{number}", version=v)
+            for number, v in enumerate(versions, first)
+        )
+    )
+
+
+def submitted(*keys: SampleKey) -> events.SamplesSubmitted:
+    return events.SamplesSubmitted(operation_id=OP, samples=dict.fromkeys(keys, 0))
+
+
+def ended(instance_id: InstanceId, *keys: SampleKey, error: PlexError = BROKEN) -> events.CallEnded:
+    return events.CallEnded(
+        operation_id=OP,
+        instance_id=instance_id,
+        address=f"i{instance_id}",
+        samples=list(keys),
+        error=error,
+    )
+
+
+def started(instance_id: InstanceId, *keys: SampleKey, version: int = 0) -> orders.StartSamples:
+    return orders.StartSamples(
+        operation_id=OP, instance_id=instance_id, samples=list(keys), version=version
+    )
+
+
+@pytest.fixture
+def core() -> RolloutCore:
+    made = RolloutCore("job/rollout", max_losses=3)
+    assert made.handle(joined(0, 0)) == []
+    return made
+
+
+def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: RolloutCore) -> None:
+    assert core.handle(submitted((0, 0), (0, 1))) == [started(ONE, (0, 0)), started(TWO, (0, 1))]
+    assert core.handle(ended(ONE, (0, 0))) == [
+        orders.SeekInstance(instance_id=ONE, probe=1),
+        started(TWO, (0, 0)),
+    ]
+
+
+def test_samples_wait_until_an_instance_has_the_wanted_version(core: RolloutCore) -> None:
+    updates = core.handle(events.VersionWanted(version=4))
+    assert updates == [orders.UpdateInstance(instance_id=one, version=4) for one in (ONE, TWO)]
+    assert core.handle(submitted((0, 0))) == [orders.AwaitInstance(operation_id=OP, wait=1)]
+    served = core.handle(events.InstanceAnswered(instance_id=TWO, version=4))
+    assert served == [started(TWO, (0, 0), version=4)]
+    assert core.handle(events.WaitExpired(operation_id=OP, wait=1)) == []
+
+
+def test_a_wait_in_vain_ends_the_generate_naming_what_is_lost(core: RolloutCore) -> None:
+    core.handle(submitted((0, 0)))
+    core.handle(ended(ONE, (0, 0)))
+    assert orders.AwaitInstance(operation_id=OP, wait=1) in core.handle(ended(TWO, (0, 0)))
+    (answer,) = core.handle(events.WaitExpired(operation_id=OP, wait=1))
+    assert isinstance(answer, orders.AnswerSamples)
+    assert answer.error is not None
+    assert answer.error.code == ErrorCode.WORKER_DIED
+    assert "i1 (connection reset), i2 (connection reset)" in answer.error.message
+
+
+def test_an_instance_that_answers_with_another_version_is_updated_first(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=4))
+    for one in (ONE, TWO):
+        core.handle(events.InstanceAnswered(instance_id=one, version=4))
+    assert core.handle(events.InstanceLost(instance_id=ONE, because="reset")) == [
+        orders.SeekInstance(instance_id=ONE, probe=1)
+    ]
+    assert core.handle(events.InstanceAnswered(instance_id=ONE, version=0)) == [
+        orders.UpdateInstance(instance_id=ONE, version=4)
+    ]
+    assert not core.instances[ONE].is_serving
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=4))
+    assert core.instances[ONE].is_serving
+
+
+def test_an_instance_is_given_up_after_so_many_probes(core: RolloutCore) -> None:
+    lost = events.InstanceLost(instance_id=ONE, because="gone")
+    silent = events.InstanceLost(instance_id=ONE, because="gone", is_probe=True)
+    ordered = core.handle(lost)
+    for probe in range(1, MAX_PROBES + 1):
+        assert ordered == [orders.SeekInstance(instance_id=ONE, probe=probe)]
+        ordered = core.handle(silent)
+    assert ordered == [orders.GiveUpInstance(instance_id=ONE)]
+
+
+def test_a_version_that_all_refuse_leaves_the_one_before_in_service(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=4))
+    for one in (ONE, TWO):
+        refusal = events.InstanceAnswered(instance_id=one, version=0, refusal="checksum")
+        core.handle(refusal)
+    assert core.version == 0
+    assert all(instance.is_serving for instance in core.instances.values())
+
+
+def test_a_version_that_one_has_stays_wanted_whoever_is_lost_later(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=4))
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=4))
+    core.handle(events.InstanceAnswered(instance_id=TWO, version=0, refusal="checksum"))
+    core.handle(events.InstanceLost(instance_id=ONE, because="reset"))
+    assert core.version == 4
+
+
+def test_a_refusal_that_another_instance_would_repeat_ends_the_generate(core: RolloutCore) -> None:
+    core.handle(submitted((0, 0)))
+    error = PlexError(ErrorCode.BAD_REQUEST, "no such token")
+    assert core.handle(ended(ONE, (0, 0), error=error)) == [
+        orders.AnswerSamples(operation_id=OP, losses=0, error=error)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "says"),
+    [
+        (Arrival((0, 0), 2, 1, is_last=False), "position 2 of sample (0, 0), which has 0 tokens"),
+        (Arrival((7, 0), 0, 1, is_last=False), "which has not been asked for tokens"),
+    ],
+)
+def test_tokens_that_leave_a_gap_or_were_not_asked_for_end_the_generate(
+    core: RolloutCore, arrival: Arrival, says: str
+) -> None:
+    core.handle(submitted((0, 0)))
+    (answer,) = core.handle(events.TokensArrived(operation_id=OP, arrivals=[arrival]))
+    assert isinstance(answer, orders.AnswerSamples)
+    assert answer.error is not None
+    assert answer.error.code == ErrorCode.INTERNAL
+    assert says in answer.error.message
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A stream to a fake instance; `at` is how far it has sent each sample."""
+
+    operation_id: OperationId
+    instance_id: InstanceId
+    at: dict[SampleKey, int]
+
+
+class Course(RuleBasedStateMachine):
+    """Any course of events; what the core orders is done at random times with random outcomes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = RolloutCore("job/rollout", max_losses=4)
+        self.next_instance = 1
+        self.next_operation = 0
+        self.calls: list[Call] = []
+        self.recorded: dict[OperationId, dict[SampleKey, int]] = {}
+        """Tokens of each sample of unanswered generates."""
+        self.complete: set[tuple[OperationId, SampleKey]] = set()
+        self.waits: list[orders.AwaitInstance] = []
+        self.probes: list[InstanceId] = []
+        self.updates: list[orders.UpdateInstance] = []
+        self.arriving: list[Arrival] = []
+        self.replace(2)
+
+    def tell(self, event: events.Event) -> None:
+        for order in self.core.handle(event):
+            self.perform(order)
+
+    def perform(self, order: orders.Order) -> None:  # noqa: C901 - one case an order
+        match order:
+            case orders.StartSamples():
+                instance = self.core.instances[order.instance_id]
+                assert instance.is_serving
+                assert instance.version == order.version == self.core.version
+                known = self.recorded[order.operation_id]
+                at = {key: known[key] for key in order.samples}
+                self.calls.append(Call(order.operation_id, order.instance_id, at))
+            case orders.RecordTokens():
+                known = self.recorded[order.operation_id]
+                for arrival, old in zip(self.arriving, order.known, strict=True):
+                    done = (order.operation_id, arrival.key) in self.complete
+                    assert (old is None) == done
+                    if old is None:
+                        continue
+                    assert arrival.position + min(old, arrival.count) <= known[arrival.key]
+                    assert arrival.position + old == known[arrival.key], "once, and without a gap"
+                    known[arrival.key] += max(0, arrival.count - old)
+                    if arrival.is_last:
+                        self.complete.add((order.operation_id, arrival.key))
+            case orders.AnswerSamples():
+                known = self.recorded.pop(order.operation_id)  # fails for a second answer
+                assert order.error is None or order.error.code == ErrorCode.WORKER_DIED
+                if order.error is None:
+                    assert all((order.operation_id, key) in self.complete for key in known)
+                    assert set(known.values()) == {LENGTH}
+                self.calls = [c for c in self.calls if c.operation_id != order.operation_id]
+            case orders.AwaitInstance():
+                self.waits.append(order)
+            case orders.SeekInstance():
+                assert order.instance_id not in self.probes
+                self.probes.append(order.instance_id)
+            case orders.UpdateInstance():
+                self.updates.append(order)
+            case orders.GiveUpInstance():
+                pass
+
+    @rule(count=st.integers(1, 3))
+    def replace(self, count: int) -> None:
+        versions = [self.core.version] * count
+        self.tell(joined(*versions, first=self.next_instance))
+        self.next_instance += count
+
+    @rule(prompts=st.integers(1, 3), samples=st.integers(1, 2), had=st.integers(0, LENGTH - 1))
+    def submit(self, prompts: int, samples: int, had: int) -> None:
+        self.next_operation += 1
+        name = OperationId(str(self.next_operation).encode().rjust(16))
+        keys = [(prompt, sample) for prompt in range(prompts) for sample in range(samples)]
+        self.recorded[name] = dict.fromkeys(keys, had)
+        self.tell(events.SamplesSubmitted(operation_id=name, samples=dict.fromkeys(keys, had)))
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), back=st.integers(0, 2), count=st.integers(0, LENGTH))
+    def send(self, data: st.DataObject, back: int, count: int) -> None:
+        call = data.draw(st.sampled_from(self.calls))
+        self.arriving = []
+        for key in data.draw(st.lists(st.sampled_from(sorted(call.at)), unique=True)):
+            start = max(0, call.at[key] - back)
+            end = min(LENGTH, start + count)
+            call.at[key] = max(call.at[key], end)
+            self.arriving.append(Arrival(key, start, end - start, is_last=end == LENGTH))
+        self.tell(
+            events.TokensArrived(operation_id=call.operation_id, arrivals=list(self.arriving))
+        )
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def end_a_call(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(self.calls))
+        self.calls.remove(call)
+        self.tell(
+            events.CallEnded(
+                operation_id=call.operation_id,
+                instance_id=call.instance_id,
+                address="i",
+                samples=list(call.at),
+                error=BROKEN,
+            )
+        )
+
+    @precondition(lambda self: self.probes)
+    @rule(data=st.data(), version=st.integers(0, 3), answers=st.booleans())
+    def probe(self, data: st.DataObject, version: int, answers: bool) -> None:
+        one = data.draw(st.sampled_from(self.probes))
+        self.probes.remove(one)
+        if answers:
+            self.tell(events.InstanceAnswered(instance_id=one, version=version, is_probe=True))
+        else:
+            self.tell(events.InstanceLost(instance_id=one, because="silent", is_probe=True))
+
+    @precondition(lambda self: self.updates)
+    @rule(data=st.data(), outcome=st.sampled_from(["served", "refused", "lost"]))
+    def update(self, data: st.DataObject, outcome: str) -> None:
+        order = data.draw(st.sampled_from(self.updates))
+        self.updates.remove(order)
+        one = order.instance_id
+        if outcome == "served":
+            self.tell(events.InstanceAnswered(instance_id=one, version=order.version))
+        elif outcome == "refused":
+            self.tell(events.InstanceAnswered(instance_id=one, version=0, refusal="checksum"))
+        else:
+            self.tell(events.InstanceLost(instance_id=one, because="reset"))
+
+    @rule(version=st.integers(0, 3))
+    def want(self, version: int) -> None:
+        self.tell(events.VersionWanted(version=version))
+
+    @precondition(lambda self: self.waits)
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        wait = data.draw(st.sampled_from(self.waits))
+        self.waits.remove(wait)
+        self.tell(events.WaitExpired(operation_id=wait.operation_id, wait=wait.wait))
+
+    @precondition(lambda self: self.recorded)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.recorded)))
+        del self.recorded[name]
+        self.calls = [call for call in self.calls if call.operation_id != name]
+        self.tell(events.OperationEnded(operation_id=name))
+
+    @invariant()
+    def every_incomplete_sample_is_in_one_call_or_waits(self) -> None:
+        assert set(self.core.generates) == set(self.recorded)
+        for name, generate in self.core.generates.items():
+            here = [key for c in self.calls if c.operation_id == name for key in c.at]
+            open_keys = sorted(key for key in here if (name, key) not in self.complete)
+            left = sorted(key for key, one in generate.samples.items() if not one.is_complete)
+            assert sorted(open_keys + generate.waiting) == left
+            assert generate.incomplete == len(left)
+
+    @invariant()
+    def nothing_waits_while_an_instance_serves(self) -> None:
+        if any(one.is_serving for one in self.core.instances.values()):
+            assert not any(generate.waiting for generate in self.core.generates.values())
+
+    @invariant()
+    def an_instance_that_serves_has_the_wanted_version(self) -> None:
+        for one in self.core.instances.values():
+            assert not one.is_serving or one.version == self.core.version
+
+    @invariant()
+    def a_load_counts_the_incomplete_samples_of_an_instance(self) -> None:
+        for name, instance in self.core.instances.items():
+            assert instance.load == sum(
+                sample.instance_id == name and not sample.is_complete
+                for generate in self.core.generates.values()
+                for sample in generate.samples.values()
+            )
+
+
+TestCourse = Course.TestCase
+TestCourse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
