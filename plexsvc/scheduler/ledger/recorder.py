@@ -31,7 +31,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 from plexsvc.scheduler.faults import WIRE_STATES, refusal
 from plexsvc.scheduler.handler import Handler
-from plexsvc.scheduler.ledger import messages, profiles
+from plexsvc.scheduler.ledger import messages, profiles, rows
 from plexsvc.scheduler.ledger.jobs import (
     Copies,
     DeploymentRecord,
@@ -41,7 +41,7 @@ from plexsvc.scheduler.ledger.jobs import (
     WpgRecord,
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
-from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow, Row
+from plexsvc.store.rows import Row
 
 log = Log(__name__)
 
@@ -73,13 +73,13 @@ class Recorder:
 
     def take_rows(self) -> list[Row]:
         """Return the rows changed since the last call."""
-        rows, self._rows = self._rows, []
-        return rows
+        taken, self._rows = self._rows, []
+        return taken
 
     def job_opened(self, record: JobRecord) -> None:
         """Keep a new job."""
         self._registry.jobs[record.job_id] = record
-        self._job_row(record)
+        self._add(rows.job(record))
 
     def job_progressed(self, record: JobRecord, metrics: Mapping[str, float]) -> None:
         """Note the figures that a job's controller tells of itself."""
@@ -257,7 +257,7 @@ class Recorder:
             record.settled.set()
             self._registry.let_go(record.initialize_id)
         log.info("deployment changed", deployment=action.deployment_id, state=action.state)
-        self._deployment_row(record)
+        self._add(rows.deployment(record))
 
     def job_changed(self, action: JobChanged) -> None:
         """Announce a job's state."""
@@ -271,7 +271,7 @@ class Recorder:
             self._stop_deployments(record)
             record.ended.set()
             self._drop_answers(of=self._registry.forget_jobs())
-        self._job_row(record)
+        self._add(rows.job(record))
 
     def _drop_answers(self, *, of: Sequence[DeploymentId]) -> None:
         """Drop answers nobody acknowledged: their deployments are gone, nobody can ask again."""
@@ -301,64 +301,21 @@ class Recorder:
         self._results.settle(operation_id, result, keep=keep)
         if not keep:
             return
-        operation = held.operation
-        deployment_id = DeploymentId(operation.deployment_id)
+        deployment_id = DeploymentId(held.operation.deployment_id)
         self._owners[operation_id] = deployment_id
         self._owned.setdefault(deployment_id, {})[operation_id] = None
         self._add(
-            OperationRow(
-                operation_id=operation_id,
-                tenant=operation.tenant,
-                job_id=operation.job_id,
-                deployment_id=operation.deployment_id,
-                lease_no=held.lease_no,
-                incarnation=self._incarnation(operation.deployment_id),
-                seq=operation.seq,
-                kind=held.kind,
-                state="answered" if not result.HasField("error") else "failed",
-                digest=held.digest,
-                error_code=result.error.code,
-                submitted_us=held.submitted_us,
+            rows.operation(
+                held,
+                result,
+                incarnation=self._incarnation(deployment_id),
                 answered_us=self._clock.wall_us(),
             )
         )
 
-    def _incarnation(self, deployment_id: str) -> int:
-        record = self._registry.deployments.get(DeploymentId(deployment_id))
+    def _incarnation(self, deployment_id: DeploymentId) -> int:
+        record = self._registry.deployments.get(deployment_id)
         return 1 if record is None or record.wpg is None else record.wpg.incarnation
-
-    def _job_row(self, record: JobRecord) -> None:
-        self._add(
-            JobRow(
-                job_id=record.job_id,
-                tenant=record.tenant,
-                name=record.name,
-                state=record.state,
-                reason=record.reason,
-                exit_code=record.exit_code,
-                created_us=record.created_us,
-                ended_us=record.ended_us,
-            )
-        )
-
-    def _deployment_row(self, record: DeploymentRecord) -> None:
-        wpg = record.wpg
-        self._add(
-            DeploymentRow(
-                deployment_id=record.deployment_id,
-                tenant=record.tenant,
-                job_id=record.job_id,
-                lease_no=0,
-                incarnation=0 if wpg is None else wpg.incarnation,
-                applied_seq=record.applied_seq,
-                role=record.spec.role,
-                backend=record.spec.backend,
-                model=record.spec.model,
-                wpg_id="" if wpg is None else wpg.wpg_id,
-                state=record.state,
-                error="" if record.fault is None else record.fault.message,
-            )
-        )
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)

@@ -1,0 +1,60 @@
+"""Rows of the store, made from the ledger's records."""
+
+from __future__ import annotations
+
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, Held, JobRecord
+from plexsvc.scheduler.ledger.results import Result
+from plexsvc.store.rows import DeploymentRow, JobRow, OperationRow
+
+
+def job(record: JobRecord) -> JobRow:
+    """Return the row of a job."""
+    return JobRow(
+        job_id=record.job_id,
+        tenant=record.tenant,
+        name=record.name,
+        state=record.state,
+        reason=record.reason,
+        exit_code=record.exit_code,
+        created_us=record.created_us,
+        ended_us=record.ended_us,
+    )
+
+
+def deployment(record: DeploymentRecord) -> DeploymentRow:
+    """Return the row of a deployment."""
+    wpg = record.wpg
+    return DeploymentRow(
+        deployment_id=record.deployment_id,
+        tenant=record.tenant,
+        job_id=record.job_id,
+        lease_no=0,
+        incarnation=0 if wpg is None else wpg.incarnation,
+        applied_seq=record.applied_seq,
+        role=record.spec.role,
+        backend=record.spec.backend,
+        model=record.spec.model,
+        wpg_id="" if wpg is None else wpg.wpg_id,
+        state=record.state,
+        error="" if record.fault is None else record.fault.message,
+    )
+
+
+def operation(held: Held, result: Result, *, incarnation: int, answered_us: int) -> OperationRow:
+    """Return the row of an operation that was answered."""
+    asked = held.operation
+    return OperationRow(
+        operation_id=asked.operation_id,
+        tenant=asked.tenant,
+        job_id=asked.job_id,
+        deployment_id=asked.deployment_id,
+        lease_no=held.lease_no,
+        incarnation=incarnation,
+        seq=asked.seq,
+        kind=held.kind,
+        state="answered" if not result.HasField("error") else "failed",
+        digest=held.digest,
+        error_code=result.error.code,
+        submitted_us=held.submitted_us,
+        answered_us=answered_us,
+    )
