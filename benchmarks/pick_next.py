@@ -59,20 +59,22 @@ def _figures(pick: Callable[[int], None]) -> dict[str, float]:
 def _core() -> dict[str, float]:
     """Return the figures of the whole core: five jobs on each device, 64 operations a job."""
     scheduler = _loaded()
-    cluster = scheduler.cluster
+    cluster, devices = scheduler.cluster, scheduler.cluster.devices
     assert sum(len(d.pending) for d in cluster.deployments.values()) >= PENDING
-    rules, groups = cluster.planning.policy.rules, list(dict.fromkeys(cluster.groups.values()))
+    groups = list(dict.fromkeys(devices.groups.values()))
     assert len(groups) == DEVICES, len(groups)
 
     def pick(at: int) -> None:
         waiting = {}
         for wpg_id in groups[at % DEVICES]:
             wpg = cluster.wpgs[wpg_id]
-            operation = None if wpg.running else lanes.startable(cluster, wpg)
+            operation = None if wpg.running else lanes.startable(cluster.queues, wpg)
             if operation is not None:
                 waiting[wpg_id] = operation
         assert len(waiting) > 1, waiting
-        contest.in_turn(contest.entries(cluster, waiting), rules=rules, now_us=cluster.now_us)
+        contest.in_turn(
+            contest.entries(devices, waiting), rules=devices.rules, now_us=cluster.now_us
+        )
 
     return _figures(pick)
 

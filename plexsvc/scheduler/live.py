@@ -77,7 +77,7 @@ class LiveScheduler:
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
         self.core = made.new_core()
-        self.tally = Tally(self.core.cluster.timeline)
+        self.tally = Tally(self.core.view.timeline)
         self._driver = Driver(self.core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox
         self._store = store

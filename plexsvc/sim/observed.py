@@ -234,11 +234,11 @@ class _Watcher:
             into.append(at_us - ordered_us)
 
     def _finished(self, event: OperationFinished) -> None:
-        operation = self._core.cluster.operations.get(event.operation_id)
+        operation = self._core.view.operations.get(event.operation_id)
         order, started_us = self._order(event.operation_id)
         if operation is None or order is None:
             return
-        deployment = self._core.cluster.deployments[operation.deployment_id]
+        deployment = self._core.view.deployments[operation.deployment_id]
         known = (deployment.deployment_id, operation.kind)
         self.found.operations.append(
             OperationSample(
@@ -262,8 +262,8 @@ class _Watcher:
         deployment_id = None
         if isinstance(order, CarryState):
             deployment_id = order.deployment_id
-        elif isinstance(order, MoveState) and order.wpg_id in self._core.cluster.wpgs:
-            deployment_id = self._core.cluster.wpgs[order.wpg_id].deployment_id
+        elif isinstance(order, MoveState) and order.wpg_id in self._core.view.wpgs:
+            deployment_id = self._core.view.wpgs[order.wpg_id].deployment_id
         if deployment_id is not None:
             self.found.moves.append(
                 MoveSample(
@@ -279,7 +279,7 @@ class _Watcher:
         if not isinstance(order, SpawnWpg):
             return
         del self._ordered[event.wpg_id]
-        deployment = self._core.cluster.deployments.get(order.deployment_id)
+        deployment = self._core.view.deployments.get(order.deployment_id)
         self.found.spawns.append(
             SpawnSample(
                 deployment_id=order.deployment_id,

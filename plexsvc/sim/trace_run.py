@@ -16,7 +16,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
@@ -72,7 +71,7 @@ def play_live(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = 
     )
     if not driver.run():
         raise _never_ended(jobs, core)
-    prefetches = core.cluster.prefetches
+    prefetches = core.view.prefetches
     books.counts.prefetches = prefetches.ordered
     books.counts.prefetch_hits, books.counts.prefetch_wasted = prefetches.hits, prefetches.wasted
     outcome = Outcome(
@@ -105,12 +104,12 @@ def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
 
 def _never_ended(jobs: Sequence[TraceClient], core: Scheduler) -> PlexError:
     left = [job for job in jobs if not job.is_done]
-    waiting = [core.cluster.deployments[name] for name in core.cluster.unplaced]
-    why = placing.why(core.cluster, waiting[0]) if waiting else "none of them waits for a place"
+    waiting = [core.view.deployments[name] for name in core.view.unplaced]
+    why = core.view.why_waits(waiting[0]) if waiting else "none of them waits for a place"
     return PlexError(
         ErrorCode.NO_PLACEMENT,
         f"{len(left)} of {len(jobs)} jobs never ended, {left[0].job_id} first: {why}; "
-        f"{len(core.cluster.cordoned)} nodes are closed and no event opens one again",
+        f"{len(core.view.cordoned)} nodes are closed and no event opens one again",
     )
 
 

@@ -175,7 +175,7 @@ def _forget(driver: VirtualDriver, action: ForgetWpg) -> None:
 
 
 def _start(driver: VirtualDriver, action: StartOperation) -> None:
-    operation = driver.core.cluster.operations[action.operation_id]
+    operation = driver.core.view.operations[action.operation_id]
     work = Work(
         operation_id=operation.operation_id,
         deployment_id=operation.deployment_id,
@@ -202,7 +202,7 @@ def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> Non
 
 def _move(driver: VirtualDriver, action: MoveState) -> None:
     driver.moves += 1
-    wpg = driver.core.cluster.wpgs[action.wpg_id]
+    wpg = driver.core.view.wpgs[action.wpg_id]
     moved = driver.costs.move(wpg.deployment_id, to=action.to)
     outcome = ResidencyMoved(
         wpg_id=action.wpg_id,

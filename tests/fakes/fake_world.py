@@ -127,7 +127,7 @@ class FakeWorld:
         self, job: str, name: str = "actor", *, devices: int = 1, rollout: bool = False
     ) -> None:
         """Open a job if need be, deploy, and report everything until nothing is open."""
-        if JobId(job) not in self.core.cluster.jobs:
+        if JobId(job) not in self.core.view.jobs:
             self.job(job)
         self.deploy(job, name, devices=devices, rollout=rollout)
         self.drain()
@@ -190,7 +190,7 @@ class FakeWorld:
             ProcExited(
                 at_us=self.tick(),
                 wpg_id=wpg_id,
-                incarnation=self.core.cluster.wpgs[wpg_id].incarnation,
+                incarnation=self.core.view.wpgs[wpg_id].incarnation,
                 rank=rank,
                 exit_code=0,
                 signal=9,

@@ -85,7 +85,7 @@ class Operations:
             PlexError: `staging_full` when too much is announced for operations that have not come.
         """
         operation_id = OperationId(request.operation_id)
-        cluster = self._driver.core.cluster
+        cluster = self._driver.core.view
         if operation_id in cluster.operations or operation_id in cluster.released:
             self._announce(request)
         else:
@@ -126,7 +126,7 @@ class Operations:
     def _decided(self, operation_id: OperationId, decision: Decision) -> None:
         """Announce what was staged before the operation came, unless the core refused it."""
         is_decided = not decision.cancelled() and decision.exception() is None
-        if is_decided and operation_id in self._driver.core.cluster.operations:
+        if is_decided and operation_id in self._driver.core.view.operations:
             request = self._early.take(operation_id)
             if request is not None:
                 self._announce(request)

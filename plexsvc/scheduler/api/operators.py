@@ -178,7 +178,7 @@ def _check_open_node(driver: LiveScheduler, node_id: NodeId) -> None:
         raise PlexError(
             ErrorCode.NODE_LOST, f"node {node_id} is lost; nothing can move there until it is back"
         )
-    if node_id in driver.core.cluster.cordoned:
+    if node_id in driver.core.view.cordoned:
         raise PlexError(
             ErrorCode.NO_PLACEMENT,
             f"node {node_id} is cordoned; `plexctl node uncordon {node_id}` opens it",
@@ -187,13 +187,13 @@ def _check_open_node(driver: LiveScheduler, node_id: NodeId) -> None:
 
 def _live_job(driver: LiveScheduler, lens: Lens, job_id: str) -> JobId:
     record = lens.job(job_id)
-    if record.ended.is_set() or JobId(job_id) not in driver.core.cluster.jobs:
+    if record.ended.is_set() or JobId(job_id) not in driver.core.view.jobs:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
     return JobId(job_id)
 
 
 def _check_trains(driver: LiveScheduler, job_id: JobId) -> None:
-    cluster = driver.core.cluster
+    cluster = driver.core.view
     if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -217,7 +217,7 @@ def _moves(
 
 
 def _move(driver: LiveScheduler, action: RelocationChanged, *, lens: Lens) -> service_pb2.JobMove:
-    cluster = driver.core.cluster
+    cluster = driver.core.view
     deployment = cluster.deployments[DeploymentId(action.deployment_id)]
     wpg = cluster.wpg_of(deployment)
     view = service_pb2.JobMove(

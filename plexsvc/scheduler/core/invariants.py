@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from plexsvc.residency import MOVING, Residency
+from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import HELD, Cluster, Deployment, Device, Wpg
+from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState, WpgState
 
 
 def check(cluster: Cluster) -> None:
     """Assert every invariant of the core."""
-    for device in cluster.devices.values():
+    for device in cluster.devices.at.values():
         _check_device(cluster, device)
     for wpg in cluster.wpgs.values():
         _check_wpg(cluster, wpg)
     for deployment in cluster.deployments.values():
         _check_order(cluster, deployment)
         _check_booking(cluster, deployment)
-    for operation in cluster.operations.values():
+    for operation in cluster.queues.operations.values():
         deployment = cluster.deployments[operation.deployment_id]
         runs_on = None if operation.wpg_id is None else cluster.wpgs.get(operation.wpg_id)
         is_first = runs_on is not None and runs_on.initialize is operation
@@ -29,11 +30,11 @@ def check(cluster: Cluster) -> None:
         assert is_pending + is_running + is_over == 1, operation
     for deployment in cluster.deployments.values():
         _check_relocation(cluster, deployment)
-    assert not cluster.dirty, cluster.dirty
+    assert not cluster.turn.dirty, cluster.turn.dirty
 
 
 def _check_device(cluster: Cluster, device: Device) -> None:
-    assert resident_bytes(cluster, device.place) <= device.bytes_total, device
+    assert resident_bytes(cluster.devices, device.place) <= device.bytes_total, device
     executing = [
         wpg_id
         for wpg_id in device.wpgs
@@ -50,7 +51,7 @@ def _check_device(cluster: Cluster, device: Device) -> None:
 
 def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
     assert (wpg.move_id is not None) == (wpg.residency in MOVING), wpg
-    assert wpg.lease_no <= cluster.last_lease_no, wpg
+    assert wpg.lease_no <= cluster.devices.last_lease_no, wpg
     kinds = [operation.kind for operation in wpg.running.values()]
     if any(operation.needs_device for operation in wpg.running.values()):
         assert wpg.residency in {Residency.DEVICE, Residency.BUILDING}, wpg
@@ -64,7 +65,7 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
         assert wpg.state is WpgState.READY, wpg
         assert wpg.move_id is None, wpg
     if wpg.switch is not None and wpg.switch.operation_id is not None:
-        granted = cluster.operations[wpg.switch.operation_id]
+        granted = cluster.queues.operations[wpg.switch.operation_id]
         assert granted.state is OperationState.GRANTED, (wpg, granted)
 
 
@@ -98,12 +99,12 @@ def _check_order(cluster: Cluster, deployment: Deployment) -> None:
 def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     """Assert that a deployment that is not on its way is booked where its processes are."""
     wpg = cluster.wpg_of(deployment)
-    is_waiting = deployment.deployment_id in cluster.unplaced
-    planner, key = placing.planner_of(cluster, deployment)
+    is_waiting = deployment.deployment_id in cluster.placement.unplaced
+    planner, key = placing.planner_of(cluster.placement, deployment)
     if deployment.is_rollout:
         return
     assert is_waiting == (key in planner.waiting), deployment
-    assert (wpg is not None) == placing.is_placed(cluster, deployment), deployment
-    if wpg is not None and deployment.deployment_id not in cluster.planning.moved:
+    assert (wpg is not None) == placing.is_placed(cluster.placement, deployment), deployment
+    if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
         booked = planner.group_of(key).residents[key].units
         assert booked == tuple(map(placing.unit, wpg.places)), (deployment, booked)

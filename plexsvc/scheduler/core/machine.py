@@ -16,6 +16,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import grants, learning, lease, switch
 from plexsvc.scheduler.core.events import (
     Acknowledged,
@@ -49,11 +50,9 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.life import lifecycle
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.queues import admission, lanes
 from plexsvc.scheduler.core.relocate import packing, relocation
-from plexsvc.scheduler.core.state import Cluster, Operation, Wpg
-from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import (
     AfterTimer,
     DrainTimer,
@@ -68,6 +67,7 @@ from plexsvc.scheduler.core.timers import (
     Timer,
     WatchTimer,
 )
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
     OperationKind,
@@ -89,38 +89,34 @@ class Scheduler:
     """
 
     def __init__(self, *, limits: Limits, epoch: int) -> None:
-        self.cluster = Cluster(
-            epoch=epoch,
-            limits=limits,
-            timeline=Timeline(),
-            planning=Planning.of(limits),
-        )
+        self.cluster = Cluster(limits=limits, epoch=epoch)
+        self.view = ClusterView(self.cluster)
 
     def handle(self, event: Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
         cluster = self.cluster
-        assert event.at_us > cluster.now_us, (event, cluster.now_us)
-        cluster.now_us = event.at_us
-        cluster.actions = []
+        turn = self.cluster.turn
+        assert event.at_us > turn.now_us, (event, turn.now_us)
+        turn.now_us, turn.actions = event.at_us, []
         self._apply(event)
         relocation.settle(cluster)
         packing.settle(cluster)
-        grants.settle(cluster)
-        return cluster.actions
+        grants.settle(cluster.devices)
+        return turn.actions
 
     def _apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line an event
         cluster = self.cluster
         match event:
             case OperationSubmitted():
-                admission.submit(cluster, event)
+                admission.submit(cluster.queues, event)
             case OperationFinished():
                 _finish_operation(cluster, event)
             case PayloadStaged() | PayloadRefused():
-                admission.payload(cluster, event)
+                admission.payload(cluster.queues, event)
             case Acknowledged():
                 _acknowledge(cluster, event)
             case ResidencyMoved():
-                moved = switch.moved(cluster, event)
+                moved = switch.moved(cluster.devices, event)
                 if moved is not None:
                     lifecycle.stop_when_idle(cluster, moved)
             case MoveFailed():
@@ -128,7 +124,7 @@ class Scheduler:
             case TimerFired():
                 _fire(cluster, timers.parse(event.key))
             case JobSubmitted():
-                admission.open_job(cluster, event)
+                lifecycle.open_job(cluster, event)
             case JobEndRequested():
                 lifecycle.end_job(cluster, event)
             case DeploymentRequested():
@@ -143,7 +139,7 @@ class Scheduler:
                 lifecycle.lose_node(cluster, event.node_id, reason=event.reason)
             case ProfilesLoaded():
                 for kept in event.profiles:
-                    cluster.planning.book.keep(kept)
+                    cluster.placement.planning.book.keep(kept)
             case (
                 NodeCordoned()
                 | NodeUncordoned()
@@ -183,7 +179,7 @@ def _process_event(
 
 
 def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
-    operation = cluster.operations.get(event.operation_id)
+    operation = cluster.queues.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
         return
     assert operation.wpg_id is not None, operation
@@ -194,16 +190,16 @@ def _finish_operation(cluster: Cluster, event: OperationFinished) -> None:
         return
     del wpg.running[operation.operation_id]
     relocation.watch_window(deployment, operation, event)
-    lease.ended(cluster, wpg, operation, run_us=event.run_us)
+    lease.ended(cluster.devices, wpg, operation, run_us=event.run_us)
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(cluster, wpg, operation, event)
     elif event.fault is None:
-        lanes.answer(cluster, operation, run_us=event.run_us)
+        lanes.answer(cluster.queues, operation, run_us=event.run_us)
         if operation.kind is OperationKind.PUBLISH:
-            learning.published(cluster, deployment)
+            learning.published(cluster.devices, deployment)
     else:
-        lanes.end_running(cluster, operation, event.fault, is_refusal=event.is_refusal)
-    lanes.watch_gap(cluster, deployment)
+        lanes.end_running(cluster.queues, operation, event.fault, is_refusal=event.is_refusal)
+    lanes.watch_gap(cluster.queues, deployment)
     cluster.touch(wpg.wpg_id)
     lifecycle.stop_when_idle(cluster, wpg)
 
@@ -213,24 +209,24 @@ def _initialized(
 ) -> None:
     if event.fault is None:
         wpg.shift(ResidencyTrigger.BUILT)
-        lanes.answer(cluster, operation, run_us=event.run_us)
+        lanes.answer(cluster.queues, operation, run_us=event.run_us)
         if cluster.is_current(wpg):
             lifecycle.set_ready(cluster, cluster.deployments[wpg.deployment_id])
         return
     wpg.shift(ResidencyTrigger.BUILD_FAILED)
-    lanes.end_running(cluster, operation, event.fault)
+    lanes.end_running(cluster.queues, operation, event.fault)
     lifecycle.fail_wpg(cluster, wpg, event.fault)
 
 
 def _acknowledge(cluster: Cluster, event: Acknowledged) -> None:
     deployment = cluster.deployments.get(event.deployment_id)
     if deployment is not None:
-        lanes.acknowledge(cluster, deployment, seq=event.seq)
+        lanes.acknowledge(cluster.queues, deployment, seq=event.seq)
 
 
 def _move_failed(cluster: Cluster, event: MoveFailed) -> None:
     wpg = cluster.wpgs.get(event.wpg_id)
-    failed = switch.move_failed(cluster, event)
+    failed = switch.move_failed(cluster.devices, event)
     if failed is not None:
         lifecycle.fail_wpg(cluster, *failed)
     if wpg is not None:
@@ -240,11 +236,11 @@ def _move_failed(cluster: Cluster, event: MoveFailed) -> None:
 def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case a timer
     match timer:
         case GapTimer():
-            lanes.close_gap(cluster, timer.deployment_id)
+            lanes.close_gap(cluster.queues, timer.deployment_id)
         case StageTimer():
-            admission.give_up_staging(cluster, timer.operation_id)
+            admission.give_up_staging(cluster.queues, timer.operation_id)
         case AfterTimer():
-            lanes.give_up_unseen(cluster, timer.operation_id)
+            lanes.give_up_unseen(cluster.queues, timer.operation_id)
         case PlaceTimer():
             lifecycle.give_up_placing(cluster, timer.deployment_id)
         case SpawnTimer():
@@ -254,7 +250,7 @@ def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case a ti
         case RelocateTimer():
             relocation.give_up_waiting(cluster, timer.wpg_id)
         case ProbeTimer():
-            learning.end_probe(cluster, timer.deployment_id)
+            learning.end_probe(cluster.devices, timer.deployment_id)
         case RetryTimer() | LingerTimer():
             cluster.touch(timer.wpg_id)
         case DrainTimer():

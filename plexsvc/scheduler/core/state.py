@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.actions import Action, SetTimer
-from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
-from plexsvc.scheduler.core.timeline import Timeline
-from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.transitions import (
     OPERATION_TRANSITIONS,
     WPG_TRANSITIONS,
@@ -294,76 +288,3 @@ class Prefetches:
     ordered: int = 0
     hits: int = 0
     wasted: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Cluster:
-    """Everything the core knows, plus the actions and the touched WPGs of the event in hand."""
-
-    epoch: int
-    limits: Limits
-    timeline: Timeline
-    planning: Planning
-    now_us: int = 0
-    last_lease_no: int = 0
-    last_wpg_no: int = 0
-    last_move_no: int = 0
-    nodes: dict[NodeId, Node] = field(default_factory=dict)
-    devices: dict[Place, Device] = field(default_factory=dict)
-    cordoned: dict[NodeId, bool] = field(default_factory=dict)
-    """Nodes that take no further work; the value: whether what is there shall leave."""
-
-    jobs: dict[JobId, Job] = field(default_factory=dict)
-    ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
-    deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
-    unplaced: list[DeploymentId] = field(default_factory=list)
-    relocating: dict[DeploymentId, None] = field(default_factory=dict)
-    wpgs: dict[WpgId, Wpg] = field(default_factory=dict)
-    groups: dict[WpgId, tuple[WpgId, ...]] = field(default_factory=dict)
-    operations: dict[OperationId, Operation] = field(default_factory=dict)
-    released: OrderedDict[OperationId, bool] = field(default_factory=OrderedDict)
-    turned_away: OrderedDict[OperationId, Fault] = field(default_factory=OrderedDict)
-    """Operations refused because their deployment is gone: they come in no other try."""
-
-    waits: dict[tuple[JobId, JobId], int] = field(default_factory=dict)
-    """Microseconds a job waited while another (or its own switch) had its devices."""
-
-    prefetches: Prefetches = field(default_factory=Prefetches)
-    actions: list[Action] = field(default_factory=list)
-    dirty: dict[WpgId, None] = field(default_factory=dict)
-
-    def emit(self, action: Action) -> None:
-        """Order something."""
-        self.actions.append(action)
-
-    def set_timer(self, timer: Timer, *, at_us: int) -> None:
-        """Have `timer` fire at `at_us`; setting it again replaces the time."""
-        self.emit(SetTimer(key=timer.key, at_us=at_us))
-
-    def touch(self, wpg_id: WpgId | None) -> None:
-        """Have the dispatcher look again at a WPG and those it shares devices with."""
-        if wpg_id is not None:
-            self.dirty[wpg_id] = None
-
-    def wpg_of(self, deployment: Deployment) -> Wpg | None:
-        """Return the deployment's processes, if it has any."""
-        return None if deployment.wpg_id is None else self.wpgs.get(deployment.wpg_id)
-
-    def is_current(self, wpg: Wpg) -> bool:
-        """Whether a WPG runs its deployment's operations; if not, it is coming or leaving."""
-        return self.deployments[wpg.deployment_id].wpg_id == wpg.wpg_id
-
-    def is_leaving(self, wpg: Wpg) -> bool:
-        """Whether a WPG neither runs its deployment's operations nor will."""
-        relocation = self.deployments[wpg.deployment_id].relocation
-        is_coming = relocation is not None and relocation.wpg_id == wpg.wpg_id
-        return not is_coming and not self.is_current(wpg)
-
-    def coming(self, job_id: JobId) -> list[Wpg]:
-        """Return the WPGs that will replace others of a job, in the order they were ordered."""
-        moving = [self.deployments[d] for d in self.relocating]
-        return [
-            self.wpgs[d.relocation.wpg_id]
-            for d in moving
-            if d.relocation is not None and d.job_id == job_id
-        ]

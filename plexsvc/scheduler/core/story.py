@@ -7,10 +7,11 @@ from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId, show
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault, OperationState, WpgState
 
 _UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
@@ -31,7 +32,7 @@ class Story:
 
 def explain(cluster: Cluster, operation_id: OperationId, *, now_us: int) -> Story | None:
     """Return why an operation is where it is; `None` for one the core does not hold."""
-    operation = cluster.operations.get(operation_id)
+    operation = cluster.queues.operations.get(operation_id)
     if operation is None:
         return None
     deployment = cluster.deployments[operation.deployment_id]
@@ -74,7 +75,7 @@ def _deployment_story(
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
         since = _ago(now_us - deployment.requested_us)
-        return f"waits for devices since {since}: {placing.why(cluster, deployment)}", []
+        return f"waits for devices since {since}: {placing.why(cluster.placement, deployment)}", []
     facts = [f"{wpg.wpg_id} is {wpg.state}, its state on {wpg.residency}, at {_where(wpg)}"]
     facts += _plan(cluster, deployment)
     if wpg.state is WpgState.SPAWNING:
@@ -90,7 +91,7 @@ def _doing(
     for operation in wpg.running.values():
         since = _ago(now_us - operation.started_us)
         return f"runs {operation.kind} since {since}", [f"{show(operation.operation_id)} runs"]
-    head = lanes.head(cluster, wpg)
+    head = lanes.head(cluster.queues, wpg)
     if head is not None:
         reason, more = _reason(cluster, deployment, head, now_us=now_us)
         since = _ago(now_us - head.submitted_us)
@@ -119,9 +120,9 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
         return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
     wpg = cluster.wpg_of(deployment)
     if wpg is not None and not deployment.is_rollout:
-        leaving = [p.node_id for p in wpg.places if cluster.cordoned.get(p.node_id)]
+        leaving = [p.node_id for p in wpg.places if cluster.placement.cordoned.get(p.node_id)]
         if leaving:
-            why = placing.why_stays(cluster, deployment)
+            why = placing.why_stays(cluster.placement, deployment)
             return [f"node {leaving[0]} is being drained; elsewhere: {why}"]
     if deployment.relocation_fault is not None:
         return [f"its last move did not happen: {deployment.relocation_fault.message}"]
@@ -130,7 +131,7 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
 
 def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
     """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
-    planner = cluster.planning.planner(deployment.device_kind)
+    planner = cluster.placement.planning.planner(deployment.device_kind)
     key = placing.key_of(deployment)
     if key not in planner.board.group_of:
         return []
@@ -158,7 +159,7 @@ def _waits(cluster: Cluster, job_id: JobId) -> list[str]:
     """Say for whom a job waited most."""
     waits = [
         (waited_us, blocker)
-        for (waiter, blocker), waited_us in cluster.waits.items()
+        for (waiter, blocker), waited_us in cluster.devices.waits.items()
         if waiter == job_id and blocker != job_id
     ]
     return [
@@ -191,7 +192,7 @@ def _waiting(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
-        return f"waits for devices: {placing.why(cluster, deployment)}", []
+        return f"waits for devices: {placing.why(cluster.placement, deployment)}", []
     if wpg.state is WpgState.SPAWNING:
         return f"waits for the processes of {wpg.wpg_id} to come up", []
     if deployment.is_held and operation.seq == deployment.next_seq:
@@ -204,7 +205,7 @@ def _in_line(
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     assert wpg is not None, deployment
-    head = lanes.head(cluster, wpg)
+    head = lanes.head(cluster.queues, wpg)
     if operation is not head:
         return _behind(deployment, operation, head)
     if operation.state is OperationState.QUEUED:
@@ -212,7 +213,7 @@ def _in_line(
     if wpg.running:
         ahead = ", ".join(show(o) for o in wpg.running)
         return f"waits for {ahead} of its own deployment to end", []
-    blocked = lanes.dependency(cluster, operation)
+    blocked = lanes.dependency(cluster.queues, operation)
     if blocked is not None:
         return _after(cluster, blocked), []
     return _for_device(cluster, wpg, now_us=now_us)
@@ -240,7 +241,7 @@ def _behind(
 def _after(cluster: Cluster, blocked: OperationId | Fault) -> str:
     if isinstance(blocked, Fault):
         return f"is about to be refused: {blocked.message}"
-    known = cluster.operations.get(blocked)
+    known = cluster.queues.operations.get(blocked)
     how = "not submitted yet" if known is None else f"{known.kind}, {known.state}"
     return f"waits for {show(blocked)} ({how}), which it comes after"
 
@@ -248,7 +249,7 @@ def _after(cluster: Cluster, blocked: OperationId | Fault) -> str:
 def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[str]]:
     holders: dict[WpgId, int] = {}
     for place in wpg.places:
-        device = cluster.devices[place]
+        device = cluster.devices.at[place]
         if device.holder is not None and device.holder != wpg.wpg_id:
             holders[device.holder] = device.held_since_us
     facts = [f"{wpg.wpg_id} is {wpg.residency} on {_where(wpg)}"]
@@ -259,7 +260,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
         ]
         facts += [fact for holder in holders for fact in _holding(cluster, holder, now_us=now_us)]
         return f"waits for its device, held by {', '.join(told)}", facts
-    paused = placing.paused(cluster, wpg)
+    paused = placing.paused(cluster.placement, wpg)
     if paused is not None:
         return f"is paused, it runs only when no other job of its group waits: {paused}", facts
     if wpg.retry_us > now_us:
@@ -274,7 +275,7 @@ def _for_device(cluster: Cluster, wpg: Wpg, *, now_us: int) -> tuple[str, list[s
 
 def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
     """Say why an operation of a parked WPG does not start although nobody runs."""
-    victims = space.victims_of(cluster, wpg)
+    victims = space.victims_of(cluster.devices, wpg)
     if not victims:
         return "waits for room on its device: what is there cannot be parked right now"
     told = []

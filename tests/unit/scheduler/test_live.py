@@ -389,11 +389,10 @@ async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -
     replayed = recorded.configured.new_core()
     for event in recorded:
         replayed.handle(event)
-    assert replayed.cluster.ended == rig.driver.core.cluster.ended
-    assert replayed.cluster.last_lease_no == rig.driver.core.cluster.last_lease_no
-    assert replayed.cluster.timeline.after(0, limit=99) == (
-        rig.driver.core.cluster.timeline.after(0, limit=99)
-    )
+    live = rig.driver.core.cluster
+    assert replayed.cluster.roll.ended == live.roll.ended
+    assert replayed.cluster.devices.last_lease_no == live.devices.last_lease_no
+    assert replayed.view.timeline.after(0, limit=99) == live.devices.timeline.after(0, limit=99)
 
 
 async def test_the_tables_tell_what_happened(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, show
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.story import Story, explain_job
-from plexsvc.scheduler.core.story import explain as explain_operation
+from plexsvc.scheduler.core.story import Story
 from plexsvc.scheduler.faults import WIRE_STATES
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
@@ -37,11 +36,11 @@ async def explain(
 
 
 def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens) -> Story:
-    cluster, operation_id = driver.core.cluster, OperationId(request.operation_id)
+    cluster, operation_id = driver.core.view, OperationId(request.operation_id)
     if request.job_id:
         lens.job(request.job_id)
     found = cluster.operations.get(operation_id)
-    story = explain_operation(cluster, operation_id, now_us=driver.clock.wall_us())
+    story = cluster.explain(operation_id, now_us=driver.clock.wall_us())
     is_there = found is not None and lens.sees(found.job_id)
     if story is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
         where = f"job {request.job_id!r} has" if request.job_id else "there is"
@@ -53,7 +52,7 @@ def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, le
 
 
 def _job(driver: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
-    story = explain_job(driver.core.cluster, record.job_id, now_us=driver.clock.wall_us())
+    story = driver.core.view.explain_job(record.job_id, now_us=driver.clock.wall_us())
     if story is None:
         why = f": {record.reason}" if record.reason else ""
         text = f"{record.job_id} ({record.name}) is {record.state}{why}"

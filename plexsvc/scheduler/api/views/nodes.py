@@ -13,7 +13,8 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
+from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.scheduler.orders.nodes import NodeLink
 
@@ -78,7 +79,7 @@ def _view(
     *,
     lens: Lens,
 ) -> service_pb2.NodeView:
-    cluster = driver.core.cluster
+    cluster = driver.core.view
     here = [w for w in cluster.wpgs.values() if _devices(w, link.node_id)] if link.node_id else []
     view = service_pb2.NodeView(
         node_id=link.node_id or link.target,
@@ -97,7 +98,7 @@ def _view(
     return view
 
 
-def _reason(cluster: Cluster, link: NodeLink, state: str, here: list[Wpg]) -> str:
+def _reason(cluster: ClusterView, link: NodeLink, state: str, here: list[Wpg]) -> str:
     match state:
         case "lost":
             return link.reason or f"the agent at {link.target} has not answered yet"
@@ -113,7 +114,7 @@ def _reason(cluster: Cluster, link: NodeLink, state: str, here: list[Wpg]) -> st
 
 
 def _resident(
-    cluster: Cluster, wpg: Wpg, node_id: NodeId, *, lens: Lens
+    cluster: ClusterView, wpg: Wpg, node_id: NodeId, *, lens: Lens
 ) -> service_pb2.NodeResident:
     deployment = cluster.deployments[wpg.deployment_id]
     view = service_pb2.NodeResident(
@@ -130,7 +131,7 @@ def _resident(
     return view
 
 
-def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -> str:
+def _next(cluster: ClusterView, wpg: Wpg, deployment: Deployment, node_id: NodeId) -> str:
     if cluster.is_leaving(wpg):
         return "is being stopped: it moved away"
     if not cluster.is_current(wpg):
@@ -141,17 +142,17 @@ def _next(cluster: Cluster, wpg: Wpg, deployment: Deployment, node_id: NodeId) -
     return _left_behind(cluster, wpg, deployment) if cluster.cordoned.get(node_id) else ""
 
 
-def _is_moving(cluster: Cluster, wpg: Wpg) -> bool:
+def _is_moving(cluster: ClusterView, wpg: Wpg) -> bool:
     relocation = cluster.deployments[wpg.deployment_id].relocation
     return relocation is not None or not cluster.is_current(wpg)
 
 
-def _left_behind(cluster: Cluster, wpg: Wpg, deployment: Deployment) -> str:
+def _left_behind(cluster: ClusterView, wpg: Wpg, deployment: Deployment) -> str:
     if deployment.relocation_fault is not None:
         return f"stays for now: {deployment.relocation_fault.message}"
     if wpg.is_rollout:
         return "moves as soon as idle devices elsewhere take its instances"
-    return f"waits for a place elsewhere: {placing.why_stays(cluster, deployment)}"
+    return f"waits for a place elsewhere: {cluster.why_stays(deployment)}"
 
 
 def _devices(wpg: Wpg, node_id: NodeId) -> list[str]:

@@ -16,7 +16,7 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.waiting import Waits
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place.placing import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import why_closed
@@ -49,17 +49,16 @@ class _Look:
 async def pack(driver: LiveScheduler, request: service_pb2.PackRequest) -> service_pb2.PackReply:
     """Return the node groups with their residents, and the deployments that wait for devices."""
     look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
-    planning = driver.core.cluster.planning
-    prefetches = driver.core.cluster.prefetches
+    cluster = driver.core.view
     reply = service_pb2.PackReply(
         now_us=driver.clock.wall_us(),
-        slot_us=planning.slot_us,
-        policy=planning.policy.name,
-        prefetches=prefetches.ordered,
-        prefetch_hits=prefetches.hits,
-        prefetches_wasted=prefetches.wasted,
+        slot_us=cluster.limits.slot_us,
+        policy=cluster.policy.name,
+        prefetches=cluster.prefetches.ordered,
+        prefetch_hits=cluster.prefetches.hits,
+        prefetches_wasted=cluster.prefetches.wasted,
     )
-    for kind, planner in planning.planners.items():
+    for kind, planner in cluster.planners.items():
         reply.horizon_us = planner.board.ring.size * planner.board.slot_us
         reply.idle.extend(planner.board.idle)
         for group in planner.board.groups.values():
@@ -79,9 +78,9 @@ async def what_if(
     """
     look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
     kind = request.kind or DEFAULT_KIND
-    planner = driver.core.cluster.planning.planners.get(kind)
+    planner = driver.core.view.planners.get(kind)
     if planner is None or not planner.board.rooms:
-        known = ", ".join(driver.core.cluster.planning.planners) or "none"
+        known = ", ".join(driver.core.view.planners) or "none"
         raise PlexError(
             ErrorCode.NO_PLACEMENT,
             f"no device of kind {kind!r} has joined (kinds: {known}); ask for one of them",
@@ -158,7 +157,7 @@ def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.Pack
 
 def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: DeploymentId) -> None:
     """Add what the deployment of a resident does now, and its names where they may be shown."""
-    cluster = look.driver.core.cluster
+    cluster = look.driver.core.view
     deployment = cluster.deployments.get(deployment_id)
     if deployment is None:
         return
@@ -174,12 +173,12 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
 
 
 def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
-    cluster = look.driver.core.cluster
+    cluster = look.driver.core.view
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
         view = service_pb2.PackWaiting(
             since_us=deployment.requested_us,
-            reason=look.lens.text(placing.why(cluster, deployment)),
+            reason=look.lens.text(cluster.why_waits(deployment)),
         )
         _name(look, view, deployment_id=deployment_id)
         reply.waiting.append(view)
@@ -212,7 +211,7 @@ def _demand(
         num_units=job.num_devices,
         profile=profile,
         arrived_us=now_us,
-        expected_us=job.expected_us or placing.PRIOR_JOB_US,
+        expected_us=job.expected_us or PRIOR_JOB_US,
         state_bytes=job.state_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or limits.max_slowdown_ppm,
         rollout_units=0,
@@ -259,8 +258,8 @@ def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2
 
 def _never_fits(driver: LiveScheduler, job: service_pb2.JobShape, kind: str) -> str:
     """Say so when a job could not live here were all devices idle; else return nothing."""
-    cluster = driver.core.cluster
-    if not placing.has_gang(cluster, kind=kind, num_devices=job.num_devices):
+    cluster = driver.core.view
+    if not cluster.has_gang(kind=kind, num_devices=job.num_devices):
         return (
             f"were all idle, no {job.num_devices} {kind} devices here make a gang: it would be "
             "refused"
@@ -275,7 +274,7 @@ def _lacks_rollout(driver: LiveScheduler, job: service_pb2.JobShape) -> str:
     """Say so when too few rollout devices are idle for a job; else return nothing."""
     if not job.rollout_devices:
         return ""
-    planner = driver.core.cluster.planning.planners.get(ROLLOUT_KIND)
+    planner = driver.core.view.planners.get(ROLLOUT_KIND)
     idle = 0 if planner is None else len(planner.board.idle)
     if idle >= job.rollout_devices:
         return ""

@@ -75,11 +75,11 @@ def _job(
 
 def _slowdown(driver: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) -> None:
     """Add the worst slowdown among the job's training deployments: predicted and measured."""
-    cluster = driver.core.cluster
+    cluster = driver.core.view
     job = cluster.jobs.get(job_id)
     for deployment_id in job.deployments if job is not None else ():
         deployment = cluster.deployments[deployment_id]
-        planner = cluster.planning.planner(deployment.device_kind)
+        planner = cluster.planners[deployment.device_kind]
         key = placing.key_of(deployment)
         if key not in planner.board.group_of:
             continue

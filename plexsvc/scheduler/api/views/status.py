@@ -13,8 +13,8 @@ from plexsvc.ids import DeploymentId, JobId
 from plexsvc.residency import Residency
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.core.device import space
-from plexsvc.scheduler.core.state import Cluster, Device
+from plexsvc.scheduler.core.state import Device
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import DeploymentState
 from plexsvc.scheduler.faults import error_of
 from plexsvc.scheduler.ledger import messages
@@ -31,7 +31,7 @@ INVENTORY_S: Final = 1.0
 def deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment with where it is now."""
     view = messages.deployment(record)
-    wpg = None if record.wpg is None else driver.core.cluster.wpgs.get(record.wpg.wpg_id)
+    wpg = None if record.wpg is None else driver.core.view.wpgs.get(record.wpg.wpg_id)
     view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
     for node_id in record.nodes:
@@ -63,7 +63,7 @@ def ready_deployment(driver: LiveScheduler, record: DeploymentRecord) -> service
 def job(driver: LiveScheduler, record: JobRecord) -> service_pb2.Job:
     """Return a job with what it holds and does now."""
     view = messages.job(record)
-    live = driver.core.cluster.jobs.get(record.job_id)
+    live = driver.core.view.jobs.get(record.job_id)
     if live is not None:
         view.device_us, view.phase = live.device_us, live.phase
     return view
@@ -94,8 +94,8 @@ async def status(
     )
     inventories = await asyncio.gather(*(inventory_of(link) for link in driver.nodes.links))
     for link, inventory in zip(driver.nodes.links, inventories, strict=True):
-        reply.nodes.append(_node(driver.core.cluster, link, inventory))
-    for device in driver.core.cluster.devices.values():
+        reply.nodes.append(_node(driver.core.view, link, inventory))
+    for device in driver.core.view.devices.values():
         reply.devices.append(device_status(driver, device))
     for view in jobs:
         for deployment_id in view.deployment_ids:
@@ -112,7 +112,7 @@ async def timeline(
 
     `next_index` is what to ask `after_index` with for what follows.
     """
-    spans = driver.core.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
+    spans = driver.core.view.timeline.after(request.after_index, limit=MAX_SPANS)
     reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
     for span in spans:
         record = driver.registry.jobs.get(span.job_id)
@@ -154,7 +154,7 @@ async def inventory_of(link: NodeLink) -> statemanager_pb2.InventoryReply | None
     return reply
 
 
-def node_state(cluster: Cluster, link: NodeLink) -> str:
+def node_state(cluster: ClusterView, link: NodeLink) -> str:
     """Return what a node is: up, cordoned, draining, drained or lost."""
     if not link.is_up:
         return "lost"
@@ -166,7 +166,7 @@ def node_state(cluster: Cluster, link: NodeLink) -> str:
 
 
 def _node(
-    cluster: Cluster, link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
+    cluster: ClusterView, link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
 ) -> service_pb2.NodeStatus:
     return service_pb2.NodeStatus(
         node_id=link.node_id or link.target,
@@ -179,7 +179,7 @@ def _node(
 
 def device_status(driver: LiveScheduler, device: Device) -> service_pb2.DeviceStatus:
     """Return what one device holds and does."""
-    cluster, now_us = driver.core.cluster, driver.clock.wall_us()
+    cluster, now_us = driver.core.view, driver.clock.wall_us()
     holder = cluster.wpgs.get(device.holder) if device.holder is not None else None
     busy_us = device.busy_us
     if holder is not None and holder.busy_since_us is not None:
@@ -188,7 +188,7 @@ def device_status(driver: LiveScheduler, device: Device) -> service_pb2.DeviceSt
         node_id=device.place.node_id,
         index=device.place.device,
         kind=device.kind,
-        bytes_used=space.resident_bytes(cluster, device.place),
+        bytes_used=cluster.resident_bytes(device.place),
         bytes_total=device.bytes_total,
         resident_wpgs=[
             wpg_id for wpg_id in device.wpgs if cluster.wpgs[wpg_id].residency is Residency.DEVICE

@@ -15,7 +15,7 @@ class Waits:
     def __init__(self, driver: LiveScheduler) -> None:
         self._driver = driver
         self._by_waiter: dict[JobId, dict[JobId, int]] = defaultdict(dict)
-        for (waiter, blocker), waited_us in driver.core.cluster.waits.items():
+        for (waiter, blocker), waited_us in driver.core.view.waits.items():
             if waiter != blocker:
                 self._by_waiter[waiter][blocker] = waited_us
 

@@ -12,12 +12,13 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
-from plexsvc.scheduler.core.state import Cluster, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
 from plexsvc.scheduler.core.vocabulary import WpgState
 
 GIB: Final = 1 << 30
@@ -26,19 +27,19 @@ LINGER_GRACE_US: Final = 2_000
 """How much later than expected a burst's next operation may come and still find its device."""
 
 
-def entries(cluster: Cluster, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
+def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
     """Return the waiting operations as the order sees them; a WPG stands where a job does there.
 
     Keeping a burst together only helps where its end saves a switch.
     """
-    found = [_entry(cluster, cluster.wpgs[w], operation) for w, operation in waiting.items()]
+    found = [_entry(devices, devices.wpgs[w], operation) for w, operation in waiting.items()]
     for entry in found:
         others = [other.setup_us for other in found if other is not entry]
-        wpg = cluster.wpgs[WpgId(entry.resident_id)]
+        wpg = devices.wpgs[WpgId(entry.resident_id)]
         operation = waiting[wpg.wpg_id]
         if any(others):
             entry.continues_burst = _continues_burst(
-                cluster, wpg, operation, least_setup_us=min(s for s in others if s)
+                devices, wpg, operation, least_setup_us=min(s for s in others if s)
             )
     return found
 
@@ -54,15 +55,15 @@ def in_turn(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> list[Entr
     return ordered + left
 
 
-def awaited_until(cluster: Cluster, victims: tuple[WpgId, ...], *, entry: Entry) -> int:
+def awaited_until(devices: Devices, victims: tuple[WpgId, ...], *, entry: Entry) -> int:
     """Return until when an operation leaves the device to a victim whose burst goes on."""
-    starve = cluster.planning.policy.rules.starve_factor
-    if cluster.now_us - entry.since_us >= starve * entry.effective_us:
+    starve = devices.rules.starve_factor
+    if devices.now_us - entry.since_us >= starve * entry.effective_us:
         return 0
     until_us = 0
     for victim_id in victims:
-        victim = cluster.wpgs[victim_id]
-        pattern = cluster.deployments[victim.deployment_id].pattern
+        victim = devices.wpgs[victim_id]
+        pattern = devices.deployments[victim.deployment_id].pattern
         if pattern.last_end_us is None or pattern.gap_us is None:
             continue
         kept_us = linger_us(gap_us=pattern.gap_us, switch_us=entry.setup_us)
@@ -84,106 +85,106 @@ def linger_us(*, gap_us: int, switch_us: int) -> int:
     return 0 if gap_us > switch_us else min(2 * gap_us + LINGER_GRACE_US, switch_us)
 
 
-def free_at(cluster: Cluster, wpg: Wpg, *, entry: Entry) -> int:
+def free_at(devices: Devices, wpg: Wpg, *, entry: Entry) -> int:
     """Return when all devices of a waiting operation are expected to be free; the past: they are.
 
     For one that waited long it is now: nothing is put before it any more.
     """
-    holders = {cluster.devices[place].holder for place in wpg.places} - {None, wpg.wpg_id}
-    starve = cluster.planning.policy.rules.starve_factor
+    holders = {devices.at[place].holder for place in wpg.places} - {None, wpg.wpg_id}
+    starve = devices.rules.starve_factor
     if not holders:
-        return cluster.now_us
-    if cluster.now_us - entry.since_us >= starve * entry.effective_us:
-        return cluster.now_us + 1
-    ends = [_ends_us(cluster, cluster.wpgs[holder]) for holder in holders if holder is not None]
-    return max(cluster.now_us + 1, *ends)
+        return devices.now_us
+    if devices.now_us - entry.since_us >= starve * entry.effective_us:
+        return devices.now_us + 1
+    ends = [_ends_us(devices, devices.wpgs[holder]) for holder in holders if holder is not None]
+    return max(devices.now_us + 1, *ends)
 
 
-def _ends_us(cluster: Cluster, holder: Wpg) -> int:
+def _ends_us(devices: Devices, holder: Wpg) -> int:
     """Return when what runs or moves on a holder's devices is expected to be over."""
-    deployment = cluster.deployments[holder.deployment_id]
+    deployment = devices.deployments[holder.deployment_id]
     if holder.switch is not None:
         operation_id = holder.switch.operation_id
-        operation = None if operation_id is None else cluster.operations[operation_id]
+        operation = None if operation_id is None else devices.queues.operations[operation_id]
         service_us = 0
         if operation is not None:
             service_us = learning.predicted_us(deployment, operation)
-        return holder.switch.started_us + switch_us(cluster, holder) + service_us
+        return holder.switch.started_us + switch_us(devices, holder) + service_us
     running = holder.running.values()
     return max(
         (o.started_us + learning.predicted_us(deployment, o) for o in running),
-        default=cluster.now_us,
+        default=devices.now_us,
     )
 
 
-def expected_next(cluster: Cluster, members: tuple[WpgId, ...]) -> Wpg | None:
+def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
     expected = []
     on_device: ResidentId | None = None
     for wpg_id in members:
-        wpg = cluster.wpgs[wpg_id]
-        deployment = cluster.deployments[wpg.deployment_id]
+        wpg = devices.wpgs[wpg_id]
+        deployment = devices.deployments[wpg.deployment_id]
         pattern = deployment.pattern
         at_us, profile = pattern.expected_us, pattern.profile
         is_still = wpg.switch is None and wpg.move_id is None
         if at_us is None or profile is None or wpg.state is not WpgState.READY or not is_still:
             continue
-        if not cluster.is_current(wpg) or deployment.is_held:
+        if not devices.is_current(wpg) or deployment.is_held:
             continue
-        if placing.paused(cluster, wpg) is not None:
+        if placing.paused(devices.placement, wpg) is not None:
             continue
-        if wpg.retry_us > cluster.now_us or cluster.jobs[wpg.job_id].ending is not None:
+        if wpg.retry_us > devices.now_us or devices.jobs[wpg.job_id].ending is not None:
             continue
         spread = spread_us(profile.period_us, profile.jitter_ppm)
         key = ResidentId(wpg_id)
-        setup_us = switch_us(cluster, wpg)
+        setup_us = switch_us(devices, wpg)
         expected.append(
             Expected(resident_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us)
         )
     if not expected:
         return None
-    first = cluster.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id)]
+    first = devices.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id)]
     if first.residency is Residency.DEVICE:
         on_device = ResidentId(first.wpg_id)
     chosen = next_arrival(
         expected,
         resident=on_device,
-        prefetched=_prefetched(cluster, members),
-        rules=cluster.planning.policy.rules,
-        now_us=cluster.now_us,
+        prefetched=_prefetched(devices, members),
+        rules=devices.rules,
+        now_us=devices.now_us,
     )
     if chosen is None:
         return None
-    wpg = cluster.wpgs[WpgId(chosen)]
+    wpg = devices.wpgs[WpgId(chosen)]
     return wpg if wpg.residency is Residency.HOST else None
 
 
-def is_sooner(cluster: Cluster, victims: tuple[WpgId, ...], *, than: Wpg) -> bool:
+def is_sooner(devices: Devices, victims: tuple[WpgId, ...], *, than: Wpg) -> bool:
     """Return whether some victim's next operation is expected before that of `than`."""
-    limit_us = cluster.deployments[than.deployment_id].pattern.expected_us
+    limit_us = devices.deployments[than.deployment_id].pattern.expected_us
     assert limit_us is not None, than
     for victim_id in victims:
-        deployment = cluster.deployments[cluster.wpgs[victim_id].deployment_id]
+        deployment = devices.deployments[devices.wpgs[victim_id].deployment_id]
         at_us = deployment.pattern.expected_us
         if deployment.pending or (at_us is not None and at_us < limit_us):
             return True
     return False
 
 
-def switch_us(cluster: Cluster, wpg: Wpg) -> int:
+def switch_us(devices: Devices, wpg: Wpg) -> int:
     """Return what a context switch to `wpg` costs: measured, or by the prior for its bytes."""
     if wpg.switch_cost_us is not None:
         return wpg.switch_cost_us
-    return max(wpg.device_bytes, default=0) * cluster.limits.prior_switch_us_per_gib // GIB
+    return max(wpg.device_bytes, default=0) * devices.limits.prior_switch_us_per_gib // GIB
 
 
-def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
-    deployment = cluster.deployments[wpg.deployment_id]
-    pattern = deployment.pattern if cluster.is_current(wpg) else Pattern()
+def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
+    deployment = devices.deployments[wpg.deployment_id]
+    pattern = deployment.pattern if devices.is_current(wpg) else Pattern()
     profile = pattern.profile
-    since_us = cluster.now_us if operation.eligible_us is None else operation.eligible_us
+    since_us = devices.now_us if operation.eligible_us is None else operation.eligible_us
     service_us = learning.predicted_us(deployment, operation)
-    cost_us = switch_us(cluster, wpg)
+    cost_us = switch_us(devices, wpg)
     slack_us = 0
     if profile is not None:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
@@ -198,27 +199,27 @@ def _entry(cluster: Cluster, wpg: Wpg, operation: Operation) -> Entry:
         deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
         is_critical=profile is None or profile.is_critical(operation.kind),
         continues_burst=False,
-        is_paused=placing.paused(cluster, wpg) is not None,
+        is_paused=placing.paused(devices.placement, wpg) is not None,
     )
 
 
 def _continues_burst(
-    cluster: Cluster, wpg: Wpg, operation: Operation, *, least_setup_us: int
+    devices: Devices, wpg: Wpg, operation: Operation, *, least_setup_us: int
 ) -> bool:
     """Return whether an operation goes on with what its WPG just did on its devices.
 
     Known from its cycle; without one, if it was already waiting when its predecessor ended and
     takes less than the two switches that keeping it saves.
     """
-    is_last = all(cluster.devices[place].last_holder == wpg.wpg_id for place in wpg.places)
+    is_last = all(devices.at[place].last_holder == wpg.wpg_id for place in wpg.places)
     if wpg.residency is not Residency.DEVICE or not is_last:
         return False
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = devices.deployments[wpg.deployment_id]
     if deployment.pattern.profile is not None:
-        return _is_going_on(deployment.pattern, max_gap_us=switch_us(cluster, wpg))
+        return _is_going_on(deployment.pattern, max_gap_us=switch_us(devices, wpg))
     service_us = learning.predicted_us(deployment, operation)
-    was_waiting = operation.eligible_us == cluster.now_us and (
-        operation.submitted_us < cluster.now_us
+    was_waiting = operation.eligible_us == devices.now_us and (
+        operation.submitted_us < devices.now_us
     )
     return was_waiting and service_us <= 2 * least_setup_us
 
@@ -229,6 +230,6 @@ def _is_going_on(pattern: Pattern, *, max_gap_us: int) -> bool:
     )
 
 
-def _prefetched(cluster: Cluster, members: tuple[WpgId, ...]) -> ResidentId | None:
-    found = [ResidentId(w) for w in members if cluster.wpgs[w].is_prefetched]
+def _prefetched(devices: Devices, members: tuple[WpgId, ...]) -> ResidentId | None:
+    found = [ResidentId(w) for w in members if devices.wpgs[w].is_prefetched]
     return found[0] if found else None

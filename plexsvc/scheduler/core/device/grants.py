@@ -11,109 +11,110 @@ from __future__ import annotations
 
 from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import contest, lease, space, switch
 from plexsvc.scheduler.core.planning.runtime_rules import Entry
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Cluster, Operation, Wpg
+from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import LingerTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 
-def settle(cluster: Cluster) -> None:
+def settle(devices: Devices) -> None:
     """Start whatever can start among the touched WPGs and those that share devices with them."""
-    while cluster.dirty:
-        first = next(iter(cluster.dirty))
-        members = cluster.groups.get(first, ())
+    while devices.turn.dirty:
+        first = next(iter(devices.turn.dirty))
+        members = devices.groups.get(first, ())
         for wpg_id in (first, *members):
-            cluster.dirty.pop(wpg_id, None)
-        _settle_group(cluster, members)
+            devices.turn.dirty.pop(wpg_id, None)
+        _settle_group(devices, members)
 
 
-def _settle_group(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
+def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
     waiting: dict[WpgId, Operation] = {}
     for wpg_id in members:
-        wpg = cluster.wpgs[wpg_id]
+        wpg = devices.wpgs[wpg_id]
         if wpg.state is WpgState.READY and wpg.move_id is None and wpg.switch is None:
-            operation = _work_of(cluster, wpg)
-            if operation is not None and wpg.retry_us <= cluster.now_us:
+            operation = _work_of(devices, wpg)
+            if operation is not None and wpg.retry_us <= devices.now_us:
                 waiting[wpg_id] = operation
-    if len(waiting) == 1 and _grant_at_once(cluster, *waiting.items()):
+    if len(waiting) == 1 and _grant_at_once(devices, *waiting.items()):
         return
     if waiting:
-        _grant_in_order(cluster, waiting)
-    elif cluster.planning.policy.rules.prefetches and len(members) > 1:
-        _prefetch(cluster, members)
+        _grant_in_order(devices, waiting)
+    elif devices.rules.prefetches and len(members) > 1:
+        _prefetch(devices, members)
 
 
-def _prefetch(cluster: Cluster, members: tuple[WpgId, ...]) -> None:
+def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
     """Bring in the state that is expected to be needed next, while nothing else is to do."""
-    wpg = contest.expected_next(cluster, members)
-    if wpg is None or any(cluster.devices[place].holder is not None for place in wpg.places):
+    wpg = contest.expected_next(devices, members)
+    if wpg is None or any(devices.at[place].holder is not None for place in wpg.places):
         return
-    victims = space.victims_of(cluster, wpg)
-    if victims is None or contest.is_sooner(cluster, victims, than=wpg):
+    victims = space.victims_of(devices, wpg)
+    if victims is None or contest.is_sooner(devices, victims, than=wpg):
         return
-    cluster.prefetches.ordered += 1
-    lease.take(cluster, wpg)
-    switch.begin(cluster, wpg, None, victims=victims)
+    devices.prefetches.ordered += 1
+    lease.take(devices, wpg)
+    switch.begin(devices, wpg, None, victims=victims)
 
 
-def _work_of(cluster: Cluster, wpg: Wpg) -> Operation | None:
+def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
     """Start managed work at the head of the line; return the device work that heads it then."""
-    operation = lanes.startable(cluster, wpg)
+    operation = lanes.startable(devices.queues, wpg)
     if operation is None or operation.needs_device:
         return operation
     operation.apply(OperationTrigger.GRANTED)
-    operation.granted_us = cluster.now_us
-    lease.start(cluster, wpg, operation)
+    operation.granted_us = devices.now_us
+    lease.start(devices, wpg, operation)
     return None
 
 
-def _grant_at_once(cluster: Cluster, only: tuple[WpgId, Operation]) -> bool:
+def _grant_at_once(devices: Devices, only: tuple[WpgId, Operation]) -> bool:
     """Grant the only one that waits its devices if they are idle and hold its state already."""
     wpg_id, operation = only
-    wpg = cluster.wpgs[wpg_id]
+    wpg = devices.wpgs[wpg_id]
     if wpg.residency is not Residency.DEVICE:
         return False
-    if any(cluster.devices[place].holder not in {None, wpg_id} for place in wpg.places):
+    if any(devices.at[place].holder not in {None, wpg_id} for place in wpg.places):
         return False
-    _grant(cluster, wpg, operation, victims=())
+    _grant(devices, wpg, operation, victims=())
     return True
 
 
-def _grant_in_order(cluster: Cluster, waiting: dict[WpgId, Operation]) -> None:
-    entries = contest.entries(cluster, waiting)
+def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
+    entries = contest.entries(devices, waiting)
     claimed: dict[Place, int] = {}
-    rules = cluster.planning.policy.rules
-    for entry in contest.in_turn(entries, rules=rules, now_us=cluster.now_us):
-        wpg = cluster.wpgs[WpgId(entry.resident_id)]
-        ends_us = cluster.now_us + entry.effective_us
+    rules = devices.rules
+    for entry in contest.in_turn(entries, rules=rules, now_us=devices.now_us):
+        wpg = devices.wpgs[WpgId(entry.resident_id)]
+        ends_us = devices.now_us + entry.effective_us
         is_open = all(claimed.get(place, ends_us) >= ends_us for place in wpg.places)
-        free_us = contest.free_at(cluster, wpg, entry=entry)
+        free_us = contest.free_at(devices, wpg, entry=entry)
         victims = None
-        if is_open and free_us <= cluster.now_us:
-            victims = space.victims_of(cluster, wpg)
+        if is_open and free_us <= devices.now_us:
+            victims = space.victims_of(devices, wpg)
         for place in wpg.places:
             claimed[place] = min(free_us, claimed.get(place, free_us))
-        if victims is not None and not _lingers(cluster, wpg, victims, entry=entry):
-            _grant(cluster, wpg, waiting[wpg.wpg_id], victims=victims)
+        if victims is not None and not _lingers(devices, wpg, victims, entry=entry):
+            _grant(devices, wpg, waiting[wpg.wpg_id], victims=victims)
 
 
-def _lingers(cluster: Cluster, wpg: Wpg, victims: tuple[WpgId, ...], *, entry: Entry) -> bool:
+def _lingers(devices: Devices, wpg: Wpg, victims: tuple[WpgId, ...], *, entry: Entry) -> bool:
     """Keep the device for a victim whose burst goes on in a moment; looks again then."""
-    until_us = contest.awaited_until(cluster, victims, entry=entry)
-    if until_us <= cluster.now_us:
+    until_us = contest.awaited_until(devices, victims, entry=entry)
+    if until_us <= devices.now_us:
         return False
-    cluster.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
+    devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
     return True
 
 
-def _grant(cluster: Cluster, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:
+def _grant(devices: Devices, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:
     operation.apply(OperationTrigger.GRANTED)
-    operation.granted_us = cluster.now_us
-    lease.take(cluster, wpg)
+    operation.granted_us = devices.now_us
+    lease.take(devices, wpg)
     if wpg.residency is Residency.DEVICE:
-        lease.start(cluster, wpg, operation)
+        lease.start(devices, wpg, operation)
         return
-    switch.begin(cluster, wpg, operation, victims=victims)
+    switch.begin(devices, wpg, operation, victims=victims)

@@ -13,6 +13,7 @@ from typing import Final
 
 from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import KeepProfile
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
@@ -21,7 +22,7 @@ from plexsvc.scheduler.core.planning.profiler import (
     News,
     TokenCost,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.state import Deployment, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.timers import ProbeTimer
 from plexsvc.scheduler.core.vocabulary import OperationKind
 
@@ -53,95 +54,100 @@ def smoothed(previous_us: int | None, measured_us: int) -> int:
     return previous_us + (measured_us - previous_us) // 4
 
 
-def measured(cluster: Cluster, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
+def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> None:
     """Learn from a finished operation what its kind costs; an `Initialize` does not come again."""
     if operation.kind is OperationKind.INITIALIZE:
         return
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = devices.deployments[wpg.deployment_id]
     costs = deployment.pattern.costs
     if operation.kind not in costs:
         costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
     costs[operation.kind].observe(operation.num_tokens, measured_us=run_us)
     if operation.needs_device and not wpg.is_rollout and operation.kind not in UNMEASURED:
-        _observe(cluster, wpg, operation)
+        _observe(devices, wpg, operation)
 
 
-def published(cluster: Cluster, deployment: Deployment) -> None:
+def published(devices: Devices, deployment: Deployment) -> None:
     """Begin another cycle of a job: it published weights."""
-    cluster.jobs[deployment.job_id].cycle += 1
+    devices.jobs[deployment.job_id].cycle += 1
 
 
-def start_probe(cluster: Cluster, deployment: Deployment) -> None:
+def start_probe(devices: Devices, deployment: Deployment) -> None:
     """Bound the time a cold deployment keeps its group to itself."""
     pattern = deployment.pattern
-    pattern.since_us = cluster.now_us
-    key = placing.profile_key(cluster, deployment)
-    warm = cluster.planning.book.warm(key, now_us=cluster.now_us)
+    pattern.since_us = devices.now_us
+    key = placing.profile_key(devices.placement, deployment)
+    warm = devices.placement.planning.book.warm(key, now_us=devices.now_us)
     if warm is not None:
         pattern.cycles = CycleProfiler(known=warm.profile)
         return
-    at_us = cluster.now_us + cluster.limits.probe_timeout_us
-    cluster.set_timer(ProbeTimer(deployment.deployment_id), at_us=at_us)
+    at_us = devices.now_us + devices.limits.probe_timeout_us
+    devices.set_timer(ProbeTimer(deployment.deployment_id), at_us=at_us)
 
 
-def end_probe(cluster: Cluster, deployment_id: DeploymentId) -> None:
+def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     """Plan a deployment whose cycle never came by the share of time it kept its devices busy."""
-    deployment = cluster.deployments.get(deployment_id)
+    deployment = devices.deployments.get(deployment_id)
     if deployment is None or deployment.pattern.profile is not None:
         return
     pattern = deployment.pattern
-    elapsed_us = cluster.now_us - pattern.since_us
-    if elapsed_us < cluster.limits.probe_timeout_us or not placing.is_placed(cluster, deployment):
+    elapsed_us = devices.now_us - pattern.since_us
+    if elapsed_us < devices.limits.probe_timeout_us or not placing.is_placed(
+        devices.placement, deployment
+    ):
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
     profile = Profile(
         period_us=PROBE_PERIOD_US,
         segments=(Segment(phase="training", offset_us=0, duration_us=busy_us),),
     )
-    planner = cluster.planning.planner(deployment.device_kind)
-    planner.learned(placing.key_of(deployment), profile, at_us=cluster.now_us)
+    planner = devices.placement.planning.planner(deployment.device_kind)
+    planner.learned(placing.key_of(deployment), profile, at_us=devices.now_us)
 
 
-def keep(cluster: Cluster, deployment: Deployment) -> None:
+def keep(devices: Devices, deployment: Deployment) -> None:
     """Keep a deployment's cycle for later submissions of its kind."""
     profile = deployment.pattern.profile
     if profile is None:
         return
-    wpg = cluster.wpg_of(deployment)
+    wpg = devices.wpg_of(deployment)
     kept = KeptProfile(
-        key=placing.profile_key(cluster, deployment),
+        key=placing.profile_key(devices.placement, deployment),
         profile=profile,
-        at_us=cluster.now_us,
+        at_us=devices.now_us,
         device_bytes=0 if wpg is None else max(wpg.device_bytes, default=0),
     )
-    cluster.planning.book.keep(kept)
-    cluster.emit(KeepProfile(kept=kept))
+    devices.placement.planning.book.keep(kept)
+    devices.emit(KeepProfile(kept=kept))
 
 
-def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
-    deployment = cluster.deployments[wpg.deployment_id]
-    pattern, job = deployment.pattern, cluster.jobs[wpg.job_id]
+def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:
+    deployment = devices.deployments[wpg.deployment_id]
+    pattern, job = deployment.pattern, devices.jobs[wpg.job_id]
     eligible_us = operation.eligible_us or operation.started_us
-    pattern.busy_us += cluster.now_us - operation.started_us
+    pattern.busy_us += devices.now_us - operation.started_us
     starts_cycle = pattern.cycle != job.cycle if job.cycle else None
     pattern.cycle = job.cycle
     _stop_clock(pattern, operation, eligible_us=eligible_us, starts_cycle=starts_cycle)
     news = pattern.cycles.observe(
         operation.kind,
         start_us=operation.started_us - pattern.waited_us,
-        end_us=cluster.now_us - pattern.waited_us,
+        end_us=devices.now_us - pattern.waited_us,
         starts_cycle=starts_cycle,
-        is_beside_rollout=_rolls_out(cluster, deployment),
+        is_beside_rollout=_rolls_out(devices, deployment),
     )
     if pattern.cycles.is_first_of_cycle:
         if pattern.arrived_us:
             between_us = eligible_us - pattern.arrived_us
             pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
-    pattern.last_end_us, pattern.gap_us = cluster.now_us, pattern.cycles.next_gap_us()
-    if not placing.is_placed(cluster, deployment):
+    pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
+    if not placing.is_placed(devices.placement, deployment):
         return
-    planner, key = cluster.planning.planner(deployment.device_kind), placing.key_of(deployment)
+    planner, key = (
+        devices.placement.planning.planner(deployment.device_kind),
+        placing.key_of(deployment),
+    )
     if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return
     planned = planner.group_of(key).residents[key].demand.profile
@@ -149,7 +155,7 @@ def _observe(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
         profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile, at_us=operation.started_us)
-        keep(cluster, deployment)
+        keep(devices, deployment)
     else:
         own_us = operation.started_us - pattern.waited_us
         planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
@@ -183,10 +189,10 @@ def _has_drifted(planned: Profile, measured: Profile) -> bool:
     return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.period_us
 
 
-def _rolls_out(cluster: Cluster, deployment: Deployment) -> bool:
+def _rolls_out(devices: Devices, deployment: Deployment) -> bool:
     """Return whether the job generates while it trains: its training is one step behind."""
-    others = (cluster.deployments[d] for d in cluster.jobs[deployment.job_id].deployments)
-    wpgs = (cluster.wpg_of(other) for other in others if other.is_rollout)
+    others = (devices.deployments[d] for d in devices.jobs[deployment.job_id].deployments)
+    wpgs = (devices.wpg_of(other) for other in others if other.is_rollout)
     return any(
         operation.kind is OperationKind.GENERATE
         for wpg in wpgs

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from plexsvc.ids import WpgId
 from plexsvc.residency import ON_DEVICE, Residency
-from plexsvc.scheduler.core.state import Cluster, Wpg
+from plexsvc.scheduler.core.cluster import Devices
+from plexsvc.scheduler.core.state import Wpg
 from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 
-def resident_bytes(cluster: Cluster, place: Place) -> int:
+def enter(devices: Devices, wpg: Wpg) -> None:
+    """Let a new WPG live on its devices."""
+    for place in wpg.places:
+        devices.at[place].wpgs.append(wpg.wpg_id)
+    _regroup(devices)
+
+
+def leave(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...]:
+    """Take a WPG that is gone off its devices; return the group it was in."""
+    neighbours = devices.groups.pop(wpg.wpg_id)
+    for place in wpg.places:
+        devices.at[place].wpgs.remove(wpg.wpg_id)
+    _regroup(devices)
+    return neighbours
+
+
+def resident_bytes(devices: Devices, place: Place) -> int:
     """Return the bytes that WPGs hold, or are about to hold, on a device."""
     return sum(
-        bytes_at(cluster.wpgs[wpg_id], place)
-        for wpg_id in cluster.devices[place].wpgs
-        if cluster.wpgs[wpg_id].residency in ON_DEVICE
+        bytes_at(devices.wpgs[wpg_id], place)
+        for wpg_id in devices.at[place].wpgs
+        if devices.wpgs[wpg_id].residency in ON_DEVICE
     )
 
 
@@ -22,17 +39,17 @@ def bytes_at(wpg: Wpg, place: Place) -> int:
     return wpg.device_bytes[wpg.places.index(place)] if wpg.device_bytes else 0
 
 
-def victims_of(cluster: Cluster, wpg: Wpg) -> tuple[WpgId, ...] | None:
+def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
     """Return whom to park so that `wpg` fits, or `None` if that cannot be done now."""
     if wpg.residency is Residency.DEVICE:
         return ()
     chosen: list[WpgId] = []
     for place in wpg.places:
         gained = sum(
-            bytes_at(cluster.wpgs[v], place) for v in chosen if lives_on(cluster, v, place)
+            bytes_at(devices.wpgs[v], place) for v in chosen if lives_on(devices, v, place)
         )
-        free = cluster.devices[place].bytes_total - resident_bytes(cluster, place) + gained
-        for victim in _parkable(cluster, place, keep=wpg.wpg_id):
+        free = devices.at[place].bytes_total - resident_bytes(devices, place) + gained
+        for victim in _parkable(devices, place, keep=wpg.wpg_id):
             if free >= bytes_at(wpg, place):
                 break
             if victim.wpg_id not in chosen:
@@ -43,14 +60,14 @@ def victims_of(cluster: Cluster, wpg: Wpg) -> tuple[WpgId, ...] | None:
     return tuple(chosen)
 
 
-def lives_on(cluster: Cluster, wpg_id: WpgId, place: Place) -> bool:
+def lives_on(devices: Devices, wpg_id: WpgId, place: Place) -> bool:
     """Return whether a WPG has a rank on a device."""
-    return place in cluster.wpgs[wpg_id].places
+    return place in devices.wpgs[wpg_id].places
 
 
-def _parkable(cluster: Cluster, place: Place, *, keep: WpgId) -> list[Wpg]:
+def _parkable(devices: Devices, place: Place, *, keep: WpgId) -> list[Wpg]:
     """Return idle residents of a device, least recently used first."""
-    residents = [cluster.wpgs[w] for w in cluster.devices[place].wpgs if w != keep]
+    residents = [devices.wpgs[w] for w in devices.at[place].wpgs if w != keep]
     idle = [
         wpg
         for wpg in residents
@@ -61,3 +78,20 @@ def _parkable(cluster: Cluster, place: Place, *, keep: WpgId) -> list[Wpg]:
         and not wpg.running
     ]
     return sorted(idle, key=lambda wpg: (wpg.last_used_us, wpg.wpg_id))
+
+
+def _regroup(devices: Devices) -> None:
+    """Find the sets of WPGs that share devices, directly or through others."""
+    devices.groups = {}
+    for wpg_id in devices.wpgs:
+        if wpg_id in devices.groups:
+            continue
+        members, frontier = {wpg_id: None}, [wpg_id]
+        while frontier:
+            for place in devices.wpgs[frontier.pop()].places:
+                for other in devices.at[place].wpgs:
+                    if other not in members:
+                        members[other] = None
+                        frontier.append(other)
+        group = tuple(members)
+        devices.groups.update(dict.fromkeys(group, group))

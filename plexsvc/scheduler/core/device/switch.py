@@ -10,133 +10,133 @@ of a move means that the WPG cannot be trusted.
 from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import MoveId, WpgId
+from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.actions import MoveState
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, lease
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Cluster, Operation, Switch, Wpg
+from plexsvc.scheduler.core.state import Operation, Switch, Wpg
 from plexsvc.scheduler.core.timers import RetryTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind
 
 
 def begin(
-    cluster: Cluster, wpg: Wpg, operation: Operation | None, *, victims: tuple[WpgId, ...]
+    devices: Devices, wpg: Wpg, operation: Operation | None, *, victims: tuple[WpgId, ...]
 ) -> None:
     """Bring a WPG's state in, for an operation or ahead of one; it holds its devices already."""
     wpg.switch = Switch(
         operation_id=None if operation is None else operation.operation_id,
-        started_us=cluster.now_us,
+        started_us=devices.now_us,
         victims=victims,
     )
     for victim_id in victims:
-        victim = cluster.wpgs[victim_id]
+        victim = devices.wpgs[victim_id]
         victim.lease_no = wpg.lease_no
-        lease.spend_prefetch(cluster, victim, is_hit=False)
-        _order_move(cluster, victim, to=Residency.HOST)
-    advance(cluster, wpg)
+        lease.spend_prefetch(devices, victim, is_hit=False)
+        _order_move(devices, victim, to=Residency.HOST)
+    advance(devices, wpg)
 
 
-def advance(cluster: Cluster, wpg: Wpg) -> None:
+def advance(devices: Devices, wpg: Wpg) -> None:
     """Go on with a WPG's switch, if it has one, once its victims are off the device."""
     if wpg.switch is None or wpg.move_id is not None:
         return
-    victims = [cluster.wpgs[v] for v in wpg.switch.victims if v in cluster.wpgs]
+    victims = [devices.wpgs[v] for v in wpg.switch.victims if v in devices.wpgs]
     if any(victim.residency in ON_DEVICE for victim in victims):
         return
     if wpg.residency is Residency.HOST:
-        _order_move(cluster, wpg, to=Residency.DEVICE)
+        _order_move(devices, wpg, to=Residency.DEVICE)
     else:
-        _end(cluster, wpg, wpg.switch)
+        _end(devices, wpg, wpg.switch)
 
 
-def moved(cluster: Cluster, event: ResidencyMoved) -> Wpg | None:
+def moved(devices: Devices, event: ResidencyMoved) -> Wpg | None:
     """Go on with the switch that a move was for; return the WPG that moved."""
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or wpg.move_id != event.move_id:
         return None
     is_load = wpg.residency is Residency.LOADING
     wpg.shift(ResidencyTrigger.LOADED if is_load else ResidencyTrigger.OFFLOADED)
     wpg.move_id = None
-    _account(cluster, wpg, nbytes=event.nbytes, is_load=is_load)
-    cluster.touch(wpg.wpg_id)
+    _account(devices, wpg, nbytes=event.nbytes, is_load=is_load)
+    devices.touch(wpg.wpg_id)
     if is_load and wpg.switch is not None:
-        _arrive(cluster, wpg, wpg.switch)
-    for other in _waiting_for(cluster, wpg):
-        advance(cluster, other)
+        _arrive(devices, wpg, wpg.switch)
+    for other in _waiting_for(devices, wpg):
+        advance(devices, other)
     return wpg
 
 
-def move_failed(cluster: Cluster, event: MoveFailed) -> tuple[Wpg, Fault] | None:
+def move_failed(devices: Devices, event: MoveFailed) -> tuple[Wpg, Fault] | None:
     """Put a switch off that found no room.
 
     Returns a WPG that must be failed, and why: a move of it failed otherwise, or there was no room
     to initialize it.
     """
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or wpg.move_id != event.move_id:
         return None
     assert wpg.residency in MOVING, wpg
     wpg.shift(ResidencyTrigger.MOVE_FAILED)
     wpg.move_id = None
-    cluster.touch(wpg.wpg_id)
+    devices.touch(wpg.wpg_id)
     if event.fault.code is not ErrorCode.NO_ROOM:
         return wpg, event.fault
     failed = None
-    for waiter in [wpg, *_waiting_for(cluster, wpg)]:
-        if waiter.switch is not None and not _put_off(cluster, waiter, event.fault):
+    for waiter in [wpg, *_waiting_for(devices, wpg)]:
+        if waiter.switch is not None and not _put_off(devices, waiter, event.fault):
             failed = waiter, event.fault
     return failed
 
 
-def withdraw(cluster: Cluster, wpg: Wpg) -> Operation | None:
+def withdraw(devices: Devices, wpg: Wpg) -> Operation | None:
     """Take a grant back: its operation, if it was for one, waits again; the devices are free."""
     assert wpg.switch is not None, wpg
     operation_id, wpg.switch = wpg.switch.operation_id, None
-    operation = None if operation_id is None else cluster.operations[operation_id]
+    operation = None if operation_id is None else devices.queues.operations[operation_id]
     if operation is not None:
         operation.apply(OperationTrigger.WITHDRAWN)
-    lease.release(cluster, wpg)
+    lease.release(devices, wpg)
     return operation
 
 
-def _order_move(cluster: Cluster, wpg: Wpg, *, to: Residency) -> None:
+def _order_move(devices: Devices, wpg: Wpg, *, to: Residency) -> None:
     is_load = to is Residency.DEVICE
     wpg.shift(ResidencyTrigger.LOAD_ORDERED if is_load else ResidencyTrigger.OFFLOAD_ORDERED)
-    cluster.last_move_no += 1
-    wpg.move_id = MoveId(f"{cluster.epoch}.{cluster.last_move_no}")
-    wpg.move_started_us = cluster.now_us
-    cluster.emit(MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no))
+    wpg.move_id = devices.new_move_id()
+    wpg.move_started_us = devices.now_us
+    devices.emit(MoveState(wpg_id=wpg.wpg_id, move_id=wpg.move_id, to=to, lease_no=wpg.lease_no))
 
 
-def _arrive(cluster: Cluster, wpg: Wpg, switch: Switch) -> None:
+def _arrive(devices: Devices, wpg: Wpg, switch: Switch) -> None:
     """Learn what a switch cost, and end it."""
-    cost_us = cluster.now_us - switch.started_us
+    cost_us = devices.now_us - switch.started_us
     wpg.switch_cost_us = learning.smoothed(wpg.switch_cost_us, cost_us)
     if switch.operation_id is not None:
-        lease.charge(cluster, wpg.job_id, wpg.job_id, waited_us=cost_us)
-    _end(cluster, wpg, switch)
+        lease.charge(devices, wpg.job_id, wpg.job_id, waited_us=cost_us)
+    _end(devices, wpg, switch)
 
 
-def _end(cluster: Cluster, wpg: Wpg, switch: Switch) -> None:
+def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
     """Start the operation a switch was for; after a prefetch, leave the devices to others."""
     wpg.switch = None
     if switch.operation_id is None:
         wpg.is_prefetched = True
-        lease.release(cluster, wpg)
+        lease.release(devices, wpg)
     else:
-        lease.start(cluster, wpg, cluster.operations[switch.operation_id])
+        lease.start(devices, wpg, devices.queues.operations[switch.operation_id])
 
 
-def _account(cluster: Cluster, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
+def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
     for place in wpg.places:
-        device = cluster.devices[place]
-        device.switch_us += cluster.now_us - wpg.move_started_us
+        device = devices.at[place]
+        device.switch_us += devices.now_us - wpg.move_started_us
         device.switches += is_load
     lease.note_span(
-        cluster,
+        devices,
         wpg,
         kind="load" if is_load else "offload",
         start_us=wpg.move_started_us,
@@ -144,25 +144,25 @@ def _account(cluster: Cluster, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
     )
 
 
-def _put_off(cluster: Cluster, wpg: Wpg, fault: Fault) -> bool:
+def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
     """Try a switch again later; False if it was the last try of a WPG that is not initialized."""
-    operation = withdraw(cluster, wpg)
+    operation = withdraw(devices, wpg)
     if operation is None:
-        cluster.prefetches.wasted += 1
+        devices.prefetches.wasted += 1
     else:
         operation.move_failures += 1
-    if operation is None or operation.move_failures < cluster.limits.max_move_tries:
-        wpg.retry_us = cluster.now_us + cluster.limits.move_retry_us
-        cluster.set_timer(RetryTimer(wpg.wpg_id), at_us=wpg.retry_us)
+    if operation is None or operation.move_failures < devices.limits.max_move_tries:
+        wpg.retry_us = devices.now_us + devices.limits.move_retry_us
+        devices.set_timer(RetryTimer(wpg.wpg_id), at_us=wpg.retry_us)
         return True
     is_first = operation.kind is OperationKind.INITIALIZE
-    lanes.refuse(cluster, operation, fault, is_final=is_first)
+    lanes.refuse(devices.queues, operation, fault, is_final=is_first)
     if not is_first:
-        lanes.watch_gap(cluster, cluster.deployments[wpg.deployment_id])
+        lanes.watch_gap(devices.queues, devices.deployments[wpg.deployment_id])
     return not is_first
 
 
-def _waiting_for(cluster: Cluster, victim: Wpg) -> list[Wpg]:
+def _waiting_for(devices: Devices, victim: Wpg) -> list[Wpg]:
     """Return the WPGs whose switch waits for `victim` to leave the device."""
-    members = [cluster.wpgs[w] for w in cluster.groups[victim.wpg_id]]
+    members = [devices.wpgs[w] for w in devices.groups[victim.wpg_id]]
     return [w for w in members if w.switch is not None and victim.wpg_id in w.switch.victims]

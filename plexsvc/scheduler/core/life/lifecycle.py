@@ -14,19 +14,17 @@ from plexsvc.scheduler.core.actions import (
     SpawnWpg,
     StopWpg,
 )
-from plexsvc.scheduler.core.device import learning, lease, switch
-from plexsvc.scheduler.core.events import DeploymentRequested, JobEndRequested, NodeJoined
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.device import learning, lease, space, switch
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    JobEndRequested,
+    JobSubmitted,
+    NodeJoined,
+)
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import (
-    Cluster,
-    Deployment,
-    Device,
-    Job,
-    Node,
-    Operation,
-    Wpg,
-)
+from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer, SpawnTimer
 from plexsvc.scheduler.core.transitions import (
     JOB_TRANSITIONS,
@@ -54,27 +52,39 @@ END_TRIGGERS: Final = {
 }
 
 
+def open_job(cluster: Cluster, event: JobSubmitted) -> None:
+    """Record a new job; a known one stays as it is."""
+    if event.job_id not in cluster.jobs:
+        cluster.roll.jobs[event.job_id] = Job(
+            job_id=event.job_id,
+            tenant=event.tenant,
+            name=event.name,
+            priority=event.priority,
+            max_slowdown_ppm=event.max_slowdown_ppm,
+        )
+
+
 def join_node(cluster: Cluster, event: NodeJoined) -> None:
     """Take a node's devices into the cluster; a returning node brings its places back."""
     places = []
     for facts in sorted(event.devices, key=lambda d: d.index):
         place = Place(node_id=event.node_id, device=facts.index)
         places.append(place)
-        if place not in cluster.devices:
-            cluster.devices[place] = Device(
+        if place not in cluster.devices.at:
+            cluster.devices.at[place] = Device(
                 place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
             )
-    cluster.nodes[event.node_id] = Node(
+    cluster.placement.nodes[event.node_id] = Node(
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
     host_bytes = event.host_bytes
-    placing.join(cluster, event.node_id, devices=event.devices, host_bytes=host_bytes)
+    placing.join(cluster.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
 
 
 def lose_node(cluster: Cluster, node_id: NodeId, *, reason: str) -> None:
     """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
-    cluster.nodes.pop(node_id, None)
-    placing.close(cluster, node_id)
+    cluster.placement.nodes.pop(node_id, None)
+    placing.close(cluster.placement, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {reason}; its processes are dead, deploy again elsewhere",
@@ -107,21 +117,21 @@ def request_deployment(cluster: Cluster, event: DeploymentRequested) -> None:
         layout=event.layout,
         requested_us=event.at_us,
     )
-    cluster.deployments[event.deployment_id] = deployment
+    cluster.roll.deployments[event.deployment_id] = deployment
     cluster.jobs[event.job_id].deployments.append(event.deployment_id)
-    if not placing.can_ever_hold(cluster, deployment):
-        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
+    if not placing.can_ever_hold(cluster.placement, deployment):
+        fail_deployment(cluster, deployment, placing.no_placement(cluster.placement, deployment))
         return
-    placing.request(cluster, deployment)
+    placing.request(cluster.placement, deployment)
     place_waiting(cluster)
-    if event.deployment_id in cluster.unplaced:
+    if event.deployment_id in cluster.placement.unplaced:
         at_us = event.at_us + cluster.limits.placement_timeout_us
         cluster.set_timer(PlaceTimer(event.deployment_id), at_us=at_us)
 
 
 def place_waiting(cluster: Cluster) -> None:
     """Place what can be placed now and start its processes."""
-    for deployment, places in placing.admit(cluster):
+    for deployment, places in placing.admit(cluster.placement):
         wpg = add_wpg(cluster, deployment, places)
         deployment.wpg_id = wpg.wpg_id
         job = cluster.jobs[deployment.job_id]
@@ -130,15 +140,15 @@ def place_waiting(cluster: Cluster) -> None:
             cluster.emit(JobChanged(job_id=job.job_id, state=job.state, reason=""))
         announce(cluster, deployment)
         spawn(cluster, wpg)
-        learning.start_probe(cluster, deployment)
+        learning.start_probe(cluster.devices, deployment)
 
 
 def give_up_placing(cluster: Cluster, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
-    if deployment_id in cluster.unplaced:
+    if deployment_id in cluster.placement.unplaced:
         deployment = cluster.deployments[deployment_id]
-        placing.withdraw(cluster, deployment)
-        fail_deployment(cluster, deployment, placing.no_placement(cluster, deployment))
+        placing.withdraw(cluster.placement, deployment)
+        fail_deployment(cluster, deployment, placing.no_placement(cluster.placement, deployment))
 
 
 def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> None:
@@ -151,13 +161,13 @@ def come_up(cluster: Cluster, wpg: Wpg, *, device_bytes: tuple[int, ...]) -> Non
     deployment = cluster.deployments[wpg.deployment_id]
     wpg.device_bytes = device_bytes
     for place, nbytes in zip(wpg.places, device_bytes, strict=True):
-        total = cluster.devices[place].bytes_total
+        total = cluster.devices.at[place].bytes_total
         if nbytes > total:
             fail_wpg(cluster, wpg, _no_room(deployment, place, need=nbytes, total=total))
             return
     wpg.apply(WpgTrigger.CAME_UP)
     if cluster.is_current(wpg):
-        placing.resize(cluster, deployment, device_bytes)
+        placing.resize(cluster.placement, deployment, device_bytes)
         queue_initialize(cluster, wpg, deployment.initialize_id)
 
 
@@ -176,7 +186,7 @@ def queue_initialize(cluster: Cluster, wpg: Wpg, operation_id: OperationId) -> N
     )
     initialize.apply(OperationTrigger.ACCEPTED)
     initialize.apply(OperationTrigger.PAYLOAD_ARRIVED)
-    cluster.operations[operation_id] = wpg.initialize = initialize
+    cluster.queues.operations[operation_id] = wpg.initialize = initialize
     cluster.touch(wpg.wpg_id)
 
 
@@ -202,15 +212,15 @@ def _end_running(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     """End what a WPG runs: its processes are gone."""
     for operation in list(wpg.running.values()):
         del wpg.running[operation.operation_id]
-        lanes.end_running(cluster, operation, fault)
+        lanes.end_running(cluster.queues, operation, fault)
 
 
 def _refuse_granted(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     """Take a WPG's grant back and refuse its `Initialize` if that still waits."""
     if wpg.switch is not None:
-        switch.withdraw(cluster, wpg)
+        switch.withdraw(cluster.devices, wpg)
     if wpg.initialize is not None:
-        lanes.refuse(cluster, wpg.initialize, fault)
+        lanes.refuse(cluster.queues, wpg.initialize, fault)
 
 
 def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
@@ -219,7 +229,7 @@ def refuse_pending(cluster: Cluster, deployment: Deployment, fault: Fault) -> No
     if wpg is not None:
         _refuse_granted(cluster, wpg, fault)
     for seq in sorted(deployment.pending):
-        lanes.refuse(cluster, deployment.pending[seq], fault)
+        lanes.refuse(cluster.queues, deployment.pending[seq], fault)
     deployment.gap_seq = None
 
 
@@ -261,7 +271,7 @@ def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
         return
     oldest = min(wpg.running.values(), key=lambda operation: operation.started_us)
     if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
-        lease.watch(cluster, wpg, since_us=oldest.started_us)
+        lease.watch(cluster.devices, wpg, since_us=oldest.started_us)
         return
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
@@ -276,7 +286,7 @@ def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
 def stop_wpg(cluster: Cluster, wpg: Wpg) -> None:
     """Order a WPG's processes to end; its lease is free at once, its memory once forgotten."""
     if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
-        lease.release(cluster, wpg)
+        lease.release(cluster.devices, wpg)
         wpg.apply(WpgTrigger.STOP_ORDERED)
         cluster.emit(StopWpg(wpg_id=wpg.wpg_id))
 
@@ -289,28 +299,25 @@ def forget_wpg(cluster: Cluster, wpg: Wpg) -> None:
 
 def remove_wpg(cluster: Cluster, wpg: Wpg) -> None:
     """Take a forgotten WPG off its devices and let others use the room."""
-    neighbours = cluster.groups.pop(wpg.wpg_id)
-    del cluster.wpgs[wpg.wpg_id]
-    for place in wpg.places:
-        cluster.devices[place].wpgs.remove(wpg.wpg_id)
-    _rebuild_groups(cluster)
+    del cluster.roll.wpgs[wpg.wpg_id]
+    neighbours = space.leave(cluster.devices, wpg)
     if cluster.is_current(wpg):
         _stopped(cluster, wpg)
     else:
-        placing.free(cluster, wpg)
+        placing.free(cluster.placement, wpg)
     for other_id in neighbours:
         other = cluster.wpgs.get(other_id)
         if other is not None:
             cluster.touch(other_id)
-            switch.advance(cluster, other)
+            switch.advance(cluster.devices, other)
     finish_job(cluster, cluster.jobs[wpg.job_id])
 
 
 def _stopped(cluster: Cluster, wpg: Wpg) -> None:
     """Note that a deployment has no processes any more."""
     deployment = cluster.deployments[wpg.deployment_id]
-    learning.keep(cluster, deployment)
-    placing.free(cluster, wpg)
+    learning.keep(cluster.devices, deployment)
+    placing.free(cluster.placement, wpg)
     deployment.wpg_id = None
     if deployment.state is not DeploymentState.FAILED:
         deployment.state = DeploymentState.STOPPED
@@ -331,8 +338,8 @@ def end_job(cluster: Cluster, event: JobEndRequested) -> None:
     )
     for deployment_id in job.deployments:
         deployment = cluster.deployments[deployment_id]
-        if deployment_id in cluster.unplaced:
-            placing.withdraw(cluster, deployment)
+        if deployment_id in cluster.placement.unplaced:
+            placing.withdraw(cluster.placement, deployment)
             fail_deployment(cluster, deployment, fault)
         refuse_pending(cluster, deployment, fault)
         wpg = cluster.wpg_of(deployment)
@@ -359,11 +366,11 @@ def finish_job(cluster: Cluster, job: Job) -> None:
         return
     job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
     for deployment_id in job.deployments:
-        deployment = cluster.deployments.pop(deployment_id)
+        deployment = cluster.roll.deployments.pop(deployment_id)
         for operation_id in deployment.answered.values():
-            del cluster.operations[operation_id]
-        cluster.operations.pop(deployment.initialize_id, None)
-    del cluster.jobs[job.job_id]
+            del cluster.queues.operations[operation_id]
+        cluster.queues.operations.pop(deployment.initialize_id, None)
+    del cluster.roll.jobs[job.job_id]
     _remember_ended(cluster, job.job_id, job.state)
     cluster.emit(
         JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
@@ -371,10 +378,10 @@ def finish_job(cluster: Cluster, job: Job) -> None:
 
 
 def _remember_ended(cluster: Cluster, job_id: JobId, state: JobState) -> None:
-    cluster.ended[job_id] = state
-    if len(cluster.ended) > MAX_ENDED_JOBS:
-        forgotten, _ = cluster.ended.popitem(last=False)
-        lease.forget_waits(cluster, forgotten)
+    cluster.roll.ended[job_id] = state
+    if len(cluster.roll.ended) > MAX_ENDED_JOBS:
+        forgotten, _ = cluster.roll.ended.popitem(last=False)
+        lease.forget_waits(cluster.devices, forgotten)
 
 
 def _cancel_generates(cluster: Cluster, wpg: Wpg) -> None:
@@ -385,19 +392,17 @@ def _cancel_generates(cluster: Cluster, wpg: Wpg) -> None:
 
 def add_wpg(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
     """Return a new WPG of a deployment, on its devices, of which no process runs yet."""
-    cluster.last_wpg_no += 1
+    cluster.roll.last_wpg_no += 1
     wpg = Wpg(
-        wpg_id=WpgId(f"wpg-{cluster.epoch}-{cluster.last_wpg_no}"),
+        wpg_id=WpgId(f"wpg-{cluster.turn.epoch}-{cluster.roll.last_wpg_no}"),
         deployment_id=deployment.deployment_id,
         job_id=deployment.job_id,
         incarnation=deployment.incarnations,
         places=places,
         is_rollout=deployment.is_rollout,
     )
-    cluster.wpgs[wpg.wpg_id] = wpg
-    for place in places:
-        cluster.devices[place].wpgs.append(wpg.wpg_id)
-    _rebuild_groups(cluster)
+    cluster.roll.wpgs[wpg.wpg_id] = wpg
+    space.enter(cluster.devices, wpg)
     return wpg
 
 
@@ -414,23 +419,6 @@ def spawn(cluster: Cluster, wpg: Wpg, *, replaces: WpgId | None = None) -> None:
     )
     at_us = cluster.now_us + cluster.limits.spawn_timeout_us
     cluster.set_timer(SpawnTimer(wpg.wpg_id), at_us=at_us)
-
-
-def _rebuild_groups(cluster: Cluster) -> None:
-    """Find the sets of WPGs that share devices, directly or through others."""
-    cluster.groups = {}
-    for wpg_id in cluster.wpgs:
-        if wpg_id in cluster.groups:
-            continue
-        members, frontier = {wpg_id: None}, [wpg_id]
-        while frontier:
-            for place in cluster.wpgs[frontier.pop()].places:
-                for other in cluster.devices[place].wpgs:
-                    if other not in members:
-                        members[other] = None
-                        frontier.append(other)
-        group = tuple(members)
-        cluster.groups.update(dict.fromkeys(group, group))
 
 
 def announce(cluster: Cluster, deployment: Deployment) -> None:

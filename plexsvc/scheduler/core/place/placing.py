@@ -1,4 +1,4 @@
-"""Where deployments go: the planner's board of the live cluster, kept in step with its processes.
+"""Where deployments go: the planner's board of the live places, kept in step with its processes.
 
 Theory of operation. A *unit* of planning is one device; devices of a kind have a planner of their
 own (`core/planning`). A training deployment is a resident of the board from the moment it is placed
@@ -15,13 +15,14 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
+from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.state import Cluster, Deployment, Wpg
+from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
 
 PRIOR_JOB_US: Final = 3_600_000_000
@@ -49,15 +50,15 @@ def key_of(deployment: Deployment) -> ResidentId:
 
 
 def join(
-    cluster: Cluster, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
+    placement: Placement, node_id: NodeId, *, devices: tuple[DeviceFacts, ...], host_bytes: int
 ) -> None:
     """Put a node's devices on the board, or open them again when the node is back."""
-    cluster.planning.has_changed = True
+    placement.planning.has_changed = True
     for facts in devices:
-        board = cluster.planning.planner(facts.kind).board
+        board = placement.planning.planner(facts.kind).board
         name = unit(Place(node_id=node_id, device=facts.index))
         if name in board.rooms:
-            if node_id not in cluster.cordoned:
+            if node_id not in placement.cordoned:
                 board.uncordon(name)
             continue
         parked_bytes = host_bytes // len(devices)
@@ -70,145 +71,147 @@ def join(
                 index=facts.index,
             )
         )
-        if node_id in cluster.cordoned:
+        if node_id in placement.cordoned:
             board.cordon(name)
 
 
-def close(cluster: Cluster, node_id: NodeId) -> None:
+def close(placement: Placement, node_id: NodeId) -> None:
     """Let nothing further be placed on a node's devices."""
-    for planner, name in _units(cluster, node_id):
+    for planner, name in _units(placement, node_id):
         planner.board.cordon(name)
 
 
-def reopen(cluster: Cluster, node_id: NodeId) -> None:
+def reopen(placement: Placement, node_id: NodeId) -> None:
     """Let a node's devices take work again."""
-    cluster.planning.has_changed = True
-    for planner, name in _units(cluster, node_id):
+    placement.planning.has_changed = True
+    for planner, name in _units(placement, node_id):
         planner.board.uncordon(name)
 
 
-def units_of(cluster: Cluster, node_id: NodeId) -> tuple[UnitId, ...]:
+def units_of(placement: Placement, node_id: NodeId) -> tuple[UnitId, ...]:
     """Return the names on the board of a node's devices."""
-    return tuple(name for _, name in _units(cluster, node_id))
+    return tuple(name for _, name in _units(placement, node_id))
 
 
 def least_used(
-    cluster: Cluster, deployment: Deployment, *, among: Collection[UnitId]
+    placement: Placement, deployment: Deployment, *, among: Collection[UnitId]
 ) -> tuple[UnitId, ...] | None:
     """Return the block of `among` on whose devices the fewest live; None if there is no block."""
 
     def used(name: UnitId) -> int:
-        return len(cluster.devices[place_of(name)].wpgs)
+        return len(placement.devices[place_of(name)].wpgs)
 
-    rooms = cluster.planning.planner(deployment.device_kind).board.rooms
+    rooms = placement.planning.planner(deployment.device_kind).board.rooms
     there = [name for name in among if name in rooms]
     blocks = rooms.gangs(deployment.num_devices, among=there, burden=used)
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
 
 
-def planner_of(cluster: Cluster, deployment: Deployment) -> tuple[Planner, ResidentId]:
+def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
     """Return the planner a deployment is, or will be, booked with, and its name there."""
-    return cluster.planning.planner(deployment.device_kind), key_of(deployment)
+    return placement.planning.planner(deployment.device_kind), key_of(deployment)
 
 
-def is_placed(cluster: Cluster, deployment: Deployment) -> bool:
+def is_placed(placement: Placement, deployment: Deployment) -> bool:
     """Return whether a training deployment has its place on the board."""
-    planner, key = planner_of(cluster, deployment)
+    planner, key = planner_of(placement, deployment)
     return key in planner.board.group_of
 
 
-def paused(cluster: Cluster, wpg: Wpg) -> str | None:
+def paused(placement: Placement, wpg: Wpg) -> str | None:
     """Return why a WPG runs only when no other of its group waits; None if it is free."""
-    deployment = cluster.deployments[wpg.deployment_id]
-    if not cluster.is_current(wpg) or not is_placed(cluster, deployment):
+    deployment = placement.deployments[wpg.deployment_id]
+    if not placement.is_current(wpg) or not is_placed(placement, deployment):
         return None
-    planner, key = planner_of(cluster, deployment)
+    planner, key = planner_of(placement, deployment)
     return planner.group_of(key).paused.get(key)
 
 
-def resize(cluster: Cluster, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
+def resize(placement: Placement, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
     """Book what a deployment's state takes, now that it is known."""
-    planner, key = planner_of(cluster, deployment)
+    planner, key = planner_of(placement, deployment)
     if key in planner.board.group_of:
         planner.resize(key, max(device_bytes, default=0))
 
 
-def request(cluster: Cluster, deployment: Deployment) -> None:
+def request(placement: Placement, deployment: Deployment) -> None:
     """Have a deployment wait for devices."""
-    cluster.planning.has_changed = True
-    cluster.unplaced.append(deployment.deployment_id)
+    placement.planning.has_changed = True
+    placement.unplaced.append(deployment.deployment_id)
     if not deployment.is_rollout:
-        planner = cluster.planning.planner(deployment.device_kind)
-        planner.submit(demand(cluster, deployment))
+        planner = placement.planning.planner(deployment.device_kind)
+        planner.submit(demand(placement, deployment))
 
 
-def withdraw(cluster: Cluster, deployment: Deployment) -> None:
+def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
-    cluster.unplaced.remove(deployment.deployment_id)
+    placement.unplaced.remove(deployment.deployment_id)
     if not deployment.is_rollout:
-        cluster.planning.planner(deployment.device_kind).withdraw(key_of(deployment))
+        placement.planning.planner(deployment.device_kind).withdraw(key_of(deployment))
 
 
-def admit(cluster: Cluster) -> list[tuple[Deployment, tuple[Place, ...]]]:
+def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
     """Place what can be placed now; returns each with its devices in rank order."""
-    cluster.planning.has_changed = False
+    placement.planning.has_changed = False
     done: list[tuple[Deployment, tuple[Place, ...]]] = []
-    for planner in cluster.planning.planners.values():
+    for planner in placement.planning.planners.values():
         if planner.has_news:
-            for placed in planner.admit(cluster.now_us):
-                deployment = cluster.deployments[DeploymentId(placed.resident_id)]
+            for placed in planner.admit(placement.now_us):
+                deployment = placement.deployments[DeploymentId(placed.resident_id)]
                 done.append((deployment, tuple(map(place_of, placed.units))))
-    for deployment_id in cluster.unplaced:
-        deployment = cluster.deployments[deployment_id]
-        places = _elsewhere(cluster, deployment)
+    for deployment_id in placement.unplaced:
+        deployment = placement.deployments[deployment_id]
+        places = _elsewhere(placement, deployment)
         if places is not None and all(deployment is not other for other, _ in done):
             done.append((deployment, places))
     for deployment, _ in done:
-        cluster.unplaced.remove(deployment.deployment_id)
+        placement.unplaced.remove(deployment.deployment_id)
     return done
 
 
-def idle_for(cluster: Cluster, deployment: Deployment, *, among: Gang | None = None) -> Gang | None:
+def idle_for(
+    placement: Placement, deployment: Deployment, *, among: Gang | None = None
+) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
-    board = cluster.planning.planner(deployment.device_kind).board
-    lived_on = _left_behind(cluster)
+    board = placement.planning.planner(deployment.device_kind).board
+    lived_on = _left_behind(placement)
     found = board.first_idle(deployment.num_devices, barred=lived_on) if among is None else among
     is_free = found is not None and all(u in board.idle and u not in lived_on for u in found)
     return found if is_free else None
 
 
-def _left_behind(cluster: Cluster) -> set[UnitId]:
+def _left_behind(placement: Placement) -> set[UnitId]:
     """Return the devices of deployments that are booked elsewhere, but have not arrived there.
 
     They are idle on the board. Instances, which keep their devices, must not take them: if the
     relocation fails, the deployment stays there.
     """
-    moved = (cluster.deployments.get(name) for name in cluster.planning.moved)
-    wpgs = (cluster.wpg_of(deployment) for deployment in moved if deployment is not None)
+    moved = (placement.deployments.get(name) for name in placement.planning.moved)
+    wpgs = (placement.wpg_of(deployment) for deployment in moved if deployment is not None)
     return {unit(place) for wpg in wpgs if wpg is not None for place in wpg.places}
 
 
-def hold(cluster: Cluster, deployment: Deployment, units: Gang) -> None:
+def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
     """Give idle devices to the instances that a rollout deployment starts next."""
-    board = cluster.planning.planner(deployment.device_kind).board
+    board = placement.planning.planner(deployment.device_kind).board
     board.hold(_holder(deployment, incarnation=deployment.incarnations), units)
 
 
-def free(cluster: Cluster, wpg: Wpg) -> None:
+def free(placement: Placement, wpg: Wpg) -> None:
     """Give back what a WPG had on the board."""
-    cluster.planning.has_changed = True
-    deployment = cluster.deployments[wpg.deployment_id]
-    planner, key = planner_of(cluster, deployment)
+    placement.planning.has_changed = True
+    deployment = placement.deployments[wpg.deployment_id]
+    planner, key = planner_of(placement, deployment)
     if wpg.is_rollout:
         planner.release(_holder(deployment, incarnation=wpg.incarnation))
-    elif cluster.is_current(wpg) and key in planner.board.group_of:
+    elif placement.is_current(wpg) and key in planner.board.group_of:
         planner.remove(key)
 
 
-def demand(cluster: Cluster, deployment: Deployment) -> Demand:
+def demand(placement: Placement, deployment: Deployment) -> Demand:
     """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
-    job = cluster.jobs[deployment.job_id]
-    warm = cluster.planning.book.warm(profile_key(cluster, deployment), now_us=cluster.now_us)
+    job = placement.jobs[deployment.job_id]
+    warm = placement.planning.book.warm(profile_key(placement, deployment), now_us=placement.now_us)
     return Demand(
         resident_id=key_of(deployment),
         num_units=deployment.num_devices,
@@ -216,16 +219,16 @@ def demand(cluster: Cluster, deployment: Deployment) -> Demand:
         arrived_us=deployment.requested_us,
         expected_us=PRIOR_JOB_US,
         state_bytes=0 if warm is None else warm.device_bytes,
-        max_slowdown_ppm=job.max_slowdown_ppm or cluster.limits.max_slowdown_ppm,
+        max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
         is_cold=warm is None,
         priority=job.priority,
         tenant=job.tenant,
     )
 
 
-def profile_key(cluster: Cluster, deployment: Deployment) -> ProfileKey:
+def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
     """Return what makes two runs the same for planning."""
-    job = cluster.jobs[deployment.job_id]
+    job = placement.jobs[deployment.job_id]
     return ProfileKey(
         tenant=job.tenant,
         model=deployment.model,
@@ -234,28 +237,28 @@ def profile_key(cluster: Cluster, deployment: Deployment) -> ProfileKey:
     )
 
 
-def can_ever_hold(cluster: Cluster, deployment: Deployment) -> bool:
+def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
     """Return whether the devices of all nodes, were they idle, could hold a deployment."""
     kind, num_devices = deployment.device_kind, deployment.num_devices
     if deployment.is_rollout:
-        return len(_up(cluster, kind)) >= num_devices
-    return has_gang(cluster, kind=kind, num_devices=num_devices)
+        return len(_up(placement, kind)) >= num_devices
+    return has_gang(placement, kind=kind, num_devices=num_devices)
 
 
-def has_gang(cluster: Cluster, *, kind: str, num_devices: int) -> bool:
+def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-    rooms = cluster.planning.planner(kind).board.rooms
-    found = rooms.gangs(num_devices, among=_up(cluster, kind), burden=lambda _: 0)
+    rooms = placement.planning.planner(kind).board.rooms
+    found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
     return next(found, None) is not None
 
 
-def no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
+def no_placement(placement: Placement, deployment: Deployment) -> Fault:
     """Return the fault of a deployment for which there is no place."""
     counts: dict[str, int] = {}
-    for device in cluster.devices.values():
-        if device.kind == deployment.device_kind and device.place.node_id in cluster.nodes:
+    for device in placement.devices.values():
+        if device.kind == deployment.device_kind and device.place.node_id in placement.nodes:
             counts[device.place.node_id] = counts.get(device.place.node_id, 0) + 1
-    waited_us = cluster.now_us - deployment.requested_us
+    waited_us = placement.now_us - deployment.requested_us
     found = ", ".join(f"{node_id}: {count}" for node_id, count in counts.items()) or "no nodes"
     after = f" after {waited_us // 1_000_000} s" if waited_us else ""
     return Fault(
@@ -267,9 +270,9 @@ def no_placement(cluster: Cluster, deployment: Deployment) -> Fault:
     )
 
 
-def why(cluster: Cluster, deployment: Deployment) -> str:
+def why(placement: Placement, deployment: Deployment) -> str:
     """Say why a deployment is not placed yet."""
-    planner = cluster.planning.planner(deployment.device_kind)
+    planner = placement.planning.planner(deployment.device_kind)
     if not deployment.is_rollout and key_of(deployment) in planner.waiting:
         return answers.why(planner, key_of(deployment))
     return (
@@ -278,42 +281,42 @@ def why(cluster: Cluster, deployment: Deployment) -> str:
     )
 
 
-def why_stays(cluster: Cluster, deployment: Deployment) -> str:
+def why_stays(placement: Placement, deployment: Deployment) -> str:
     """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
     if deployment.relocation is not None:
         return "it is being moved already"
-    if not is_placed(cluster, deployment):
+    if not is_placed(placement, deployment):
         return "it is not placed"
-    planner, key = planner_of(cluster, deployment)
+    planner, key = planner_of(placement, deployment)
     return answers.why_stays(planner, key)
 
 
-def _elsewhere(cluster: Cluster, deployment: Deployment) -> tuple[Place, ...] | None:
+def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:
     """Place what the queue did not: rollout on idle devices, training beside its own job's.
 
     A job that holds some of its deployments must not wait for others that wait likewise; its own
     deployments take turns anyway.
     """
-    planner = cluster.planning.planner(deployment.device_kind)
+    planner = placement.planning.planner(deployment.device_kind)
     if deployment.is_rollout:
-        held = idle_for(cluster, deployment)
+        held = idle_for(placement, deployment)
         if held is None:
             return None
-        hold(cluster, deployment, held)
+        hold(placement, deployment, held)
         return tuple(map(place_of, held))
-    job = cluster.jobs[deployment.job_id]
-    current = [cluster.wpg_of(cluster.deployments[d]) for d in job.deployments]
-    for other in [*current, *cluster.coming(job.job_id)]:
+    job = placement.jobs[deployment.job_id]
+    current = [placement.wpg_of(placement.deployments[d]) for d in job.deployments]
+    for other in [*current, *placement.coming(job.job_id)]:
         if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
             continue
         places = other.places[: deployment.num_devices]
-        if any(place.node_id in cluster.cordoned for place in places):
+        if any(place.node_id in placement.cordoned for place in places):
             continue
         if key_of(deployment) not in planner.waiting:
             return None
         planner.withdraw(key_of(deployment))
         planner.place_at(
-            demand(cluster, deployment), tuple(map(unit, places)), now_us=cluster.now_us
+            demand(placement, deployment), tuple(map(unit, places)), now_us=placement.now_us
         )
         return places
     return None
@@ -324,15 +327,15 @@ def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
     return ResidentId(f"{deployment.deployment_id}~{incarnation}")
 
 
-def _up(cluster: Cluster, kind: str) -> list[UnitId]:
-    rooms = cluster.planning.planner(kind).board.rooms
-    return [name for name in rooms if rooms[name].host in cluster.nodes]
+def _up(placement: Placement, kind: str) -> list[UnitId]:
+    rooms = placement.planning.planner(kind).board.rooms
+    return [name for name in rooms if rooms[name].host in placement.nodes]
 
 
-def _units(cluster: Cluster, node_id: NodeId) -> list[tuple[Planner, UnitId]]:
+def _units(placement: Placement, node_id: NodeId) -> list[tuple[Planner, UnitId]]:
     return [
         (planner, name)
-        for planner in cluster.planning.planners.values()
+        for planner in placement.planning.planners.values()
         for name in planner.board.rooms
         if planner.board.rooms[name].host == node_id
     ]

@@ -7,14 +7,14 @@ from typing import Final
 from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import OperationId, show
 from plexsvc.scheduler.core.actions import DropPayload, RefuseOperation
+from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.events import (
-    JobSubmitted,
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
 )
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation
+from plexsvc.scheduler.core.state import Deployment, Operation
 from plexsvc.scheduler.core.timers import StageTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import (
@@ -26,25 +26,13 @@ from plexsvc.scheduler.core.vocabulary import (
 _ENDED: Final = frozenset({OperationState.ANSWERED, OperationState.REFUSED, OperationState.FAILED})
 
 
-def open_job(cluster: Cluster, event: JobSubmitted) -> None:
-    """Record a new job; a known one stays as it is."""
-    if event.job_id not in cluster.jobs:
-        cluster.jobs[event.job_id] = Job(
-            job_id=event.job_id,
-            tenant=event.tenant,
-            name=event.name,
-            priority=event.priority,
-            max_slowdown_ppm=event.max_slowdown_ppm,
-        )
-
-
-def submit(cluster: Cluster, event: OperationSubmitted) -> None:
+def submit(queues: Queues, event: OperationSubmitted) -> None:
     """Queue an operation, or refuse it with nothing recorded. A known id changes nothing."""
-    if event.operation_id in cluster.operations:
+    if event.operation_id in queues.operations:
         return
-    fault = _why_not(cluster, event)
+    fault = _why_not(queues, event)
     if fault is not None:
-        cluster.emit(
+        queues.emit(
             RefuseOperation(
                 operation_id=event.operation_id,
                 state=OperationState.REFUSED,
@@ -53,56 +41,56 @@ def submit(cluster: Cluster, event: OperationSubmitted) -> None:
             )
         )
         if not event.is_staged and fault.code not in RETRYABLE:
-            cluster.emit(DropPayload(operation_id=event.operation_id))
+            queues.emit(DropPayload(operation_id=event.operation_id))
         if fault.code is ErrorCode.DEPLOYMENT_FAILED:
-            lanes.turn_away(cluster, event.operation_id, cluster.jobs[event.job_id], fault)
+            lanes.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
         return
-    _queue(cluster, event)
+    _queue(queues, event)
 
 
-def payload(cluster: Cluster, event: PayloadStaged | PayloadRefused) -> None:
+def payload(queues: Queues, event: PayloadStaged | PayloadRefused) -> None:
     """Make an operation eligible whose inputs arrived, or refuse it.
 
     Inputs that come again after their operation has ended would stay: nothing else drops them.
     """
-    operation = cluster.operations.get(event.operation_id)
+    operation = queues.operations.get(event.operation_id)
     if operation is None or operation.state in _ENDED:
-        cluster.emit(DropPayload(operation_id=event.operation_id))
+        queues.emit(DropPayload(operation_id=event.operation_id))
         return
     if operation.state is not OperationState.QUEUED:
         return
     if isinstance(event, PayloadRefused):
-        lanes.drop(cluster, operation, event.fault)
+        lanes.drop(queues, operation, event.fault)
         return
     operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
-    cluster.touch(cluster.deployments[operation.deployment_id].wpg_id)
+    queues.touch(queues.deployments[operation.deployment_id].wpg_id)
 
 
-def give_up_staging(cluster: Cluster, operation_id: OperationId) -> None:
+def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
     """Refuse an operation whose payload did not arrive in time."""
-    operation = cluster.operations.get(operation_id)
+    operation = queues.operations.get(operation_id)
     if operation is None or operation.state is not OperationState.QUEUED:
         return
     fault = Fault(
         code=ErrorCode.STAGING_TIMEOUT,
         message=f"{show(operation_id)}: its payload did not arrive within "
-        f"{cluster.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
+        f"{queues.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
         "submit it again with the next number",
     )
-    lanes.drop(cluster, operation, fault)
+    lanes.drop(queues, operation, fault)
 
 
-def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
+def _why_not(queues: Queues, event: OperationSubmitted) -> Fault | None:
     """Return why an operation cannot be queued; `None` if it can."""
     name = show(event.operation_id)
-    if event.operation_id in cluster.released:
+    if event.operation_id in queues.released:
         return Fault(
             code=ErrorCode.RESULT_GONE,
             message=f"{name} was answered and its answer acknowledged or dropped "
             "(scheduler.max_answered_per_deployment); use the answer you had",
         )
-    deployment = cluster.deployments.get(event.deployment_id)
-    job = cluster.jobs.get(event.job_id)
+    deployment = queues.deployments.get(event.deployment_id)
+    job = queues.jobs.get(event.job_id)
     if job is None or job.ending is not None:
         return Fault(
             code=ErrorCode.JOB_ENDED,
@@ -116,13 +104,11 @@ def _why_not(cluster: Cluster, event: OperationSubmitted) -> Fault | None:
         )
     if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
         return _deployment_gone(name, deployment)
-    return _order_fault(cluster, deployment, event)
+    return _order_fault(queues, deployment, event)
 
 
-def _order_fault(
-    cluster: Cluster, deployment: Deployment, event: OperationSubmitted
-) -> Fault | None:
-    name, limits = show(event.operation_id), cluster.limits
+def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitted) -> Fault | None:
+    name, limits = show(event.operation_id), queues.limits
     is_used = event.seq < deployment.next_seq
     if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:
         return Fault(
@@ -163,8 +149,8 @@ def _deployment_gone(name: str, deployment: Deployment) -> Fault:
     )
 
 
-def _queue(cluster: Cluster, event: OperationSubmitted) -> None:
-    deployment = cluster.deployments[event.deployment_id]
+def _queue(queues: Queues, event: OperationSubmitted) -> None:
+    deployment = queues.deployments[event.deployment_id]
     operation = Operation(
         operation_id=event.operation_id,
         deployment_id=event.deployment_id,
@@ -180,9 +166,9 @@ def _queue(cluster: Cluster, event: OperationSubmitted) -> None:
     if event.is_staged:
         operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
     else:
-        at_us = event.at_us + cluster.limits.staging_timeout_us
-        cluster.set_timer(StageTimer(event.operation_id), at_us=at_us)
-    cluster.operations[event.operation_id] = operation
+        at_us = event.at_us + queues.limits.staging_timeout_us
+        queues.set_timer(StageTimer(event.operation_id), at_us=at_us)
+    queues.operations[event.operation_id] = operation
     deployment.pending[event.seq] = operation
-    lanes.watch_gap(cluster, deployment)
-    cluster.touch(deployment.wpg_id)
+    lanes.watch_gap(queues, deployment)
+    queues.touch(deployment.wpg_id)

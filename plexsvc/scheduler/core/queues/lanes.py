@@ -17,7 +17,8 @@ from plexsvc.scheduler.core.actions import (
     RefuseOperation,
     ReleaseOperation,
 )
-from plexsvc.scheduler.core.state import Cluster, Deployment, Job, Operation, Wpg
+from plexsvc.scheduler.core.cluster import Queues
+from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
@@ -41,52 +42,52 @@ def advance(deployment: Deployment) -> None:
         deployment.next_seq += 1
 
 
-def head(cluster: Cluster, wpg: Wpg) -> Operation | None:
+def head(queues: Queues, wpg: Wpg) -> Operation | None:
     """Return what a WPG starts next: its `Initialize`, else the first of its deployment's line."""
-    if wpg.initialize is not None or not cluster.is_current(wpg):
+    if wpg.initialize is not None or not queues.is_current(wpg):
         return wpg.initialize
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = queues.deployments[wpg.deployment_id]
     return deployment.pending.get(deployment.next_seq)
 
 
-def begin(cluster: Cluster, wpg: Wpg, operation: Operation) -> None:
+def begin(queues: Queues, wpg: Wpg, operation: Operation) -> None:
     """Take the head of the line out of it: its number is consumed."""
     wpg.running[operation.operation_id] = operation
     operation.wpg_id = wpg.wpg_id
     if operation is wpg.initialize:
         wpg.initialize = None
         return
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = queues.deployments[wpg.deployment_id]
     del deployment.pending[operation.seq]
     deployment.next_seq = operation.seq + 1
     advance(deployment)
-    watch_gap(cluster, deployment)
+    watch_gap(queues, deployment)
 
 
-def watch_gap(cluster: Cluster, deployment: Deployment) -> None:
+def watch_gap(queues: Queues, deployment: Deployment) -> None:
     """Notice the start or the end of a gap and set its timer."""
     missing = first_missing(deployment)
     has_gap = bool(deployment.pending) and max(deployment.pending) > missing
     if not has_gap:
         deployment.gap_seq = None
     elif deployment.gap_seq != missing:
-        deployment.gap_seq, deployment.gap_since_us = missing, cluster.now_us
-        at_us = cluster.now_us + cluster.limits.gap_timeout_us
-        cluster.set_timer(GapTimer(deployment.deployment_id), at_us=at_us)
+        deployment.gap_seq, deployment.gap_since_us = missing, queues.now_us
+        at_us = queues.now_us + queues.limits.gap_timeout_us
+        queues.set_timer(GapTimer(deployment.deployment_id), at_us=at_us)
 
 
-def close_gap(cluster: Cluster, deployment_id: DeploymentId) -> None:
+def close_gap(queues: Queues, deployment_id: DeploymentId) -> None:
     """End the wait for a missing number if it has lasted too long."""
-    deployment = cluster.deployments.get(deployment_id)
+    deployment = queues.deployments.get(deployment_id)
     if deployment is None:
         return
-    missing, waited_us = deployment.gap_seq, cluster.now_us - deployment.gap_since_us
-    if missing is not None and waited_us >= cluster.limits.gap_timeout_us:
-        _void(cluster, deployment, missing, waited_us=waited_us)
-    cluster.touch(deployment.wpg_id)
+    missing, waited_us = deployment.gap_seq, queues.now_us - deployment.gap_since_us
+    if missing is not None and waited_us >= queues.limits.gap_timeout_us:
+        _void(queues, deployment, missing, waited_us=waited_us)
+    queues.touch(deployment.wpg_id)
 
 
-def _void(cluster: Cluster, deployment: Deployment, missing: int, *, waited_us: int) -> None:
+def _void(queues: Queues, deployment: Deployment, missing: int, *, waited_us: int) -> None:
     """Refuse what waits behind a number that never came, and consume the number."""
     stranded = [op for seq, op in sorted(deployment.pending.items()) if seq > missing]
     void = {*range(missing, stranded[-1].seq + 1)} - {op.seq for op in stranded}
@@ -99,85 +100,83 @@ def _void(cluster: Cluster, deployment: Deployment, missing: int, *, waited_us: 
             "never came (scheduler.gap_timeout_us); submit it again with the next number",
             facts=(("missing_seq", str(missing)), ("seq", str(operation.seq))),
         )
-        refuse(cluster, operation, fault)
-    watch_gap(cluster, deployment)
+        refuse(queues, operation, fault)
+    watch_gap(queues, deployment)
 
 
-def dependency(cluster: Cluster, operation: Operation) -> OperationId | Fault | None:
+def dependency(queues: Queues, operation: Operation) -> OperationId | Fault | None:
     """Return the first `after` that is not over, a fault if one failed, or `None`."""
     for operation_id in operation.after:
-        known = cluster.operations.get(operation_id)
-        succeeded = cluster.released.get(operation_id)
+        known = queues.operations.get(operation_id)
+        succeeded = queues.released.get(operation_id)
         if known is not None and known.state in TERMINAL:
             succeeded = known.state is OperationState.ANSWERED
-        if succeeded is None and operation_id not in cluster.turned_away:
+        if succeeded is None and operation_id not in queues.turned_away:
             return operation_id
         if not succeeded:
-            cause = cluster.turned_away.get(operation_id) if known is None else known.fault
+            cause = queues.turned_away.get(operation_id) if known is None else known.fault
             return _dependency_failed(operation, operation_id, cause)
     return None
 
 
-def startable(cluster: Cluster, wpg: Wpg) -> Operation | None:
+def startable(queues: Queues, wpg: Wpg) -> Operation | None:
     """Return the head of a WPG's line if nothing but a device keeps it from running."""
     if wpg.initialize is not None:
         return wpg.initialize
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = queues.deployments[wpg.deployment_id]
     while not deployment.is_held:
-        operation = head(cluster, wpg)
+        operation = head(queues, wpg)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
-        if wpg.running and not _may_overlap(cluster, wpg, operation):
+        if wpg.running and not _may_overlap(queues, wpg, operation):
             return None
-        blocked = dependency(cluster, operation)
+        blocked = dependency(queues, operation)
         if isinstance(blocked, Fault):
-            refuse(cluster, operation, blocked)
-            watch_gap(cluster, deployment)
+            refuse(queues, operation, blocked)
+            watch_gap(queues, deployment)
             continue
         if blocked is not None and deployment.waits_for != blocked:
-            _wait_for_unknown(cluster, operation)
+            _wait_for_unknown(queues, operation)
         deployment.waits_for = blocked
         if blocked is not None:
             return None
         if operation.eligible_us is None:
-            operation.eligible_us = cluster.now_us
+            operation.eligible_us = queues.now_us
         return operation
     return None
 
 
-def give_up_unseen(cluster: Cluster, operation_id: OperationId) -> None:
+def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
     """Refuse an operation that still comes after one that nobody has submitted."""
-    operation = cluster.operations.get(operation_id)
+    operation = queues.operations.get(operation_id)
     if operation is None or operation.state is not OperationState.STAGED:
         return
-    unseen = [
-        o for o in operation.after if o not in cluster.operations and o not in cluster.released
-    ]
+    unseen = [o for o in operation.after if o not in queues.operations and o not in queues.released]
     if not unseen:
         return
     fault = Fault(
         code=ErrorCode.DEPENDENCY_FAILED,
         message=f"{show(operation_id)} not run: it comes after {show(unseen[0])}, which "
-        f"nobody submitted within {cluster.limits.gap_timeout_us // 1_000_000} s "
+        f"nobody submitted within {queues.limits.gap_timeout_us // 1_000_000} s "
         "(scheduler.gap_timeout_us)",
         facts=(("operation", unseen[0].hex()),),
     )
-    drop(cluster, operation, fault)
+    drop(queues, operation, fault)
 
 
-def turn_away(cluster: Cluster, operation_id: OperationId, job: Job, fault: Fault) -> None:
+def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
-    cluster.turned_away[operation_id] = fault
-    if len(cluster.turned_away) > MAX_RELEASED_IDS:
-        cluster.turned_away.popitem(last=False)
-    _wake_dependants(cluster, operation_id, job)
+    queues.turned_away[operation_id] = fault
+    if len(queues.turned_away) > MAX_RELEASED_IDS:
+        queues.turned_away.popitem(last=False)
+    _wake_dependants(queues, operation_id, job)
 
 
-def answer(cluster: Cluster, operation: Operation, *, run_us: int) -> None:
+def answer(queues: Queues, operation: Operation, *, run_us: int) -> None:
     """Mark an operation applied and answered."""
     operation.apply(OperationTrigger.APPLIED)
     operation.apply(OperationTrigger.ANSWERED)
-    cluster.emit(
+    queues.emit(
         AnswerOperation(
             operation_id=operation.operation_id,
             queued_us=max(0, operation.granted_us - operation.submitted_us),
@@ -185,46 +184,46 @@ def answer(cluster: Cluster, operation: Operation, *, run_us: int) -> None:
             run_us=run_us,
         )
     )
-    _keep(cluster, operation)
+    _keep(queues, operation)
 
 
-def refuse(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bool = True) -> None:
+def refuse(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool = True) -> None:
     """End an operation that waits; a final refusal consumes its number."""
-    deployment = cluster.deployments[operation.deployment_id]
+    deployment = queues.deployments[operation.deployment_id]
     if operation.state is OperationState.GRANTED:
         operation.apply(OperationTrigger.WITHDRAWN)
     operation.apply(OperationTrigger.REFUSED)
     operation.fault = fault
     if operation.kind is OperationKind.INITIALIZE:
-        _wpg_of(cluster, operation).initialize = None
+        _wpg_of(queues, operation).initialize = None
     else:
         del deployment.pending[operation.seq]
         if is_final:
             deployment.consumed.add(operation.seq)
             advance(deployment)
-    _say_refused(cluster, operation, fault, is_final=is_final)
+    _say_refused(queues, operation, fault, is_final=is_final)
 
 
-def drop(cluster: Cluster, operation: Operation, fault: Fault) -> None:
+def drop(queues: Queues, operation: Operation, fault: Fault) -> None:
     """Refuse an operation that waits, finally; its successors go on."""
-    deployment = cluster.deployments[operation.deployment_id]
-    refuse(cluster, operation, fault)
-    watch_gap(cluster, deployment)
-    cluster.touch(deployment.wpg_id)
+    deployment = queues.deployments[operation.deployment_id]
+    refuse(queues, operation, fault)
+    watch_gap(queues, deployment)
+    queues.touch(deployment.wpg_id)
 
 
 def end_running(
-    cluster: Cluster, operation: Operation, fault: Fault, *, is_refusal: bool = False
+    queues: Queues, operation: Operation, fault: Fault, *, is_refusal: bool = False
 ) -> None:
     """End an operation that ran and did not succeed; its place among the running is gone already.
 
     A retryable fault gives the number back when nothing after it has started; else it is final.
     An `Initialize` has no number in the line: nothing can have started after it.
     """
-    deployment = cluster.deployments[operation.deployment_id]
+    deployment = queues.deployments[operation.deployment_id]
     is_numbered = operation.kind is not OperationKind.INITIALIZE
     is_next = deployment.next_seq == operation.seq + 1
-    is_last = is_next and not _wpg_of(cluster, operation).running
+    is_last = is_next and not _wpg_of(queues, operation).running
     is_final = fault.code not in RETRYABLE or (is_numbered and not is_last)
     if fault.code in RETRYABLE and is_final:
         fault = Fault(code=ErrorCode.INTERNAL, message=fault.message, facts=fault.facts)
@@ -233,46 +232,46 @@ def end_running(
     operation.fault = fault
     if is_numbered and not is_final:
         deployment.next_seq = operation.seq
-    _say_refused(cluster, operation, fault, is_final=is_final)
+    _say_refused(queues, operation, fault, is_final=is_final)
 
 
-def release(cluster: Cluster, operation: Operation) -> None:
+def release(queues: Queues, operation: Operation) -> None:
     """Drop the record of an answered operation; dependants still learn its outcome (bounded)."""
     succeeded = operation.state is OperationState.ANSWERED
     operation.apply(OperationTrigger.RELEASED)
-    del cluster.operations[operation.operation_id]
-    cluster.released[operation.operation_id] = succeeded
-    if len(cluster.released) > MAX_RELEASED_IDS:
-        cluster.released.popitem(last=False)
-    cluster.emit(ReleaseOperation(operation_id=operation.operation_id))
+    del queues.operations[operation.operation_id]
+    queues.released[operation.operation_id] = succeeded
+    if len(queues.released) > MAX_RELEASED_IDS:
+        queues.released.popitem(last=False)
+    queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 
-def acknowledge(cluster: Cluster, deployment: Deployment, *, seq: int) -> None:
+def acknowledge(queues: Queues, deployment: Deployment, *, seq: int) -> None:
     """Release every answered operation up to `seq`."""
     deployment.acked_seq = max(deployment.acked_seq, seq)
     for number in [n for n in deployment.answered if n <= seq]:
-        release(cluster, cluster.operations[deployment.answered.pop(number)])
+        release(queues, queues.operations[deployment.answered.pop(number)])
 
 
-def _may_overlap(cluster: Cluster, wpg: Wpg, operation: Operation) -> bool:
+def _may_overlap(queues: Queues, wpg: Wpg, operation: Operation) -> bool:
     return (
         wpg.is_rollout
         and operation.kind is OperationKind.GENERATE
-        and len(wpg.running) < cluster.limits.max_overlapping_generates
+        and len(wpg.running) < queues.limits.max_overlapping_generates
         and all(o.kind is OperationKind.GENERATE for o in wpg.running.values())
     )
 
 
-def _wait_for_unknown(cluster: Cluster, operation: Operation) -> None:
+def _wait_for_unknown(queues: Queues, operation: Operation) -> None:
     """Bound the wait for an `after` that nobody has submitted yet."""
-    unseen = [o for o in operation.after if o not in cluster.operations]
+    unseen = [o for o in operation.after if o not in queues.operations]
     if unseen:
-        at_us = cluster.now_us + cluster.limits.gap_timeout_us
-        cluster.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
+        at_us = queues.now_us + queues.limits.gap_timeout_us
+        queues.set_timer(AfterTimer(operation.operation_id), at_us=at_us)
 
 
-def _say_refused(cluster: Cluster, operation: Operation, fault: Fault, *, is_final: bool) -> None:
-    cluster.emit(
+def _say_refused(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool) -> None:
+    queues.emit(
         RefuseOperation(
             operation_id=operation.operation_id,
             state=operation.state,
@@ -281,37 +280,37 @@ def _say_refused(cluster: Cluster, operation: Operation, fault: Fault, *, is_fin
         )
     )
     if is_final:
-        _keep(cluster, operation)
+        _keep(queues, operation)
     else:
-        del cluster.operations[operation.operation_id]
+        del queues.operations[operation.operation_id]
 
 
-def _keep(cluster: Cluster, operation: Operation) -> None:
+def _keep(queues: Queues, operation: Operation) -> None:
     """Keep an answer until it is acknowledged, within the bound, and wake who depends on it."""
-    operation.finished_us = cluster.now_us
-    deployment = cluster.deployments[operation.deployment_id]
+    operation.finished_us = queues.now_us
+    deployment = queues.deployments[operation.deployment_id]
     if not operation.is_inline:
-        cluster.emit(DropPayload(operation_id=operation.operation_id))
+        queues.emit(DropPayload(operation_id=operation.operation_id))
     if operation.kind is not OperationKind.INITIALIZE:
         deployment.answered[operation.seq] = operation.operation_id
     elif operation.operation_id != deployment.initialize_id:
-        del cluster.operations[operation.operation_id]  # a relocation's: no client knows its id
-    if len(deployment.answered) > cluster.limits.max_answered_per_deployment:
+        del queues.operations[operation.operation_id]  # a relocation's: no client knows its id
+    if len(deployment.answered) > queues.limits.max_answered_per_deployment:
         oldest = next(iter(deployment.answered))
-        release(cluster, cluster.operations[deployment.answered.pop(oldest)])
-    _wake_dependants(cluster, operation.operation_id, cluster.jobs[operation.job_id])
+        release(queues, queues.operations[deployment.answered.pop(oldest)])
+    _wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
 
 
-def _wpg_of(cluster: Cluster, operation: Operation) -> Wpg:
+def _wpg_of(queues: Queues, operation: Operation) -> Wpg:
     assert operation.wpg_id is not None, operation
-    return cluster.wpgs[operation.wpg_id]
+    return queues.wpgs[operation.wpg_id]
 
 
-def _wake_dependants(cluster: Cluster, operation_id: OperationId, job: Job) -> None:
+def _wake_dependants(queues: Queues, operation_id: OperationId, job: Job) -> None:
     for deployment_id in job.deployments:
-        deployment = cluster.deployments[deployment_id]
+        deployment = queues.deployments[deployment_id]
         if deployment.waits_for == operation_id:
-            cluster.touch(deployment.wpg_id)
+            queues.touch(deployment.wpg_id)
 
 
 def _dependency_failed(

@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId, WpgId
 from plexsvc.scheduler.core.actions import RelocationChanged
+from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.events import (
     JobMoveRequested,
     JobPinned,
@@ -28,7 +29,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
-from plexsvc.scheduler.core.state import Cluster, Deployment
+from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, RelocationStage
 
@@ -52,11 +53,11 @@ def take_order(cluster: Cluster, event: Order) -> None:
     """Do what an operator asked for; about things that are gone, nothing."""
     match event:
         case NodeCordoned():
-            cluster.cordoned[event.node_id] = event.is_drained
-            placing.close(cluster, event.node_id)
+            cluster.placement.cordoned[event.node_id] = event.is_drained
+            placing.close(cluster.placement, event.node_id)
         case NodeUncordoned():
-            if cluster.cordoned.pop(event.node_id, None) is not None:
-                placing.reopen(cluster, event.node_id)
+            if cluster.placement.cordoned.pop(event.node_id, None) is not None:
+                placing.reopen(cluster.placement, event.node_id)
         case JobPinned():
             job = cluster.jobs.get(event.job_id)
             if job is not None:
@@ -66,7 +67,7 @@ def take_order(cluster: Cluster, event: Order) -> None:
         case RelocationRequested():
             _relocate(cluster, event)
         case RepackRequested():
-            for planner in cluster.planning.planners.values():
+            for planner in cluster.placement.planning.planners.values():
                 _repack(cluster, planner, wanted=len(planner.board.rooms))
         case _:
             assert_never(event)
@@ -75,23 +76,23 @@ def take_order(cluster: Cluster, event: Order) -> None:
 def settle(cluster: Cluster) -> None:
     """Do what follows from the event in hand."""
     _book_as_it_is(cluster)
-    if cluster.unplaced and cluster.planning.has_news:
+    if cluster.placement.unplaced and cluster.placement.planning.has_news:
         lifecycle.place_waiting(cluster)
-    if any(cluster.cordoned.values()):
+    if any(cluster.placement.cordoned.values()):
         _drain(cluster)
-    for kind, planner in cluster.planning.planners.items():
+    for kind, planner in cluster.placement.planning.planners.items():
         if _is_due(cluster, f"relief/{kind}", every_us=RELIEF_EVERY_US) and planner.needs_relief:
             _relieve(cluster, planner)
-        every_us = cluster.planning.policy.repack_every_us
+        every_us = cluster.placement.planning.policy.repack_every_us
         if planner.waiting and every_us and _is_due(cluster, f"repack/{kind}", every_us=every_us):
             _repack(cluster, planner, wanted=None)
 
 
 def _is_due(cluster: Cluster, what: str, *, every_us: int) -> bool:
-    last_us = cluster.planning.looked_us.get(what)
+    last_us = cluster.placement.planning.looked_us.get(what)
     if last_us is not None and cluster.now_us - last_us < every_us:
         return False
-    cluster.planning.looked_us[what] = cluster.now_us
+    cluster.placement.planning.looked_us[what] = cluster.now_us
     return True
 
 
@@ -127,7 +128,7 @@ def _relocate(cluster: Cluster, event: RelocationRequested) -> None:
     if fault is not None:
         _tell_failed(cluster, deployment, reason=event.reason, fault=fault)
         return
-    planner, key = placing.planner_of(cluster, deployment)
+    planner, key = placing.planner_of(cluster.placement, deployment)
     units = tuple(map(placing.unit, event.places))
     planner.move(key, units, now_us=cluster.now_us)
     _begin(cluster, deployment, units, reason=event.reason)
@@ -135,12 +136,14 @@ def _relocate(cluster: Cluster, event: RelocationRequested) -> None:
 
 def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reason: str) -> bool:
     """Begin a move to a node: within bounds if they allow it, else where it burdens least."""
-    if deployment.relocation is not None or not placing.is_placed(cluster, deployment):
+    if deployment.relocation is not None or not placing.is_placed(cluster.placement, deployment):
         return False
-    planner, key = placing.planner_of(cluster, deployment)
-    onto = placing.units_of(cluster, node_id)
+    planner, key = placing.planner_of(cluster.placement, deployment)
+    onto = placing.units_of(cluster.placement, node_id)
     placed = planner.rehome(key, now_us=cluster.now_us, onto=onto)
-    units = placed.units if placed else placing.least_used(cluster, deployment, among=onto)
+    units = (
+        placed.units if placed else placing.least_used(cluster.placement, deployment, among=onto)
+    )
     if units is None:
         return False
     if placed is None:
@@ -151,9 +154,9 @@ def _send_to(cluster: Cluster, deployment: Deployment, node_id: NodeId, *, reaso
 
 def _send(cluster: Cluster, deployment: Deployment, *, reason: str) -> bool:
     """Begin a move to wherever the planner finds a place; return whether it found one."""
-    if deployment.relocation is not None or not placing.is_placed(cluster, deployment):
+    if deployment.relocation is not None or not placing.is_placed(cluster.placement, deployment):
         return False
-    planner, key = placing.planner_of(cluster, deployment)
+    planner, key = placing.planner_of(cluster.placement, deployment)
     placed = planner.rehome(key, now_us=cluster.now_us)
     if placed is None:
         return False
@@ -165,7 +168,7 @@ def _send_instances(
     cluster: Cluster, deployment: Deployment, *, reason: str, units: Gang | None = None
 ) -> None:
     """Begin to move all instances of a rollout deployment to idle devices, or say why not."""
-    idle = placing.idle_for(cluster, deployment, among=units)
+    idle = placing.idle_for(cluster.placement, deployment, among=units)
     places = tuple(map(placing.place_of, idle or units or ()))
     fault = relocation.why_not(cluster, deployment, places)
     if fault is None and idle is not None:
@@ -198,20 +201,24 @@ def _begin(
         deployment.relocation_fault = fault
         _tell_failed(cluster, deployment, reason=reason, fault=fault)
         _try_later(cluster, deployment)
-    cluster.planning.moved[deployment.deployment_id] = None
+    cluster.placement.planning.moved[deployment.deployment_id] = None
 
 
 def _book_as_it_is(cluster: Cluster) -> None:
     """Book deployments whose relocation is over where their processes are now."""
-    for deployment_id in list(cluster.planning.moved):
+    for deployment_id in list(cluster.placement.planning.moved):
         deployment = cluster.deployments.get(deployment_id)
         if deployment is not None and deployment.relocation is not None:
             continue
-        del cluster.planning.moved[deployment_id]
+        del cluster.placement.planning.moved[deployment_id]
         wpg = None if deployment is None else cluster.wpg_of(deployment)
-        if deployment is None or wpg is None or not placing.is_placed(cluster, deployment):
+        if (
+            deployment is None
+            or wpg is None
+            or not placing.is_placed(cluster.placement, deployment)
+        ):
             continue
-        planner, key = placing.planner_of(cluster, deployment)
+        planner, key = placing.planner_of(cluster.placement, deployment)
         units = tuple(map(placing.unit, wpg.places))
         if planner.group_of(key).residents[key].units != units:
             planner.move(key, units, now_us=cluster.now_us)
@@ -233,14 +240,13 @@ def _drain(cluster: Cluster) -> None:
 
 def _on_draining(cluster: Cluster) -> dict[WpgId, NodeId]:
     """Return who lives on draining nodes; asked after every event, so it looks at those alone."""
-    draining = [
-        cluster.nodes[n] for n, leaves in cluster.cordoned.items() if leaves and n in cluster.nodes
-    ]
+    nodes, cordoned = cluster.placement.nodes, cluster.placement.cordoned
+    draining = [nodes[n] for n, leaves in cordoned.items() if leaves and n in nodes]
     return {
         wpg_id: node.node_id
         for node in draining
         for place in node.devices
-        for wpg_id in cluster.devices[place].wpgs
+        for wpg_id in cluster.devices.at[place].wpgs
     }
 
 
@@ -299,7 +305,7 @@ def _try_later(cluster: Cluster, deployment: Deployment) -> None:
 
 def _say_stays(cluster: Cluster, deployment: Deployment, *, where: NodeId | None) -> None:
     there = "elsewhere" if where is None else f"on node {where}"
-    found = placing.why_stays(cluster, deployment)
+    found = placing.why_stays(cluster.placement, deployment)
     fault = Fault(
         code=ErrorCode.NO_PLACEMENT,
         message=f"{deployment.deployment_id} stays where it is: no place {there} takes it: {found}",

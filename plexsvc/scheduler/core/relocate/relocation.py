@@ -24,7 +24,7 @@ import hashlib
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import MoveId, OperationId, WpgId
+from plexsvc.ids import OperationId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     CarryState,
@@ -32,6 +32,7 @@ from plexsvc.scheduler.core.actions import (
     DropCarried,
     RelocationChanged,
 )
+from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.events import (
     CarryFailed,
     OperationFinished,
@@ -39,14 +40,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.life import lifecycle
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import (
-    HELD,
-    Cluster,
-    Deployment,
-    Operation,
-    Relocation,
-    Wpg,
-)
+from plexsvc.scheduler.core.state import HELD, Deployment, Operation, Relocation, Wpg
 from plexsvc.scheduler.core.timers import RelocateTimer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -72,7 +66,7 @@ def begin(
         return fault
     deployment.incarnations += 1
     if deployment.is_rollout:
-        placing.hold(cluster, deployment, tuple(map(placing.unit, places)))
+        placing.hold(cluster.placement, deployment, tuple(map(placing.unit, places)))
     wpg = lifecycle.add_wpg(cluster, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
@@ -82,7 +76,7 @@ def begin(
         started_us=cluster.now_us,
     )
     deployment.relocation_fault = None
-    cluster.relocating[deployment.deployment_id] = None
+    cluster.roll.relocating[deployment.deployment_id] = None
     _tell(cluster, deployment, deployment.relocation)
     lifecycle.spawn(cluster, wpg, replaces=deployment.wpg_id)
     at_us = cluster.now_us + cluster.limits.relocation_timeout_us
@@ -112,8 +106,8 @@ def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...])
 
 
 def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
-    device = cluster.devices.get(place)
-    is_up = place.node_id in cluster.nodes
+    device = cluster.devices.at.get(place)
+    is_up = place.node_id in cluster.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
         return False
     return not (deployment.is_rollout and device.wpgs)
@@ -229,8 +223,7 @@ def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
 
 
 def _carry(cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:
-    cluster.last_move_no += 1
-    relocation.move_id = MoveId(f"{cluster.epoch}.{cluster.last_move_no}")
+    relocation.move_id = cluster.devices.new_move_id()
     relocation.stage = RelocationStage.CARRYING
     _tell(cluster, deployment, relocation)
     cluster.emit(
@@ -267,7 +260,7 @@ def _cut_over(
 def _close(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
     """Forget a relocation; its copy, if it was made, is not needed any more."""
     deployment.relocation = None
-    del cluster.relocating[deployment.deployment_id]
+    del cluster.roll.relocating[deployment.deployment_id]
     if relocation.stage is RelocationStage.RESTORING and relocation.move_id is not None:
         cluster.emit(DropCarried(move_id=relocation.move_id))
 

@@ -364,7 +364,7 @@ def test_a_cycle_is_measured_for_as_long_as_configured() -> None:
     world = FakeWorld(limits=Limits(probe_timeout_us=5_000_000))
     world.join(train=1)
     world.bring_up("a")
-    planner, key = world.core.cluster.planning.planner("train"), ResidentId("a/actor")
+    planner, key = world.core.view.planners["train"], ResidentId("a/actor")
     guessed = planner.group_of(key).residents[key].demand
     assert guessed.is_cold
     assert world.timers["probe/a/actor"] <= world.now_us + 5_000_000
@@ -413,7 +413,7 @@ def test_the_longest_unused_resident_is_parked_first() -> None:
     world.join(train=1)
     for job in ("a", "b", "c"):
         world.bring_up(job)
-    assert world.core.cluster.wpgs[A].residency is Residency.HOST
+    assert world.core.view.wpgs[A].residency is Residency.HOST
     world.submit("b1", job="b", seq=1)
     world.drain()
     world.submit("a1", job="a", seq=1)
@@ -478,7 +478,7 @@ def test_a_failed_spawn_fails_the_deployment_and_frees_the_device() -> None:
     actions = world.tell(SpawnFailed(at_us=world.tick(), wpg_id=A, fault=fault))
     assert StopWpg(wpg_id=A) in actions
     world.drain()
-    assert not world.core.cluster.wpgs
+    assert not world.core.view.wpgs
 
 
 def test_a_wpg_larger_than_its_device_fails_with_no_room() -> None:
@@ -508,7 +508,7 @@ def test_a_rollout_deployment_waits_for_a_free_device() -> None:
     assert isinstance(world.deploy("b", "rollout", rollout=True)[0], SetTimer)
     world.end("a")
     world.drain()
-    assert "wpg-1-2" in world.core.cluster.wpgs
+    assert "wpg-1-2" in world.core.view.wpgs
 
 
 def test_a_deployment_that_waits_too_long_for_devices_fails() -> None:
@@ -590,10 +590,10 @@ def test_lease_numbers_grow_with_each_grant_to_another() -> None:
         for job in ("a", "b"):
             world.submit(f"{job}{seq}", job=job, seq=seq)
             world.drain()
-            numbers.append(world.core.cluster.last_lease_no)
+            numbers.append(world.core.cluster.devices.last_lease_no)
     assert numbers == [3, 4, 5, 6]
     world.submit("b3", job="b", seq=3)
-    assert world.core.cluster.last_lease_no == 6
+    assert world.core.cluster.devices.last_lease_no == 6
 
 
 def test_the_same_events_give_the_same_actions(world: FakeWorld) -> None:

@@ -125,16 +125,16 @@ class AnyHistory(RuleBasedStateMachine):
         if not key.startswith(("spawn", "watch")) or data.draw(RARELY):
             self.world.fire(key)
 
-    @precondition(lambda self: self.world.core.cluster.wpgs)
+    @precondition(lambda self: self.world.core.view.wpgs)
     @rule(data=st.data(), happens=RARELY)
     def die(self, data: st.DataObject, happens: bool) -> None:
         if happens:
-            self.world.die(data.draw(st.sampled_from(sorted(self.world.core.cluster.wpgs))))
+            self.world.die(data.draw(st.sampled_from(sorted(self.world.core.view.wpgs))))
 
-    @precondition(lambda self: self.world.core.cluster.deployments)
+    @precondition(lambda self: self.world.core.view.deployments)
     @rule(data=st.data(), choice=st.permutations(range(4)))
     def relocate(self, data: st.DataObject, choice: list[int]) -> None:
-        cluster = self.world.core.cluster
+        cluster = self.world.core.view
         key = data.draw(st.sampled_from(sorted(cluster.deployments)))
         job, _, name = key.rpartition("/")
         wanted = cluster.deployments[DeploymentId(key)]
@@ -151,10 +151,10 @@ class AnyHistory(RuleBasedStateMachine):
             self.world.tell(NodeLost(at_us=at_us, node_id=NodeId("n1"), reason="silence"))
             self.world.join("n1", train=2, rollout=2)
 
-    @precondition(lambda self: self.world.core.cluster.deployments)
+    @precondition(lambda self: self.world.core.view.deployments)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        deployment_id = data.draw(st.sampled_from(sorted(self.world.core.cluster.deployments)))
+        deployment_id = data.draw(st.sampled_from(sorted(self.world.core.view.deployments)))
         seq = self.next_seq.get(deployment_id, 1) - 1
         self.world.tell(Acknowledged(at_us=self.world.tick(), deployment_id=deployment_id, seq=seq))
 
@@ -188,7 +188,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """End everything: nothing may be left, and everything was answered exactly once."""
-        cluster = self.world.core.cluster
+        cluster = self.world.core.view
         for job in list(cluster.jobs):
             self.world.end(job)
         self.world.drain()
@@ -200,7 +200,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert not cluster.relocating
         assert not self.world.copies
         assert all(not d.wpgs and d.holder is None for d in cluster.devices.values())
-        for planner in cluster.planning.planners.values():
+        for planner in cluster.planners.values():
             planner.board.check()
             assert not planner.board.groups
             assert not planner.board.exclusive

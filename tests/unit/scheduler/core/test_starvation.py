@@ -74,7 +74,7 @@ class Play:
             self._take(self.world.submit(name, job=client.name, seq=client.seq, kind=KINDS[at % 2]))
 
     def _report(self, order: StartOperation | MoveState) -> None:
-        job = self.world.core.cluster.wpgs[order.wpg_id].job_id
+        job = self.world.core.view.wpgs[order.wpg_id].job_id
         self._take(self.world.report(order))
         client = self.clients[job]
         if isinstance(order, StartOperation):
@@ -95,7 +95,7 @@ class Play:
                 self._take(self.world.log[before:])
 
     def _take(self, actions: list[Action]) -> None:
-        cluster = self.world.core.cluster
+        cluster = self.world.core.view
         for action in actions:
             if isinstance(action, StartOperation):
                 operation = cluster.operations[action.operation_id]

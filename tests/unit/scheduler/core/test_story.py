@@ -8,7 +8,6 @@ from plexsvc.ids import JobId, WpgId
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.life import lifecycle
-from plexsvc.scheduler.core.story import explain, explain_job
 from plexsvc.scheduler.core.vocabulary import OperationState
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
@@ -23,7 +22,7 @@ def world() -> FakeWorld:
 
 
 def told(world: FakeWorld, name: str) -> str:
-    story = explain(world.core.cluster, op_id(name), now_us=world.now_us)
+    story = world.core.view.explain(op_id(name), now_us=world.now_us)
     assert story is not None
     return story.text
 
@@ -61,15 +60,15 @@ def test_it_names_payload_and_dependencies(world: FakeWorld) -> None:
 def test_it_tells_how_an_operation_ended(world: FakeWorld) -> None:
     world.submit("b1", job="b", seq=1)
     world.die(WpgId("wpg-1-2"))
-    story = explain(world.core.cluster, op_id("b1"), now_us=world.now_us)
+    story = world.core.view.explain(op_id("b1"), now_us=world.now_us)
     assert story is not None
     assert story.state is OperationState.FAILED
     assert "worker_died" in story.text
-    assert explain(world.core.cluster, op_id("nobody"), now_us=world.now_us) is None
+    assert world.core.view.explain(op_id("nobody"), now_us=world.now_us) is None
 
 
 def job_told(world: FakeWorld, job: str) -> tuple[str, str]:
-    story = explain_job(world.core.cluster, JobId(job), now_us=world.now_us)
+    story = world.core.view.explain_job(JobId(job), now_us=world.now_us)
     assert story is not None
     return story.text, "\n".join(story.facts)
 
@@ -114,11 +113,11 @@ def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
     world.submit("b1", job="b", seq=1)
     world.submit("a1", job="a", seq=1)
     world.drain()
-    assert world.core.cluster.waits
+    assert world.core.view.waits
     world.end("b")
     world.drain()
-    assert explain_job(world.core.cluster, JobId("b"), now_us=world.now_us) is None
-    assert all("b" not in pair for pair in world.core.cluster.waits)
+    assert world.core.view.explain_job(JobId("b"), now_us=world.now_us) is None
+    assert all("b" not in pair for pair in world.core.view.waits)
 
 
 def test_it_names_the_burst_for_which_the_device_is_kept(

@@ -45,7 +45,7 @@ def train(world: FakeWorld, job: str, *, cycles: int, first_seq: int = 1) -> int
 
 
 def profile_of(world: FakeWorld, job: str) -> Profile:
-    profile = world.core.cluster.deployments[DeploymentId(f"{job}/actor")].pattern.profile
+    profile = world.core.view.deployments[DeploymentId(f"{job}/actor")].pattern.profile
     assert profile is not None
     return profile
 
@@ -104,10 +104,10 @@ def test_the_state_of_the_job_expected_next_is_brought_in_while_the_device_is_id
         (B, Residency.HOST),
         (A, Residency.DEVICE),
     ]
-    assert world.core.cluster.prefetches.ordered == 1
+    assert world.core.view.prefetches.ordered == 1
     actions = world.submit("a7", job="a", seq=7, kind=OperationKind.FORWARD_BACKWARD)
     assert [a for a in actions if isinstance(a, StartOperation)]
-    assert world.core.cluster.prefetches.hits == 1
+    assert world.core.view.prefetches.hits == 1
 
 
 def test_a_device_is_kept_for_a_burst_that_goes_on_in_a_moment() -> None:
@@ -155,7 +155,7 @@ def test_waits_are_charged_to_who_held_the_device() -> None:
     world.submit("a1", job="a", seq=1)
     world.tick(RUN_US)
     world.drain()
-    waits = world.core.cluster.waits
+    waits = world.core.view.waits
     assert waits[JobId("a"), JobId("b")] >= RUN_US
     assert waits[JobId("a"), JobId("a")] > 0
     assert (JobId("b"), JobId("a")) not in waits
@@ -172,7 +172,7 @@ def test_a_job_whose_rollouts_grow_is_planned_anew_and_is_not_late() -> None:
         world.tick(gap_us - GAP_US)
     cluster = world.core.cluster
     deployment = cluster.deployments[DeploymentId("a/actor")]
-    planner, key = placing.planner_of(cluster, deployment)
+    planner, key = placing.planner_of(cluster.placement, deployment)
     group = planner.group_of(key)
     assert not group.late
     planned = group.residents[key].demand.profile
@@ -189,7 +189,8 @@ def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> N
         world.tick(1000 * GAP_US)
         seq = train(world, "a", cycles=1, first_seq=seq)
     cluster = world.core.cluster
-    planner, key = placing.planner_of(cluster, cluster.deployments[DeploymentId("a/actor")])
+    deployment = cluster.deployments[DeploymentId("a/actor")]
+    planner, key = placing.planner_of(cluster.placement, deployment)
     assert not planner.group_of(key).late
     assert (planner.paces.measured(key) or 0) < 1_100_000
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
-from plexsvc.scheduler.core import story
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost, NodeUncordoned, ProfilesLoaded
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from tests.fakes.fake_world import FakeWorld, op_id
@@ -66,7 +64,7 @@ def test_two_jobs_known_to_be_too_busy_do_not_share_and_the_reason_is_told() -> 
         world.drain()
     assert list(spawned(world)) == ["a/actor"]
     world.submit("op", job="b", seq=1)
-    told = story.explain(world.core.cluster, op_id("op"), now_us=world.now_us)
+    told = world.core.view.explain(op_id("op"), now_us=world.now_us)
     assert told is not None
     assert "duty" in told.text
     world.end("a")
@@ -102,8 +100,8 @@ def test_nothing_goes_to_a_cordoned_node_until_it_is_uncordoned() -> None:
     world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0")))
     world.bring_up("a")
     assert spawned(world) == {}
-    cluster = world.core.cluster
-    assert "0 of 1" in placing.why(cluster, cluster.deployments[DeploymentId("a/actor")])
+    view = world.core.view
+    assert "0 of 1" in view.why_waits(view.deployments[DeploymentId("a/actor")])
     world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
     assert spawned(world) == {"a/actor": ["n0:0"]}
 
@@ -129,7 +127,7 @@ def test_what_a_job_had_is_given_back_with_its_last_process() -> None:
     world.bring_up("a", "rollout", rollout=True)
     world.end("a")
     world.drain()
-    for planner in world.core.cluster.planning.planners.values():
+    for planner in world.core.view.planners.values():
         assert not planner.board.groups
         assert len(planner.board.idle) == len(planner.board.rooms)
-    assert JobId("a") not in world.core.cluster.jobs
+    assert JobId("a") not in world.core.view.jobs

@@ -33,11 +33,11 @@ def world() -> FakeWorld:
 
 
 def places(world: FakeWorld, job: str = "a") -> list[str]:
-    cluster = world.core.cluster
+    cluster = world.core.view
     deployment = cluster.deployments[DeploymentId(f"{job}/actor")]
     wpg = cluster.wpg_of(deployment)
     assert wpg is not None
-    planner, key = placing.planner_of(cluster, deployment)
+    planner, key = placing.planner_of(world.core.cluster.placement, deployment)
     where = [placing.unit(place) for place in wpg.places]
     assert list(planner.group_of(key).residents[key].units) == where, "booked elsewhere"
     return [str(place) for place in where]
@@ -56,7 +56,7 @@ def test_a_drained_nodes_job_moves_and_its_operations_go_on(world: FakeWorld) ->
     world.submit("a2", job="a", seq=2)
     world.drain()
     assert len(world.answers) >= 3
-    planner = world.core.cluster.planning.planner("train")
+    planner = world.core.view.planners["train"]
     assert not planner.board.idle
     world.bring_up("b")
     assert places(world, "b") == ["n1:0"]
@@ -155,4 +155,4 @@ def test_repacking_empties_a_group_unless_its_job_is_pinned(world: FakeWorld) ->
     world.tell(RepackRequested(at_us=world.tick()))
     world.drain()
     assert places(world, "a") == places(world, "b")
-    assert len(world.core.cluster.planning.planner("train").board.idle) == 1
+    assert len(world.core.view.planners["train"].board.idle) == 1

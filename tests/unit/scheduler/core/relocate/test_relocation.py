@@ -29,7 +29,6 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
 )
 from plexsvc.scheduler.core.limits import Limits
-from plexsvc.scheduler.core.story import explain
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
@@ -87,7 +86,7 @@ def fault_of(actions: list[Action]) -> Fault:
 
 def runs_on(world: FakeWorld, name: str, wpg_id: WpgId) -> None:
     """Submit the next operation and see it run on a WPG."""
-    seq = world.core.cluster.deployments[DeploymentId("a/actor")].next_seq
+    seq = world.core.view.deployments[DeploymentId("a/actor")].next_seq
     started = [a for a in world.submit(name, job="a", seq=seq) if isinstance(a, StartOperation)]
     assert [(order.operation_id, order.wpg_id) for order in started] == [(op_id(name), wpg_id)]
     world.report(started[0])
@@ -107,7 +106,7 @@ def test_the_whole_way(world: FakeWorld) -> None:
         SetTimer(key=f"relocate/{NEW}", at_us=world.now_us + 600_000_000),
     ]
     runs_on(world, "a1", OLD)
-    relocation = world.core.cluster.deployments[DeploymentId("a/actor")].relocation
+    relocation = world.core.view.deployments[DeploymentId("a/actor")].relocation
     assert relocation is not None
     initialize_id = relocation.initialize_id
     assert world.report_next(SpawnWpg) == [
@@ -144,7 +143,7 @@ def test_the_whole_way(world: FakeWorld) -> None:
     ]
     world.drain()
     assert [type(a) for a in world.log if isinstance(a, ForgetWpg)] == [ForgetWpg]
-    cluster = world.core.cluster
+    cluster = world.core.view
     assert list(cluster.wpgs) == [NEW]
     assert list(cluster.deployments) == ["a/actor"]
     assert cluster.jobs[JobId("a")].deployments == ["a/actor"]
@@ -162,7 +161,7 @@ def test_it_waits_until_no_gradients_are_accumulated(world: FakeWorld) -> None:
 
 
 def test_a_broken_window_is_open_until_zero_grad(world: FakeWorld) -> None:
-    deployment = world.core.cluster.deployments[DeploymentId("a/actor")]
+    deployment = world.core.view.deployments[DeploymentId("a/actor")]
     broke = Fault(code=ErrorCode.WINDOW_BROKEN, message="nan")
     for number, (kind, fault, is_open) in enumerate(
         [
@@ -192,7 +191,7 @@ def test_a_payload_that_arrives_on_the_way_waits_with_its_operation(world: FakeW
     world.submit("a1", job="a", seq=1, is_staged=False)
     order = to_carrying(world)
     assert world.tell(PayloadStaged(at_us=world.tick(), operation_id=op_id("a1"))) == []
-    story = explain(world.core.cluster, op_id("a1"), now_us=world.now_us)
+    story = world.core.view.explain(op_id("a1"), now_us=world.now_us)
     assert story is not None
     assert "waits for its deployment to arrive on n1:0 (carrying)" in story.text
     assert story.state is OperationState.STAGED
@@ -203,7 +202,7 @@ def test_a_payload_that_arrives_on_the_way_waits_with_its_operation(world: FakeW
 
 def test_the_new_place_is_shared_like_any_other(world: FakeWorld) -> None:
     world.bring_up("b")
-    assert world.core.cluster.wpgs[WpgId("wpg-1-2")].places == TO
+    assert world.core.view.wpgs[WpgId("wpg-1-2")].places == TO
     world.submit("b1", job="b", seq=1)
     world.relocate("a", places=TO)
     world.report_next(SpawnWpg)
@@ -229,7 +228,7 @@ def test_new_processes_that_die_change_nothing(world: FakeWorld, stage: str, dro
         world.report_next(StartOperation)
     if stage == "restoring":
         world.report(carry(world))
-    assert world.core.cluster.deployments[DeploymentId("a/actor")].relocation.stage == stage
+    assert world.core.view.deployments[DeploymentId("a/actor")].relocation.stage == stage
     actions = world.die(NEW)
     assert fault_of(actions).code is ErrorCode.WORKER_DIED
     assert "stays where it is and goes on" in fault_of(actions).message
@@ -238,7 +237,7 @@ def test_new_processes_that_die_change_nothing(world: FakeWorld, stage: str, dro
     runs_on(world, "next", OLD)
     world.drain()
     assert not world.copies
-    assert list(world.core.cluster.wpgs) == [OLD]
+    assert list(world.core.view.wpgs) == [OLD]
 
 
 def test_a_spawn_that_fails_or_hangs_ends_it(world: FakeWorld) -> None:
@@ -285,7 +284,7 @@ def test_no_step_boundary_in_time_ends_it(world: FakeWorld) -> None:
     fault = fault_of(world.fire(f"relocate/{NEW}"))
     assert fault.code is ErrorCode.OPERATION_TIMEOUT
     assert "step or zero_grad" in fault.message
-    assert world.core.cluster.deployments[DeploymentId("a/actor")].relocation_fault == fault
+    assert world.core.view.deployments[DeploymentId("a/actor")].relocation_fault == fault
 
 
 def test_its_time_does_not_run_while_the_deployment_is_held(world: FakeWorld) -> None:
@@ -299,7 +298,7 @@ def test_old_processes_that_die_fail_the_deployment_and_free_both(world: FakeWor
     assert fault_of(actions).code is ErrorCode.DEPLOYMENT_FAILED
     assert [a.wpg_id for a in actions if isinstance(a, StopWpg)] == [OLD, NEW]
     world.drain()
-    assert not world.core.cluster.wpgs
+    assert not world.core.view.wpgs
     assert not world.copies
 
 
@@ -318,7 +317,7 @@ def test_a_job_that_ends_on_the_way_frees_both(world: FakeWorld, stage: str) -> 
         to_carrying(world) if stage == "carrying" else to_restoring(world)
     assert fault_of(world.end("a", JobState.CANCELLED)).code is ErrorCode.JOB_ENDED
     world.drain()
-    cluster = world.core.cluster
+    cluster = world.core.view
     assert not cluster.jobs
     assert not cluster.wpgs
     assert not cluster.deployments
@@ -331,8 +330,8 @@ def test_it_may_be_tried_again(world: FakeWorld) -> None:
     world.drain()
     world.relocate("a", places=TO)
     world.drain()
-    assert world.core.cluster.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
-    assert world.core.cluster.wpgs[WpgId("wpg-1-3")].incarnation == 3
+    assert world.core.view.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
+    assert world.core.view.wpgs[WpgId("wpg-1-3")].incarnation == 3
 
 
 def test_the_time_limit_of_one_that_failed_does_not_end_the_next(world: FakeWorld) -> None:
@@ -341,7 +340,7 @@ def test_the_time_limit_of_one_that_failed_does_not_end_the_next(world: FakeWorl
     world.relocate("a", places=TO)
     assert world.fire(f"relocate/{NEW}") == []
     world.drain()
-    assert world.core.cluster.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
+    assert world.core.view.deployments[DeploymentId("a/actor")].wpg_id == "wpg-1-3"
 
 
 @pytest.mark.parametrize(
@@ -385,7 +384,7 @@ def test_instances_move_to_idle_devices_once_what_runs_has_ended() -> None:
     world.report(carry(world))
     done = world.report_next(StartOperation)
     assert done[-1] == StartOperation(operation_id=op_id("g2"), wpg_id=NEW, lease_no=2)
-    board = world.core.cluster.planning.planner("rollout").board
+    board = world.core.view.planners["rollout"].board
     assert list(board.exclusive.values()) == [("n0:0",), ("n1:0",)]
     world.drain()
     assert list(board.exclusive.values()) == [("n1:0",)]
@@ -401,7 +400,7 @@ def test_instances_without_idle_devices_stay_and_say_so() -> None:
     world.join("n1", train=0, rollout=1)
     world.fire("drain/a/rollout")
     world.drain()
-    assert world.core.cluster.wpgs[NEW].places == TO
+    assert world.core.view.wpgs[NEW].places == TO
 
 
 def test_a_relocation_waits_for_a_step_boundary_as_long_as_configured() -> None:

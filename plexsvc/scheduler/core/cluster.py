@@ -1,0 +1,173 @@
+"""The cluster as the core knows it, in slices: a room of the core is given what it may change.
+
+`Queues`, `Placement` and `Devices` are the slices of `core/queues`, `core/place` and `core/device`.
+Each can order actions (`emit`, `set_timer`), ask for another look (`touch`), and read who there is.
+A mapping is read, a dictionary is changed. `Devices` holds the other two, since granting a device
+ends waits in queues and follows the plan. `Cluster` is the whole: only `machine`, `life` and
+`relocate` see it, and only they change who there is (`Roll`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.core.actions import Action, SetTimer
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.planners import Planning
+from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
+from plexsvc.scheduler.core.timeline import Timeline
+from plexsvc.scheduler.core.timers import Timer
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """The event in hand: its time, what follows from it, and which WPGs it concerns."""
+
+    epoch: int
+    limits: Limits
+    now_us: int = 0
+    actions: list[Action] = field(default_factory=list)
+    dirty: dict[WpgId, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Roll:
+    """Who there is."""
+
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
+    deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
+    relocating: dict[DeploymentId, None] = field(default_factory=dict)
+    wpgs: dict[WpgId, Wpg] = field(default_factory=dict)
+    last_wpg_no: int = 0
+
+
+class Slice:
+    """What every room may do: read the time and who there is, order actions, ask for a look."""
+
+    def __init__(self, turn: Turn, roll: Roll) -> None:
+        self.turn = turn
+        self.limits = turn.limits
+        self.jobs: Mapping[JobId, Job] = roll.jobs
+        self.deployments: Mapping[DeploymentId, Deployment] = roll.deployments
+        self.relocating: Mapping[DeploymentId, None] = roll.relocating
+        self.wpgs: Mapping[WpgId, Wpg] = roll.wpgs
+
+    @property
+    def now_us(self) -> int:
+        """Return the time of the event in hand."""
+        return self.turn.now_us
+
+    def emit(self, action: Action) -> None:
+        """Order something."""
+        self.turn.actions.append(action)
+
+    def set_timer(self, timer: Timer, *, at_us: int) -> None:
+        """Have `timer` fire at `at_us`; setting it again replaces the time."""
+        self.turn.actions.append(SetTimer(key=timer.key, at_us=at_us))
+
+    def touch(self, wpg_id: WpgId | None) -> None:
+        """Have `grants` look again at a WPG and those it shares devices with."""
+        if wpg_id is not None:
+            self.turn.dirty[wpg_id] = None
+
+    def wpg_of(self, deployment: Deployment) -> Wpg | None:
+        """Return the deployment's current WPG, if it has one."""
+        return None if deployment.wpg_id is None else self.wpgs.get(deployment.wpg_id)
+
+    def is_current(self, wpg: Wpg) -> bool:
+        """Whether a WPG runs its deployment's operations; if not, it is coming or leaving."""
+        return self.deployments[wpg.deployment_id].wpg_id == wpg.wpg_id
+
+    def is_leaving(self, wpg: Wpg) -> bool:
+        """Whether a WPG neither runs its deployment's operations nor will."""
+        relocation = self.deployments[wpg.deployment_id].relocation
+        is_coming = relocation is not None and relocation.wpg_id == wpg.wpg_id
+        return not is_coming and not self.is_current(wpg)
+
+    def coming(self, job_id: JobId) -> list[Wpg]:
+        """Return the WPGs that will replace others of a job, in the order they were ordered."""
+        moving = [self.deployments[d] for d in self.relocating]
+        return [
+            self.wpgs[d.relocation.wpg_id]
+            for d in moving
+            if d.relocation is not None and d.job_id == job_id
+        ]
+
+
+class Queues(Slice):
+    """Operations: those that wait, run or are answered, and what is remembered of others."""
+
+    def __init__(self, turn: Turn, roll: Roll) -> None:
+        super().__init__(turn, roll)
+        self.operations: dict[OperationId, Operation] = {}
+        self.released: OrderedDict[OperationId, bool] = OrderedDict()
+        """Operations whose record is gone, and whether they succeeded."""
+
+        self.turned_away: OrderedDict[OperationId, Fault] = OrderedDict()
+        """Operations refused because their deployment is gone: they come in no other try."""
+
+
+class Placement(Slice):
+    """Where deployments are and may be: nodes, the plan, and who waits for a place in it."""
+
+    def __init__(self, turn: Turn, roll: Roll, *, devices: Mapping[Place, Device]) -> None:
+        super().__init__(turn, roll)
+        self.devices = devices
+        self.planning = Planning.of(turn.limits)
+        self.nodes: dict[NodeId, Node] = {}
+        self.cordoned: dict[NodeId, bool] = {}
+        """Nodes that take no further work; the value: whether what is there shall leave."""
+
+        self.unplaced: list[DeploymentId] = []
+
+
+class Devices(Slice):
+    """Devices: who holds them, whose state is there, and what all of that cost."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        roll: Roll,
+        *,
+        at: dict[Place, Device],
+        queues: Queues,
+        placement: Placement,
+    ) -> None:
+        super().__init__(turn, roll)
+        self.at = at
+        self.queues = queues
+        self.placement = placement
+        self.rules = placement.planning.policy.rules
+        self.timeline = Timeline()
+        self.groups: dict[WpgId, tuple[WpgId, ...]] = {}
+        """Of each WPG those that share devices with it, directly or through others."""
+
+        self.waits: dict[tuple[JobId, JobId], int] = {}
+        """Microseconds a job waited while another (or its own switch) had its devices."""
+
+        self.prefetches = Prefetches()
+        self.last_lease_no = 0
+        self._last_move_no = 0
+
+    def new_move_id(self) -> MoveId:
+        """Return an id that no move had before."""
+        self._last_move_no += 1
+        return MoveId(f"{self.turn.epoch}.{self._last_move_no}")
+
+
+class Cluster(Slice):
+    """Everything the core knows."""
+
+    def __init__(self, *, limits: Limits, epoch: int) -> None:
+        turn, roll = Turn(epoch=epoch, limits=limits), Roll()
+        super().__init__(turn, roll)
+        self.roll = roll
+        at: dict[Place, Device] = {}
+        self.queues = Queues(turn, roll)
+        self.placement = Placement(turn, roll, devices=at)
+        self.devices = Devices(turn, roll, at=at, queues=self.queues, placement=self.placement)

@@ -1,0 +1,80 @@
+"""A read-only view of the cluster, for everybody outside the core.
+
+Driver, servicer, simulator and tests read here what the core knows and why it decided so; they
+change it by events alone. The records that a view shows are the core's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.scheduler.core import story
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.device import space
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
+from plexsvc.scheduler.core.story import Story
+from plexsvc.scheduler.core.vocabulary import JobState, Place
+
+
+class ClusterView:
+    """What the core knows at the moment of asking."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        queues, placement, devices = cluster.queues, cluster.placement, cluster.devices
+        self.limits = cluster.limits
+        self.jobs: Mapping[JobId, Job] = cluster.jobs
+        self.ended: Mapping[JobId, JobState] = cluster.roll.ended
+        self.deployments: Mapping[DeploymentId, Deployment] = cluster.deployments
+        self.relocating: Mapping[DeploymentId, None] = cluster.relocating
+        self.wpgs: Mapping[WpgId, Wpg] = cluster.wpgs
+        self.operations: Mapping[OperationId, Operation] = queues.operations
+        self.released: Mapping[OperationId, bool] = queues.released
+        self.nodes: Mapping[NodeId, Node] = placement.nodes
+        self.cordoned: Mapping[NodeId, bool] = placement.cordoned
+        self.unplaced: Sequence[DeploymentId] = placement.unplaced
+        self.planners: Mapping[str, Planner] = placement.planning.planners
+        self.policy = placement.planning.policy
+        self.devices: Mapping[Place, Device] = devices.at
+        self.timeline = devices.timeline
+        self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits
+        self.prefetches: Prefetches = devices.prefetches
+
+    def wpg_of(self, deployment: Deployment) -> Wpg | None:
+        """Return the deployment's current WPG, if it has one."""
+        return self._cluster.wpg_of(deployment)
+
+    def is_current(self, wpg: Wpg) -> bool:
+        """Whether a WPG runs its deployment's operations; if not, it is coming or leaving."""
+        return self._cluster.is_current(wpg)
+
+    def is_leaving(self, wpg: Wpg) -> bool:
+        """Whether a WPG neither runs its deployment's operations nor will."""
+        return self._cluster.is_leaving(wpg)
+
+    def resident_bytes(self, place: Place) -> int:
+        """Return the bytes that WPGs hold, or are about to hold, on a device."""
+        return space.resident_bytes(self._cluster.devices, place)
+
+    def has_gang(self, *, kind: str, num_devices: int) -> bool:
+        """Return whether some of the devices of nodes that are up make a gang, were they idle."""
+        return placing.has_gang(self._cluster.placement, kind=kind, num_devices=num_devices)
+
+    def why_waits(self, deployment: Deployment) -> str:
+        """Say why a deployment is not placed yet."""
+        return placing.why(self._cluster.placement, deployment)
+
+    def why_stays(self, deployment: Deployment) -> str:
+        """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
+        return placing.why_stays(self._cluster.placement, deployment)
+
+    def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
+        """Return why an operation is where it is; None for one the core does not hold."""
+        return story.explain(self._cluster, operation_id, now_us=now_us)
+
+    def explain_job(self, job_id: JobId, *, now_us: int) -> Story | None:
+        """Return what each deployment of a job does or waits for; None for one that has ended."""
+        return story.explain_job(self._cluster, job_id, now_us=now_us)
