@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from plexclient.options import ClientOptions
 from plexclient.retry import Retry, persist
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+
+MAX_FILE_BYTES: Final = 256 << 20
+"""Most that is fetched of a file whose size is not known."""
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -104,60 +108,66 @@ async def arrays_of(
     """Return a result shard's arrays, fetched from staging memory when they are not inline."""
     if payload.WhichOneof("form") != "staged":
         return tensors.decode(payload.inline)
-    data = await _fetch(link, request, nbytes=payload.staged.nbytes, retry=retry, options=options)
+    nbytes = payload.staged.nbytes
+    timeout_s = transfer_timeout_s(nbytes, options=options)
+    data = await fetch(
+        link, "FetchResult", request, nbytes=nbytes, retry=retry, timeout_s=timeout_s
+    )
     return tensors.views(payload.staged.tensors, memoryview(data).toreadonly())
 
 
-async def _fetch(
+async def fetch(
     link: Link,
-    request: service_pb2.FetchResultRequest,
+    method: str,
+    request: service_pb2.FetchResultRequest | service_pb2.FetchModelFileRequest,
     *,
-    nbytes: int,
+    nbytes: int | None = None,
     retry: Retry,
-    options: ClientOptions,
+    timeout_s: float,
 ) -> bytearray:
-    data = bytearray(nbytes)
-    have = 0
-    timeout_s = transfer_timeout_s(nbytes, options=options)
+    """Return the bytes that a method streams in chunks; goes on where the line was cut.
+
+    `nbytes` is how many they are, where that is known; else the stream's end is theirs.
+
+    Raises:
+        PlexError: the service's refusal, what retries did not overcome, or `internal`.
+    """
+    data = bytearray()
 
     async def attempt() -> None:
-        nonlocal have
-        asked = service_pb2.FetchResultRequest()
-        asked.CopyFrom(request)
-        asked.offset = have
-        call = link.open_stream("FetchResult", asked, timeout_s=timeout_s)
+        request.offset = len(data)
+        call = link.open_stream(method, request, timeout_s=timeout_s)
         async with aclosing(messages(call)) as stream:
             async for chunk in stream:
-                have = put_chunk(data, chunk, have=have)
+                add_chunk(data, chunk, most=MAX_FILE_BYTES if nbytes is None else nbytes)
                 retry.progress()
-        if have < nbytes:
+        if nbytes is not None and len(data) < nbytes:
             raise PlexError(
-                ErrorCode.UNAVAILABLE, f"result stream ended at byte {have} of {nbytes}"
+                ErrorCode.UNAVAILABLE, f"result stream ended at byte {len(data)} of {nbytes}"
             )
 
     await persist(attempt, retry=retry)
     return data
 
 
-def put_chunk(data: bytearray, chunk: common_pb2.Chunk, *, have: int) -> int:
-    """Write what `chunk` adds to the first `have` bytes of `data`; return how many are there now.
+def add_chunk(data: bytearray, chunk: common_pb2.Chunk, *, most: int) -> None:
+    """Append what `chunk` adds to `data`.
 
-    >>> data = bytearray(4)
-    >>> put_chunk(data, common_pb2.Chunk(offset=0, data=b"abc"), have=1), bytes(data[1:3])
-    (3, b'bc')
+    >>> data = bytearray(b"a")
+    >>> add_chunk(data, common_pb2.Chunk(offset=0, data=b"abc"), most=4)
+    >>> data
+    bytearray(b'abc')
 
     Raises:
-        PlexError: `internal` when bytes are missing before the chunk or it passes the end.
+        PlexError: `internal` when bytes are missing before the chunk or it passes `most`.
     """
     end = chunk.offset + len(chunk.data)
-    if chunk.offset > have or end > len(data):
+    if chunk.offset > len(data) or end > most:
         raise PlexError(
             ErrorCode.INTERNAL,
-            f"a chunk of bytes [{chunk.offset}, {end}) came after byte {have} of {len(data)}",
+            f"a chunk of bytes [{chunk.offset}, {end}) came after byte {len(data)} of {most}",
         )
-    if end > have:
-        data[have:end] = chunk.data[have - chunk.offset :]
-    return max(have, end)
+    data.extend(memoryview(chunk.data)[len(data) - chunk.offset :])
 
 
 def transfer_timeout_s(nbytes: int, *, options: ClientOptions) -> float:

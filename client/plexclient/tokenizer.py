@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.link import messages
-from plexclient.retry import persist
+from plexclient.payloads import fetch
 from plexclient.session import Session
 from plexclient.wire.v1 import service_pb2
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-MAX_FILE_BYTES: Final = 256 << 20
 
 
 class Tokenizer:
@@ -51,40 +48,20 @@ async def fetch_model_file(
     folder = hashlib.sha256(deployment_id.encode()).hexdigest()[:16]
     path = directory / folder / name
     if not path.exists():
-        data = await _download(session, deployment_id=deployment_id, name=name)
+        data = await fetch(
+            session.link,
+            "FetchModelFile",
+            service_pb2.FetchModelFileRequest(
+                deployment_id=deployment_id, job_id=session.job_id, name=name
+            ),
+            retry=session.retry(f"file {name} of {deployment_id}"),
+            timeout_s=session.options.attempt_timeout_s,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".part")
         partial.write_bytes(data)
         partial.replace(path)
     return path
-
-
-async def _download(session: Session, *, deployment_id: str, name: str) -> bytes:
-    data = bytearray()
-    retry = session.retry(f"file {name} of {deployment_id}")
-
-    async def attempt() -> None:
-        request = service_pb2.FetchModelFileRequest(
-            deployment_id=deployment_id, job_id=session.job_id, name=name, offset=len(data)
-        )
-        timeout_s = session.options.attempt_timeout_s
-        call = session.link.open_stream("FetchModelFile", request, timeout_s=timeout_s)
-        async with aclosing(messages(call)) as stream:
-            async for chunk in stream:
-                data.extend(chunk.data[len(data) - chunk.offset :])
-                retry.progress()
-                _check_size(len(data), name=name)
-
-    await persist(attempt, retry=retry)
-    return bytes(data)
-
-
-def _check_size(nbytes: int, *, name: str) -> None:
-    if nbytes > MAX_FILE_BYTES:
-        raise PlexError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
-            f"model file {name} has more than {MAX_FILE_BYTES} bytes, the most a client fetches",
-        )
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401 - a class of the optional package

@@ -7,7 +7,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.payloads import put_chunk
+from plexclient.payloads import add_chunk
 from plexclient.wire.v1 import common_pb2
 from tests.fakes.fake_router import TOKEN, FakeRouter, Fault, fake_logprobs
 from tests.unit.client.conftest import Loop
@@ -119,4 +119,4 @@ def test_unanswered_payloads_are_bounded(router: FakeRouter) -> None:
 @pytest.mark.parametrize(("offset", "size"), [(3, 1), (0, 9)])
 def test_a_chunk_that_leaves_a_hole_or_passes_the_end_is_refused(offset: int, size: int) -> None:
     with pytest.raises(PlexError, match="came after byte 2 of 8"):
-        put_chunk(bytearray(8), common_pb2.Chunk(offset=offset, data=b"x" * size), have=2)
+        add_chunk(bytearray(2), common_pb2.Chunk(offset=offset, data=b"x" * size), most=8)
