@@ -54,12 +54,11 @@ async def _record(
     deployment_id = DeploymentId(request.deployment_id)
     if deployment_id in driver.registry.deployments:
         return _known(driver, request)
-    spec = _complete_spec(driver, request)
-    facts = await asyncio.to_thread(process_specs.read_model, spec.model)
+    facts = await asyncio.to_thread(process_specs.read_model, request.spec.model)
     if deployment_id in driver.registry.deployments:
         return _known(driver, request)  # the same call came twice while the model was read
     _check_deployable(driver, job, request)
-    record = _new_record(driver, request, spec=spec, facts=facts)
+    record = _new_record(driver, request, facts)
     driver.recorder.deployment_opened(record)
     _post(driver, record)
     return record
@@ -70,22 +69,8 @@ def _known(driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest) 
     record = driver.registry.deployment(
         request.deployment_id, job_id=request.job_id, tenant=request.tenant
     )
-    check_same_spec(record, _complete_spec(driver, request))
+    check_same_spec(record, request.spec)
     return record
-
-
-def _complete_spec(
-    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
-) -> service_pb2.DeploymentSpec:
-    """Return the spec with the model of the deployment it takes it from."""
-    spec = service_pb2.DeploymentSpec()
-    spec.CopyFrom(request.spec)
-    if spec.model_deployment_id and not spec.model:
-        source = driver.registry.deployment(
-            spec.model_deployment_id, job_id=request.job_id, tenant=request.tenant
-        )
-        spec.model = source.spec.model
-    return spec
 
 
 def _check_deployable(
@@ -113,10 +98,9 @@ def _check_deployable(
 def _new_record(
     driver: LiveScheduler,
     request: service_pb2.CreateDeploymentRequest,
-    *,
-    spec: service_pb2.DeploymentSpec,
     facts: process_specs.ModelFacts,
 ) -> DeploymentRecord:
+    spec = request.spec
     longest = facts.max_sequence_length
     if is_rollout(spec):
         asked = spec.max_model_len or driver.config.max_model_len
