@@ -264,34 +264,43 @@ class RepackRequested(Fact):
     """An operator wants the groups repacked now."""
 
 
+Outcome = (
+    WpgReady
+    | SpawnFailed
+    | ProcExited
+    | WpgStopped
+    | WpgForgotten
+    | ResidencyMoved
+    | MoveFailed
+    | StateCarried
+    | CarryFailed
+    | OperationFinished
+)
+"""What became of orders, and of the processes that they started."""
+
+OperatorOrder = (
+    NodeCordoned
+    | NodeUncordoned
+    | JobMoveRequested
+    | JobPinned
+    | RelocationRequested
+    | RepackRequested
+)
+
 Event = (
     NodeJoined
     | NodeLost
     | JobSubmitted
     | JobEndRequested
     | DeploymentRequested
-    | WpgReady
-    | SpawnFailed
-    | ProcExited
     | OperationSubmitted
     | PayloadStaged
     | PayloadRefused
-    | OperationFinished
-    | ResidencyMoved
-    | MoveFailed
-    | WpgStopped
-    | WpgForgotten
-    | RelocationRequested
-    | StateCarried
-    | CarryFailed
     | Acknowledged
     | ProfilesLoaded
-    | NodeCordoned
-    | NodeUncordoned
-    | JobMoveRequested
-    | JobPinned
-    | RepackRequested
     | TimerFired
+    | Outcome
+    | OperatorOrder
 )
 
 Post = Callable[[Event], object]

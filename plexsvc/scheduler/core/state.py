@@ -184,7 +184,6 @@ class Deployment:
     pending: dict[int, Operation] = field(default_factory=dict)
     consumed: set[int] = field(default_factory=set)
     answered: dict[int, OperationId] = field(default_factory=dict)
-    acked_seq: int = 0
     gap_seq: int | None = None
     gap_since_us: int = 0
     waits_for: OperationId | None = None

@@ -16,6 +16,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
@@ -73,6 +74,12 @@ def join(
         )
         if node_id in placement.cordoned:
             board.cordon(name)
+
+
+def recall(placement: Placement, event: ProfilesLoaded) -> None:
+    """Know the cycles that earlier runs were measured to have."""
+    for kept in event.profiles:
+        placement.planning.book.keep(kept)
 
 
 def close(placement: Placement, node_id: NodeId) -> None:

@@ -18,6 +18,7 @@ from plexsvc.scheduler.core.actions import (
     ReleaseOperation,
 )
 from plexsvc.scheduler.core.cluster import Queues
+from plexsvc.scheduler.core.events import Acknowledged
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
@@ -25,6 +26,10 @@ from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationSta
 
 MAX_RELEASED_IDS: Final = 8192
 """Ids of released operations remembered, for dependants and late repeats."""
+
+OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
+CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})
+"""Kinds after which gradients are accumulated, and kinds after which none are."""
 
 
 def first_missing(deployment: Deployment) -> int:
@@ -176,6 +181,9 @@ def answer(queues: Queues, operation: Operation, *, run_us: int) -> None:
     """Mark an operation applied and answered."""
     operation.apply(OperationTrigger.APPLIED)
     operation.apply(OperationTrigger.ANSWERED)
+    deployment = queues.deployments[operation.deployment_id]
+    if operation.kind in OPENS_WINDOW | CLOSES_WINDOW:
+        deployment.is_window_open = operation.kind in OPENS_WINDOW
     queues.emit(
         AnswerOperation(
             operation_id=operation.operation_id,
@@ -230,6 +238,8 @@ def end_running(
     refused = is_refusal or not is_final
     operation.apply(OperationTrigger.REFUSED if refused else OperationTrigger.FAILED)
     operation.fault = fault
+    if operation.kind in OPENS_WINDOW and not is_refusal:
+        deployment.is_window_open = True  # it may have added some gradients, and not others
     if is_numbered and not is_final:
         deployment.next_seq = operation.seq
     _say_refused(queues, operation, fault, is_final=is_final)
@@ -246,10 +256,12 @@ def release(queues: Queues, operation: Operation) -> None:
     queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 
-def acknowledge(queues: Queues, deployment: Deployment, *, seq: int) -> None:
-    """Release every answered operation up to `seq`."""
-    deployment.acked_seq = max(deployment.acked_seq, seq)
-    for number in [n for n in deployment.answered if n <= seq]:
+def acknowledge(queues: Queues, event: Acknowledged) -> None:
+    """Release every answered operation up to the number that the client has answers for."""
+    deployment = queues.deployments.get(event.deployment_id)
+    if deployment is None:
+        return
+    for number in [n for n in deployment.answered if n <= event.seq]:
         release(queues, queues.operations[deployment.answered.pop(number)])
 
 

@@ -33,28 +33,20 @@ from plexsvc.scheduler.core.actions import (
     RelocationChanged,
 )
 from plexsvc.scheduler.core.cluster import Cluster
-from plexsvc.scheduler.core.events import (
-    CarryFailed,
-    OperationFinished,
-    StateCarried,
-)
-from plexsvc.scheduler.core.life import lifecycle
+from plexsvc.scheduler.core.events import CarryFailed, StateCarried
+from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.state import HELD, Deployment, Operation, Relocation, Wpg
+from plexsvc.scheduler.core.state import HELD, Deployment, Relocation, Wpg
 from plexsvc.scheduler.core.timers import RelocateTimer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
-    OperationKind,
     Place,
     RelocationStage,
     WpgState,
 )
 
 OPERATION_ID_BYTES: Final = 16
-
-OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
-CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})
 
 
 def begin(
@@ -67,7 +59,7 @@ def begin(
     deployment.incarnations += 1
     if deployment.is_rollout:
         placing.hold(cluster.placement, deployment, tuple(map(placing.unit, places)))
-    wpg = lifecycle.add_wpg(cluster, deployment, places)
+    wpg = wpgs.add(cluster, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
         initialize_id=_initialize_id(deployment),
@@ -78,7 +70,7 @@ def begin(
     deployment.relocation_fault = None
     cluster.roll.relocating[deployment.deployment_id] = None
     _tell(cluster, deployment, deployment.relocation)
-    lifecycle.spawn(cluster, wpg, replaces=deployment.wpg_id)
+    wpgs.spawn(cluster, wpg, replaces=deployment.wpg_id)
     at_us = cluster.now_us + cluster.limits.relocation_timeout_us
     cluster.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
     return None
@@ -134,7 +126,7 @@ def carried(cluster: Cluster, event: StateCarried | CarryFailed) -> None:
         relocation.stage = RelocationStage.RESTORING
         _tell(cluster, deployment, relocation)
         coming = cluster.wpgs[relocation.wpg_id]
-        lifecycle.queue_initialize(cluster, coming, relocation.initialize_id)
+        wpgs.queue_initialize(cluster, coming, relocation.initialize_id)
 
 
 def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
@@ -144,7 +136,7 @@ def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
     _close(cluster, deployment, relocation)
     deployment.relocation_fault = fault
     _tell(cluster, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
-    lifecycle.fail_wpg(cluster, cluster.wpgs[relocation.wpg_id], fault)
+    deployments.fail_wpg(cluster, cluster.wpgs[relocation.wpg_id], fault)
     cluster.touch(deployment.wpg_id)
 
 
@@ -173,15 +165,6 @@ def give_up_waiting(cluster: Cluster, wpg_id: WpgId) -> None:
         "(scheduler.relocation_timeout_us)",
     )
     abandon(cluster, deployment, fault)
-
-
-def watch_window(deployment: Deployment, operation: Operation, event: OperationFinished) -> None:
-    """Note whether an operation that ended left gradients accumulated, or took them away."""
-    if operation.kind in OPENS_WINDOW:
-        changed_nothing = event.fault is not None and event.is_refusal
-        deployment.is_window_open |= not changed_nothing
-    elif operation.kind in CLOSES_WINDOW and event.fault is None:
-        deployment.is_window_open = False
 
 
 def _settle(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
@@ -252,8 +235,8 @@ def _cut_over(
     )
     _close(cluster, deployment, relocation)
     _tell(cluster, deployment, relocation, stage=RelocationStage.DONE)
-    lifecycle.announce(cluster, deployment)
-    lifecycle.stop_when_idle(cluster, old)
+    deployments.announce(cluster, deployment)
+    wpgs.stop_when_idle(cluster, old)
     cluster.touch(new.wpg_id)
 
 

@@ -7,7 +7,7 @@ import pytest
 from plexsvc.ids import JobId, WpgId
 from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device import contest
-from plexsvc.scheduler.core.life import lifecycle
+from plexsvc.scheduler.core.life import jobs
 from plexsvc.scheduler.core.vocabulary import OperationState
 from tests.fakes.fake_world import FakeWorld, no_room, op_id
 
@@ -109,7 +109,7 @@ def test_a_job_without_devices_tells_why(world: FakeWorld) -> None:
 def test_a_job_that_ended_has_no_story_and_its_waits_go_when_it_is_forgotten(
     world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "MAX_ENDED_JOBS", 0)
+    monkeypatch.setattr(jobs, "MAX_ENDED_JOBS", 0)
     world.submit("b1", job="b", seq=1)
     world.submit("a1", job="a", seq=1)
     world.drain()

@@ -1,0 +1,99 @@
+"""Jobs: opened, pinned, ended, and dropped once none of their processes is left."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.scheduler.core.actions import CancelOperation, JobChanged
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.device import lease
+from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
+from plexsvc.scheduler.core.life import deployments, wpgs
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.state import Job, Wpg
+from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, OperationKind
+
+MAX_ENDED_JOBS: Final = 4096
+"""Ended jobs the core remembers, to answer `job_ended` rather than `not_found`."""
+
+END_TRIGGERS: Final = {
+    JobState.COMPLETED: JobTrigger.COMPLETED,
+    JobState.FAILED: JobTrigger.FAILED,
+    JobState.CANCELLED: JobTrigger.CANCELLED,
+}
+
+
+def open_job(cluster: Cluster, event: JobSubmitted) -> None:
+    """Record a new job; a known one stays as it is."""
+    if event.job_id not in cluster.jobs:
+        cluster.roll.jobs[event.job_id] = Job(
+            job_id=event.job_id,
+            tenant=event.tenant,
+            name=event.name,
+            priority=event.priority,
+            max_slowdown_ppm=event.max_slowdown_ppm,
+        )
+
+
+def pin(cluster: Cluster, event: JobPinned) -> None:
+    """Forbid, or allow again, that repacking moves a job."""
+    job = cluster.jobs.get(event.job_id)
+    if job is not None:
+        job.is_pinned = event.is_pinned
+
+
+def end(cluster: Cluster, event: JobEndRequested) -> None:
+    """Refuse what a job has waiting, let what runs end, then stop its processes."""
+    job = cluster.jobs.get(event.job_id)
+    if job is None or job.ending is not None:
+        return
+    job.ending, job.reason = event.outcome, event.reason
+    is_cancelled = event.outcome is JobState.CANCELLED
+    fault = Fault(
+        code=ErrorCode.CANCELLED if is_cancelled else ErrorCode.JOB_ENDED,
+        message=f"job {job.job_id} ended as {event.outcome}: {event.reason or 'no reason given'}",
+        facts=(("job", job.job_id),),
+    )
+    for deployment_id in job.deployments:
+        deployment = cluster.deployments[deployment_id]
+        if deployment_id in cluster.placement.unplaced:
+            placing.withdraw(cluster.placement, deployment)
+            deployments.fail(cluster, deployment, fault)
+        deployments.refuse_waiting(cluster, deployment, fault)
+        wpg = cluster.wpg_of(deployment)
+        if wpg is not None:
+            _cancel_generates(cluster, wpg)
+            wpgs.stop_when_idle(cluster, wpg)
+    for wpg in cluster.coming(job.job_id):
+        wpgs.refuse_waiting(cluster, wpg, fault)
+        wpgs.stop_when_idle(cluster, wpg)
+    drop_ended(cluster, job)
+
+
+def drop_ended(cluster: Cluster, job: Job) -> None:
+    """Drop an ending job once none of its processes is left."""
+    if job.ending is None or any(w.job_id == job.job_id for w in cluster.wpgs.values()):
+        return
+    job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
+    operations, ended = cluster.queues.operations, cluster.roll.ended
+    for deployment_id in job.deployments:
+        deployment = cluster.roll.deployments.pop(deployment_id)
+        for operation_id in deployment.answered.values():
+            del operations[operation_id]
+        operations.pop(deployment.initialize_id, None)
+    del cluster.roll.jobs[job.job_id]
+    ended[job.job_id] = job.state
+    if len(ended) > MAX_ENDED_JOBS:
+        forgotten, _ = ended.popitem(last=False)
+        lease.forget_waits(cluster.devices, forgotten)
+    cluster.emit(
+        JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
+    )
+
+
+def _cancel_generates(cluster: Cluster, wpg: Wpg) -> None:
+    for operation in wpg.running.values():
+        if operation.kind is OperationKind.GENERATE:
+            cluster.emit(CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id))

@@ -1,0 +1,56 @@
+"""Nodes: joined, lost, closed to further work and opened again."""
+
+from __future__ import annotations
+
+from plexsvc.errors import ErrorCode
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.events import NodeCordoned, NodeJoined, NodeLost, NodeUncordoned
+from plexsvc.scheduler.core.life import deployments
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.state import Device, Node
+from plexsvc.scheduler.core.vocabulary import Fault, Place
+
+
+def join(cluster: Cluster, event: NodeJoined) -> None:
+    """Take a node's devices into the cluster; a returning node brings its places back."""
+    places = []
+    for facts in sorted(event.devices, key=lambda d: d.index):
+        place = Place(node_id=event.node_id, device=facts.index)
+        places.append(place)
+        if place not in cluster.devices.at:
+            cluster.devices.at[place] = Device(
+                place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
+            )
+    cluster.placement.nodes[event.node_id] = Node(
+        node_id=event.node_id, host_bytes=event.host_bytes, devices=places
+    )
+    host_bytes = event.host_bytes
+    placing.join(cluster.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
+
+
+def lose(cluster: Cluster, event: NodeLost) -> None:
+    """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
+    node_id = event.node_id
+    cluster.placement.nodes.pop(node_id, None)
+    placing.close(cluster.placement, node_id)
+    fault = Fault(
+        code=ErrorCode.NODE_LOST,
+        message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
+        "elsewhere",
+        facts=(("node", node_id),),
+    )
+    for wpg in list(cluster.wpgs.values()):
+        if any(place.node_id == node_id for place in wpg.places):
+            deployments.fail_wpg(cluster, wpg, fault)
+
+
+def cordon(cluster: Cluster, event: NodeCordoned) -> None:
+    """Let nothing further be placed on a node; `packing` empties it if it is drained."""
+    cluster.placement.cordoned[event.node_id] = event.is_drained
+    placing.close(cluster.placement, event.node_id)
+
+
+def uncordon(cluster: Cluster, event: NodeUncordoned) -> None:
+    """Let a node take work again."""
+    if cluster.placement.cordoned.pop(event.node_id, None) is not None:
+        placing.reopen(cluster.placement, event.node_id)

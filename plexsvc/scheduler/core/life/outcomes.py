@@ -1,0 +1,226 @@
+"""Outcomes of orders: what follows when processes came up, ended, moved state or finished work.
+
+Each public function handles one event. Events about a WPG or an operation that is gone change
+nothing: an outcome may arrive after the order it reports stopped mattering.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import WpgId, show
+from plexsvc.residency import ResidencyTrigger
+from plexsvc.scheduler.core.actions import ForgetWpg
+from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.device import learning, lease, space, switch
+from plexsvc.scheduler.core.events import (
+    MoveFailed,
+    OperationFinished,
+    ProcExited,
+    ResidencyMoved,
+    SpawnFailed,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
+from plexsvc.scheduler.core.life import deployments, jobs, wpgs
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.state import Operation, Wpg
+from plexsvc.scheduler.core.transitions import WpgTrigger
+from plexsvc.scheduler.core.vocabulary import (
+    DeploymentState,
+    Fault,
+    OperationKind,
+    OperationState,
+    Place,
+    WpgState,
+)
+
+FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST, ErrorCode.OPERATION_TIMEOUT})
+"""Faults of an operation after which its processes cannot be trusted."""
+
+
+def came_up(cluster: Cluster, event: WpgReady) -> None:
+    """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit.
+
+    One that is coming waits with it for the state it starts from.
+    """
+    wpg = cluster.wpgs.get(event.wpg_id)
+    if wpg is None or wpg.state is not WpgState.SPAWNING:
+        return
+    wpg.device_bytes = event.device_bytes
+    for place, nbytes in zip(wpg.places, wpg.device_bytes, strict=True):
+        total = cluster.devices.at[place].bytes_total
+        if nbytes > total:
+            deployments.fail_wpg(cluster, wpg, _no_room(wpg, place, need=nbytes, total=total))
+            return
+    wpg.apply(WpgTrigger.CAME_UP)
+    if cluster.is_current(wpg):
+        deployment = cluster.deployments[wpg.deployment_id]
+        placing.resize(cluster.placement, deployment, wpg.device_bytes)
+        wpgs.queue_initialize(cluster, wpg, deployment.initialize_id)
+
+
+def did_not_spawn(cluster: Cluster, event: SpawnFailed) -> None:
+    """Fail a WPG whose processes could not be started."""
+    wpg = cluster.wpgs.get(event.wpg_id)
+    if wpg is not None:
+        deployments.fail_wpg(cluster, wpg, event.fault)
+
+
+def did_not_come_up(cluster: Cluster, wpg_id: WpgId) -> None:
+    """Fail a WPG whose processes did not answer in time."""
+    wpg = cluster.wpgs.get(wpg_id)
+    if wpg is None or wpg.state is not WpgState.SPAWNING:
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{wpg.wpg_id} did not come up within "
+        f"{cluster.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
+        "the ranks' logs",
+        facts=(("worker", wpg.wpg_id),),
+    )
+    deployments.fail_wpg(cluster, wpg, fault)
+
+
+def died(cluster: Cluster, event: ProcExited) -> None:
+    """Fail a WPG of which a rank ended that was not told to."""
+    wpg = cluster.wpgs.get(event.wpg_id)
+    if wpg is None or event.incarnation != wpg.incarnation:
+        return
+    if wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}:
+        return
+    how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
+    last = event.log_tail.strip().rsplit("\n", 1)[-1]
+    fault = Fault(
+        code=ErrorCode.WORKER_DIED,
+        message=f"rank {event.rank} of {event.wpg_id} died with {how}"
+        + (f"; its log ends: {last}" if last else "")
+        + "; deploy again to go on",
+        facts=(
+            ("worker", f"{event.wpg_id}/{event.rank}"),
+            ("exit_code", str(event.exit_code)),
+            ("signal", str(event.signal)),
+            ("log_tail", event.log_tail),
+        ),
+    )
+    deployments.fail_wpg(cluster, wpg, fault)
+
+
+def stopped(cluster: Cluster, event: WpgStopped) -> None:
+    """Order the state of a stopped WPG to be freed."""
+    wpg = cluster.wpgs.get(event.wpg_id)
+    if wpg is not None and wpg.state is WpgState.STOPPING:
+        wpg.apply(WpgTrigger.STOPPED)
+        cluster.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
+
+
+def forgotten(cluster: Cluster, event: WpgForgotten) -> None:
+    """Take a WPG of which nothing is left off its devices and let others use the room."""
+    wpg = cluster.wpgs.get(event.wpg_id)
+    if wpg is None or wpg.state is not WpgState.FORGETTING:
+        return
+    del cluster.roll.wpgs[wpg.wpg_id]
+    neighbours = space.leave(cluster.devices, wpg)
+    if cluster.is_current(wpg):
+        deployments.end(cluster, cluster.deployments[wpg.deployment_id], wpg)
+    else:
+        placing.free(cluster.placement, wpg)
+    for other_id in neighbours:
+        other = cluster.wpgs.get(other_id)
+        if other is not None:
+            cluster.touch(other_id)
+            switch.advance(cluster.devices, other)
+    jobs.drop_ended(cluster, cluster.jobs[wpg.job_id])
+
+
+def moved(cluster: Cluster, event: ResidencyMoved) -> None:
+    """Go on with the switch that a move was for."""
+    wpg = switch.moved(cluster.devices, event)
+    if wpg is not None:
+        wpgs.stop_when_idle(cluster, wpg)
+
+
+def did_not_move(cluster: Cluster, event: MoveFailed) -> None:
+    """Put off the switch that a move was for, or fail a WPG that cannot be trusted any more."""
+    wpg = cluster.wpgs.get(event.wpg_id)
+    failed = switch.move_failed(cluster.devices, event)
+    if failed is not None:
+        deployments.fail_wpg(cluster, *failed)
+    if wpg is not None:
+        wpgs.stop_when_idle(cluster, wpg)
+
+
+def finished(cluster: Cluster, event: OperationFinished) -> None:
+    """Answer an operation that its executors have ended, and free what it held."""
+    operation = cluster.queues.operations.get(event.operation_id)
+    if operation is None or operation.state is not OperationState.RUNNING:
+        return
+    assert operation.wpg_id is not None, operation
+    wpg = cluster.wpgs[operation.wpg_id]
+    if event.fault is not None and event.fault.code in FATAL:
+        deployments.fail_wpg(cluster, wpg, event.fault)
+        return
+    del wpg.running[operation.operation_id]
+    lease.ended(cluster.devices, wpg, operation, run_us=event.run_us)
+    deployment = cluster.deployments[operation.deployment_id]
+    if operation.kind is OperationKind.INITIALIZE:
+        _initialized(cluster, wpg, operation, event)
+    elif event.fault is None:
+        lanes.answer(cluster.queues, operation, run_us=event.run_us)
+        if operation.kind is OperationKind.PUBLISH:
+            learning.published(cluster.devices, deployment)
+    else:
+        lanes.end_running(cluster.queues, operation, event.fault, is_refusal=event.is_refusal)
+    lanes.watch_gap(cluster.queues, deployment)
+    cluster.touch(wpg.wpg_id)
+    wpgs.stop_when_idle(cluster, wpg)
+
+
+def _initialized(
+    cluster: Cluster, wpg: Wpg, operation: Operation, event: OperationFinished
+) -> None:
+    if event.fault is not None:
+        wpg.shift(ResidencyTrigger.BUILD_FAILED)
+        lanes.end_running(cluster.queues, operation, event.fault)
+        deployments.fail_wpg(cluster, wpg, event.fault)
+        return
+    wpg.shift(ResidencyTrigger.BUILT)
+    lanes.answer(cluster.queues, operation, run_us=event.run_us)
+    if cluster.is_current(wpg):
+        deployment = cluster.deployments[wpg.deployment_id]
+        deployment.state = DeploymentState.READY
+        deployments.announce(cluster, deployment)
+
+
+def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
+    """Fail a WPG whose oldest running operation is stuck; else watch on."""
+    wpg = cluster.wpgs.get(wpg_id)
+    if wpg is None or wpg.state is not WpgState.READY:
+        return
+    wpg.watch_us = None
+    if not wpg.running:
+        return
+    oldest = min(wpg.running.values(), key=lambda operation: operation.started_us)
+    if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
+        lease.watch(cluster.devices, wpg, since_us=oldest.started_us)
+        return
+    fault = Fault(
+        code=ErrorCode.OPERATION_TIMEOUT,
+        message=f"{show(oldest.operation_id)} ({oldest.kind}) ran for more than "
+        f"{cluster.limits.operation_timeout_us // 1_000_000} s (scheduler.operation_timeout_us); "
+        f"{wpg.wpg_id} was stopped",
+        facts=(("operation", oldest.operation_id.hex()), ("worker", wpg.wpg_id)),
+    )
+    deployments.fail_wpg(cluster, wpg, fault)
+
+
+def _no_room(wpg: Wpg, place: Place, *, need: int, total: int) -> Fault:
+    return Fault(
+        code=ErrorCode.NO_ROOM,
+        message=f"{wpg.deployment_id} needs {need} bytes on device {place.device} of "
+        f"{place.node_id}, which has {total}; use a larger parallel layout or a smaller model",
+        facts=(("need", str(need)), ("total", str(total)), ("node", place.node_id)),
+    )
