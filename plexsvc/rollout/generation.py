@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import grpc.aio
 
@@ -24,6 +25,9 @@ from plexsvc.rpc.errors import error_from, first_failure
 
 log = Log(__name__)
 
+UNFINISHED: Final = (operations_pb2.FINISH_REASON_UNSPECIFIED, FINISH_ABORT)
+"""Finish reasons that leave a sample incomplete."""
+
 
 class Generation:
     """One generate; its tasks live in a group of its own."""
@@ -39,7 +43,7 @@ class Generation:
             root_of_seed(sampling.seed) if sampling.HasField("seed") else operation.operation_id
         )
         self._tries: Counter[SampleKey] = Counter()
-        self._arrived: rollout_pb2.InstanceFrame
+        self._arrived: Iterable[tuple[operations_pb2.SampleDelta, events.Arrival]]
         self._answer: asyncio.Future[orders.AnswerSamples]
         self._group: asyncio.TaskGroup
 
@@ -90,9 +94,9 @@ class Generation:
                 for requests in self._calls(order.samples):
                     self._group.create_task(self._follow(line, order, requests))
             case orders.RecordTokens():
-                for delta, known in zip(self._arrived.deltas, order.known, strict=True):
+                for (delta, at), known in zip(self._arrived, order.known, strict=True):
                     if known is not None:
-                        self._record.add(delta, known=known)
+                        self._record.add(at.key, delta, known=known, is_last=at.is_last)
             case orders.AnswerSamples():
                 if not self._answer.done():
                     self._answer.set_result(order)
@@ -177,8 +181,8 @@ class Generation:
                     frame = await stream.read()
                 if not isinstance(frame, rollout_pb2.InstanceFrame):
                     return  # the end of the stream
-                self._arrived = frame
                 arrivals = [arrival_of(delta) for delta in frame.deltas]
+                self._arrived = zip(frame.deltas, arrivals, strict=True)
                 self._fleet.post(events.TokensArrived(operation_id=self._id, arrivals=arrivals))
         finally:
             stream.cancel()
@@ -190,7 +194,7 @@ def arrival_of(delta: operations_pb2.SampleDelta) -> events.Arrival:
         (delta.prompt_index, delta.sample_index),
         delta.position,
         len(delta.token_ids),
-        bool(delta.finish_reason) and delta.finish_reason != FINISH_ABORT,
+        delta.finish_reason not in UNFINISHED,
     )
 
 

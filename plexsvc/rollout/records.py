@@ -18,7 +18,7 @@ import xxhash
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.engines.base import FINISH_ABORT, extend_spans
+from plexsvc.rollout.engines.base import extend_spans
 
 FRAME_BYTES: Final = 1 << 20
 """A frame is closed at this size; far below the largest gRPC message."""
@@ -60,15 +60,17 @@ class OperationRecord:
                 record.had = len(prompt.generated)
                 self.samples[record.key] = record
 
-    def add(self, delta: operations_pb2.SampleDelta, *, known: int) -> None:
-        """Record `delta` without its first `known` tokens; an abort ends a call, never a sample."""
-        sample = self.samples[delta.prompt_index, delta.sample_index]
+    def add(
+        self, key: SampleKey, delta: operations_pb2.SampleDelta, *, known: int, is_last: bool
+    ) -> None:
+        """Record a sample's `delta` without its first `known` tokens."""
+        sample = self.samples[key]
         if known < len(delta.token_ids):
             self._append(sample, delta, known=known)
         if delta.prompt_logprobs and not sample.has_prompt_logprobs:
             self._pend(sample).prompt_logprobs.extend(delta.prompt_logprobs)
             sample.has_prompt_logprobs = True
-        if delta.finish_reason and delta.finish_reason != FINISH_ABORT:
+        if is_last:
             self._finish(sample, delta)
 
     def seal(self) -> None:

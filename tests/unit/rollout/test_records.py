@@ -46,8 +46,9 @@ def delta(
 
 def add(made: OperationRecord, given: operations_pb2.SampleDelta) -> None:
     """Add what is new, as the core orders."""
-    sample = made.samples[given.prompt_index, given.sample_index]
-    made.add(given, known=len(sample.tokens) - given.position)
+    arrival = arrival_of(given)
+    known = len(made.samples[arrival.key].tokens) - arrival.position
+    made.add(arrival.key, given, known=known, is_last=arrival.is_last)
 
 
 @given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 15), st.booleans()), max_size=30))
