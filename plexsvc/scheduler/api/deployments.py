@@ -10,7 +10,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
-from plexsvc.scheduler.core.events import DeploymentRequested, Post
+from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     JobRecord,
@@ -120,8 +120,7 @@ def _new_record(
 
 def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
     spec = record.spec
-    post: Post = driver.post
-    post(
+    driver.post(
         DeploymentRequested(
             deployment_id=record.deployment_id,
             job_id=record.job_id,

@@ -17,7 +17,7 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
-from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, PayloadStaged, Post
+from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, PayloadStaged
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver.inbox import Decision
 from plexsvc.scheduler.faults import fault_from_wire
@@ -35,7 +35,6 @@ class Operations:
 
     def __init__(self, driver: LiveScheduler, *, max_early_bytes: int = MAX_EARLY_BYTES) -> None:
         self._driver = driver
-        self._post: Post = driver.post
         self._early = EarlyPayloads(
             driver.clock,
             max_bytes=max_early_bytes,
@@ -91,7 +90,7 @@ class Operations:
         else:
             for expired in self._early.keep(request):
                 # The core does not know the operation, so it orders that the bytes are dropped.
-                self._post(PayloadStaged(operation_id=expired))
+                self._driver.post(PayloadStaged(operation_id=expired))
         return service_pb2.PayloadStagedReply()
 
     def _take(self, operation: operations_pb2.Operation) -> None:
@@ -105,7 +104,7 @@ class Operations:
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
         self._driver.recorder.hold(operation, kind)
-        decision = self._driver.post(
+        posted = self._driver.post(
             OperationSubmitted(
                 operation_id=operation_id,
                 job_id=JobId(operation.job_id),
@@ -119,9 +118,9 @@ class Operations:
         )
         if is_refused:
             fault = fault_from_wire(operation.refusal)
-            self._post(PayloadRefused(operation_id=operation_id, fault=fault))
+            self._driver.post(PayloadRefused(operation_id=operation_id, fault=fault))
         elif not is_staged:
-            decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
+            posted.decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
 
     def _decided(self, operation_id: OperationId, decision: Decision) -> None:
         """Announce what was staged before the operation came, unless the core refused it."""
@@ -135,13 +134,13 @@ class Operations:
         operation_id = OperationId(request.operation_id)
         if request.HasField("error"):
             fault = fault_from_wire(request.error)
-            self._post(PayloadRefused(operation_id=operation_id, fault=fault))
+            self._driver.post(PayloadRefused(operation_id=operation_id, fault=fault))
             return
         held = self._driver.registry.held.get(operation_id)
         if held is not None:
             plan = request.plan if request.HasField("plan") else None
             self._driver.recorder.staged(held, on=map(NodeId, request.node_ids), plan=plan)
-        self._post(PayloadStaged(operation_id=operation_id))
+        self._driver.post(PayloadStaged(operation_id=operation_id))
 
     def _check(self, operation: operations_pb2.Operation) -> OperationKind:
         """Refuse what no deployment could run; return the operation's kind."""

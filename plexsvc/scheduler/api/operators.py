@@ -124,7 +124,7 @@ async def _decided(driver: LiveScheduler, event: Event) -> list[Action]:
         PlexError: `unavailable` when the driver does not run or stops before it decided.
     """
     driver.check_open()
-    return await driver.post(event)
+    return await driver.post(event).decision
 
 
 def _change(change: int, node_id: NodeId) -> Event:

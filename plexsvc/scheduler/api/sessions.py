@@ -8,7 +8,7 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted, Post
+from plexsvc.scheduler.core.events import Acknowledged, JobEndRequested, JobSubmitted
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger import messages
@@ -49,8 +49,7 @@ async def create_job(
     )
     driver.recorder.job_opened(record)
     driver.sessions.opened(record)
-    post: Post = driver.post
-    post(
+    driver.post(
         JobSubmitted(
             job_id=record.job_id,
             tenant=record.tenant,
@@ -96,8 +95,7 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
     if not record.ended.is_set():
         if request.HasField("exit_code"):
             driver.recorder.job_exited(record, request.exit_code)
-        post: Post = driver.post
-        post(
+        driver.post(
             JobEndRequested(
                 job_id=record.job_id,
                 outcome=OUTCOMES[request.outcome],
@@ -110,8 +108,7 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
 
 def _acknowledge(driver: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
     if driver.recorder.acknowledged(record, seq=seq):
-        post: Post = driver.post
-        post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
+        driver.post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
 
 
 def _check_room(driver: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

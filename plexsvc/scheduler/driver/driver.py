@@ -14,7 +14,7 @@ import asyncio
 from typing import Final
 
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.events import Acknowledged, OperationSubmitted, PayloadStaged, Post
+from plexsvc.scheduler.core.events import Acknowledged, OperationSubmitted, PayloadStaged
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver.inbox import Inbox
 from plexsvc.scheduler.driver.journal import Journal, JournalWriter
@@ -33,7 +33,6 @@ class Driver:
         self.core = core
         self.handlers = handlers
         self._inbox = inbox
-        self._post: Post = inbox.post
         self._journal = journal
 
     async def run(self, writer: JournalWriter, tasks: asyncio.TaskGroup) -> None:
@@ -67,4 +66,4 @@ class Driver:
         """Do the work of an action and tell the core its outcome."""
         outcome = await self.handlers[type(action)].outcome(action, work)
         if outcome is not None:
-            self._post(outcome)
+            self._inbox.post(outcome)

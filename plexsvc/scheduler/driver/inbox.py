@@ -22,6 +22,8 @@ class Posted(NamedTuple):
 
     event: Event
     decision: Decision
+    """Done once the actions are under way; raises `PlexError` (`unavailable`) when the driver stops
+    before."""
 
 
 class Inbox:
@@ -37,16 +39,12 @@ class Inbox:
         self.last_us = 0
         """When the newest fact was taken."""
 
-    def post(self, event: Event) -> Decision:
-        """Take a fact for the core; return the actions that will follow.
-
-        The future is done once the actions are under way. It raises `PlexError` (`unavailable`)
-        when the driver stops before.
-        """
-        decision: Decision = asyncio.get_running_loop().create_future()
-        self._waiting.append(Posted(event, decision))
+    def post(self, event: Event) -> Posted:
+        """Take a fact for the core; its decision follows."""
+        posted = Posted(event, asyncio.get_running_loop().create_future())
+        self._waiting.append(posted)
         self._arrived.set()
-        return decision
+        return posted
 
     def check_room(self) -> None:
         """Refuse new work when too much waits to be decided.

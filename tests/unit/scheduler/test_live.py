@@ -65,7 +65,7 @@ async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
 
 async def test_whoever_posts_a_fact_may_wait_for_what_follows(rig: Rig) -> None:
     fact = NodeCordoned(node_id=NodeId("node-0"))
-    assert await rig.driver.post(fact) == []
+    assert await rig.driver.post(fact).decision == []
     joined, cordoned = journal.replay(rig.store.journal())
     assert cordoned == replace(fact, at_us=cordoned.at_us)
     assert cordoned.at_us > joined.at_us
@@ -76,7 +76,7 @@ async def test_whoever_waits_for_what_follows_is_told_that_the_scheduler_stopped
 ) -> None:
     slow = SchedulerConfig(inline_append_us=0)  # the store's thread has it when the driver stops
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=slow) as rig:
-        decision = rig.driver.post(NodeCordoned(node_id=NodeId("node-0")))
+        decision = rig.driver.post(NodeCordoned(node_id=NodeId("node-0"))).decision
     with pytest.raises(PlexError, match="the scheduler stopped") as raised:
         await decision
     assert raised.value.code is ErrorCode.UNAVAILABLE

@@ -82,7 +82,7 @@ async def running(*actions: Action) -> AsyncIterator[Rig]:
 
 async def test_nothing_is_decided_before_it_is_written() -> None:
     async with running(TELL) as rig:
-        decision = rig.inbox.post(CORDONED)
+        decision = rig.inbox.post(CORDONED).decision
         await asyncio.sleep(0)
         assert (rig.core.handled, rig.acted) == ([], [])
         rig.writer.is_open.set()
@@ -94,7 +94,7 @@ async def test_nothing_is_decided_before_it_is_written() -> None:
 async def test_an_action_that_ends_elsewhere_tells_its_outcome() -> None:
     async with running(STOP) as rig:
         rig.writer.is_open.set()
-        await rig.inbox.post(CORDONED)
+        await rig.inbox.post(CORDONED).decision
         for _ in range(9):  # turns of the loop
             await asyncio.sleep(0)
     assert [type(event) for event in rig.core.handled] == [NodeCordoned, WpgStopped]
@@ -114,7 +114,7 @@ async def test_what_anybody_learns_of_is_synced_before(
 ) -> None:
     async with running(action) as rig:
         rig.writer.is_open.set()
-        await rig.inbox.post(event)
+        await rig.inbox.post(event).decision
     assert [is_synced for _, is_synced in rig.writer.batches] == synced
 
 
@@ -123,5 +123,5 @@ async def test_a_driver_that_cannot_write_stops() -> None:
         async with running(TELL) as rig:
             rig.writer.failure = PlexError(ErrorCode.STALE_FENCE, "another one leads")
             rig.writer.is_open.set()
-            await rig.inbox.post(CORDONED)
+            await rig.inbox.post(CORDONED).decision
     assert (rig.core.handled, rig.acted) == ([], [])

@@ -32,7 +32,7 @@ def inbox() -> Inbox:
 async def test_facts_of_one_instant_are_stamped_one_after_the_other() -> None:
     box = inbox()
     for _ in range(3):
-        _ = box.post(FACT)
+        box.post(FACT)
     assert [event.at_us for event, _ in await box.take()] == [7, 8]
     assert [event.at_us for event, _ in await box.take()] == [9]
     assert box.last_us == 9
@@ -42,14 +42,14 @@ async def test_a_full_inbox_refuses_new_work() -> None:
     box = inbox()
     for _ in range(3):
         box.check_room()
-        _ = box.post(FACT)
+        box.post(FACT)
     with pytest.raises(PlexError, match=r"3 events wait to be decided \(scheduler.max_inbox\)"):
         box.check_room()
 
 
 async def test_whoever_waits_is_told_that_the_scheduler_stopped() -> None:
     box = inbox()
-    decisions = [box.post(FACT) for _ in range(3)]
+    decisions = [box.post(FACT).decision for _ in range(3)]
     await box.take()
     box.close()
     for decision in decisions:
