@@ -9,6 +9,7 @@ from typing import Final
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.driver.driver import Driver
 from plexsvc.scheduler.driver.encoding import configured
 from plexsvc.scheduler.driver.inbox import Inbox
@@ -76,9 +77,10 @@ class LiveScheduler:
         self.handlers = table(self.reach, self._timers)
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
-        self.core = made.new_core()
-        self.tally = Tally(self.core.view.timeline)
-        self._driver = Driver(self.core, inbox=inbox, journal=self._journal, handlers=self.handlers)
+        core = made.new_core()
+        self.cluster: ClusterView = core.view
+        self.tally = Tally(core.view.timeline)
+        self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox
         self._store = store
         self._is_running = False

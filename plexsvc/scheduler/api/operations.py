@@ -84,7 +84,7 @@ class Operations:
             PlexError: `staging_full` when too much is announced for operations that have not come.
         """
         operation_id = OperationId(request.operation_id)
-        cluster = self._driver.core.view
+        cluster = self._driver.cluster
         if operation_id in cluster.operations or operation_id in cluster.released:
             self._announce(request)
         else:
@@ -125,7 +125,7 @@ class Operations:
     def _decided(self, operation_id: OperationId, decision: Decision) -> None:
         """Announce what was staged before the operation came, unless the core refused it."""
         is_decided = not decision.cancelled() and decision.exception() is None
-        if is_decided and operation_id in self._driver.core.view.operations:
+        if is_decided and operation_id in self._driver.cluster.operations:
             request = self._early.take(operation_id)
             if request is not None:
                 self._announce(request)

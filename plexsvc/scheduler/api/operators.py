@@ -1,4 +1,4 @@
-"""What operators order: nodes in and out of service, moves, pins, repacking.
+"""Handlers for operators: nodes in and out of service, moves, pins, repacking.
 
 An order is an event like any other. The answer tells what the core ordered for it; the work itself
 goes on after the answer.
@@ -36,20 +36,20 @@ JOIN_TIMEOUT_US: Final = 20_000_000
 
 
 async def change_node(
-    driver: LiveScheduler, request: service_pb2.ChangeNodeRequest
+    scheduler: LiveScheduler, request: service_pb2.ChangeNodeRequest
 ) -> service_pb2.NodeView:
     """Cordon, drain or uncordon a node; return it as it is then.
 
     Raises:
         PlexError: `not_found`, or `bad_request` for a change that is none.
     """
-    node_id = nodes.link_of(driver, request.node_id).node_id
-    await _decided(driver, _change(request.change, node_id))
-    return await nodes.node(driver, node_id, lens=Lens(driver.registry, request))
+    node_id = nodes.link_of(scheduler, request.node_id).node_id
+    await _decided(scheduler, _change(request.change, node_id))
+    return await nodes.node(scheduler, node_id, lens=Lens(scheduler.registry, request))
 
 
 async def add_node(
-    driver: LiveScheduler, request: service_pb2.AddNodeRequest
+    scheduler: LiveScheduler, request: service_pb2.AddNodeRequest
 ) -> service_pb2.NodeView:
     """Dial one more node agent; return its node once it has joined. Repeating it changes nothing.
 
@@ -57,18 +57,18 @@ async def add_node(
         PlexError: `unavailable` when nobody answers there, `bad_request` when its node's name is
             taken by an agent elsewhere.
     """
-    lens = Lens(driver.registry, request)
-    known = next((link for link in driver.nodes.links if link.target == request.agent), None)
+    lens = Lens(scheduler.registry, request)
+    known = next((link for link in scheduler.nodes.links if link.target == request.agent), None)
     if known is None:
-        described = await _describe(request.agent, timeout_s=driver.config.rpc_timeout_us / 1e6)
-        _check_new(driver, described, target=request.agent)
-        driver.check_open()
-        known = await driver.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
-    return await nodes.node(driver, known.node_id or known.target, lens=lens)
+        described = await _describe(request.agent, timeout_s=scheduler.config.rpc_timeout_us / 1e6)
+        _check_new(scheduler, described, target=request.agent)
+        scheduler.check_open()
+        known = await scheduler.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
+    return await nodes.node(scheduler, known.node_id or known.target, lens=lens)
 
 
 async def move_job(
-    driver: LiveScheduler, request: service_pb2.MoveJobRequest
+    scheduler: LiveScheduler, request: service_pb2.MoveJobRequest
 ) -> service_pb2.MovesReply:
     """Order a job's training deployments elsewhere.
 
@@ -76,15 +76,15 @@ async def move_job(
         PlexError: `not_found` job or node, `job_ended`, `bad_request` for a job that does not
             train, `no_placement` when nothing of it moves, with the reasons.
     """
-    lens = Lens(driver.registry, request)
-    job_id = _live_job(driver, lens, request.job_id)
+    lens = Lens(scheduler.registry, request)
+    job_id = _live_job(scheduler, lens, request.job_id)
     node_id = None
     if request.node_id:
-        node_id = nodes.link_of(driver, request.node_id).node_id
-        _check_open_node(driver, node_id)
-    _check_trains(driver, job_id)
-    actions = await _decided(driver, JobMoveRequested(job_id=job_id, node_id=node_id))
-    reply = _moves(driver, actions, lens=lens)
+        node_id = nodes.link_of(scheduler, request.node_id).node_id
+        _check_open_node(scheduler, node_id)
+    _check_trains(scheduler, job_id)
+    actions = await _decided(scheduler, JobMoveRequested(job_id=job_id, node_id=node_id))
+    reply = _moves(scheduler, actions, lens=lens)
     if not reply.moves:
         where = f"node {node_id}" if node_id else "another place"
         why = "; ".join(reply.reasons) or f"no place on {where} takes it within everyone's bounds"
@@ -97,34 +97,34 @@ async def move_job(
 
 
 async def pin_job(
-    driver: LiveScheduler, request: service_pb2.PinJobRequest
+    scheduler: LiveScheduler, request: service_pb2.PinJobRequest
 ) -> service_pb2.PinJobReply:
     """Keep a job where it is, or let it be moved again.
 
     Raises:
         PlexError: `not_found`, `job_ended`.
     """
-    job_id = _live_job(driver, Lens(driver.registry, request), request.job_id)
-    await _decided(driver, JobPinned(job_id=job_id, is_pinned=request.is_pinned))
+    job_id = _live_job(scheduler, Lens(scheduler.registry, request), request.job_id)
+    await _decided(scheduler, JobPinned(job_id=job_id, is_pinned=request.is_pinned))
     return service_pb2.PinJobReply(job_id=job_id, is_pinned=request.is_pinned)
 
 
 async def repack(
-    driver: LiveScheduler, request: service_pb2.RepackRequest
+    scheduler: LiveScheduler, request: service_pb2.RepackRequest
 ) -> service_pb2.MovesReply:
     """Order the moves that pay for themselves now."""
-    actions = await _decided(driver, RepackRequested())
-    return _moves(driver, actions, lens=Lens(driver.registry, request))
+    actions = await _decided(scheduler, RepackRequested())
+    return _moves(scheduler, actions, lens=Lens(scheduler.registry, request))
 
 
-async def _decided(driver: LiveScheduler, event: Event) -> list[Action]:
+async def _decided(scheduler: LiveScheduler, event: Event) -> list[Action]:
     """Return what the core ordered for an operator's fact.
 
     Raises:
-        PlexError: `unavailable` when the driver does not run or stops before it decided.
+        PlexError: `unavailable` when the scheduler does not run or stops before it decided.
     """
-    driver.check_open()
-    return await driver.post(event).decision
+    scheduler.check_open()
+    return await scheduler.post(event).decision
 
 
 def _change(change: int, node_id: NodeId) -> Event:
@@ -161,10 +161,12 @@ async def _describe(target: str, *, timeout_s: float) -> node_pb2.NodeDescriptio
     return found
 
 
-def _check_new(driver: LiveScheduler, described: node_pb2.NodeDescription, *, target: str) -> None:
+def _check_new(
+    scheduler: LiveScheduler, described: node_pb2.NodeDescription, *, target: str
+) -> None:
     node_id = NodeId(described.node_id)
-    if driver.nodes.is_up(node_id):
-        other = driver.nodes.link(node_id).target
+    if scheduler.nodes.is_up(node_id):
+        other = scheduler.nodes.link(node_id).target
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"the agent at {target} is node {node_id!r}, and so is the one at {other}; "
@@ -173,27 +175,27 @@ def _check_new(driver: LiveScheduler, described: node_pb2.NodeDescription, *, ta
         )
 
 
-def _check_open_node(driver: LiveScheduler, node_id: NodeId) -> None:
-    if not driver.nodes.is_up(node_id):
+def _check_open_node(scheduler: LiveScheduler, node_id: NodeId) -> None:
+    if not scheduler.nodes.is_up(node_id):
         raise PlexError(
             ErrorCode.NODE_LOST, f"node {node_id} is lost; nothing can move there until it is back"
         )
-    if node_id in driver.core.view.cordoned:
+    if node_id in scheduler.cluster.cordoned:
         raise PlexError(
             ErrorCode.NO_PLACEMENT,
             f"node {node_id} is cordoned; `plexctl node uncordon {node_id}` opens it",
         )
 
 
-def _live_job(driver: LiveScheduler, lens: Lens, job_id: str) -> JobId:
+def _live_job(scheduler: LiveScheduler, lens: Lens, job_id: str) -> JobId:
     record = lens.job(job_id)
-    if record.ended.is_set() or JobId(job_id) not in driver.core.view.jobs:
+    if record.ended.is_set() or JobId(job_id) not in scheduler.cluster.jobs:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
     return JobId(job_id)
 
 
-def _check_trains(driver: LiveScheduler, job_id: JobId) -> None:
-    cluster = driver.core.view
+def _check_trains(scheduler: LiveScheduler, job_id: JobId) -> None:
+    cluster = scheduler.cluster
     if all(cluster.deployments[d].is_rollout for d in cluster.jobs[job_id].deployments):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -203,21 +205,23 @@ def _check_trains(driver: LiveScheduler, job_id: JobId) -> None:
 
 
 def _moves(
-    driver: LiveScheduler, actions: Iterable[Action], *, lens: Lens
+    scheduler: LiveScheduler, actions: Iterable[Action], *, lens: Lens
 ) -> service_pb2.MovesReply:
     """Return the relocations that began, in the order they did, and why others did not."""
     reply = service_pb2.MovesReply()
     for action in actions:
         if isinstance(action, RelocationChanged):
             if action.stage is RelocationStage.SPAWNING:
-                reply.moves.append(_move(driver, action, lens=lens))
+                reply.moves.append(_move(scheduler, action, lens=lens))
             elif action.fault is not None:
                 reply.reasons.append(lens.text(action.fault.message))
     return reply
 
 
-def _move(driver: LiveScheduler, action: RelocationChanged, *, lens: Lens) -> service_pb2.JobMove:
-    cluster = driver.core.view
+def _move(
+    scheduler: LiveScheduler, action: RelocationChanged, *, lens: Lens
+) -> service_pb2.JobMove:
+    cluster = scheduler.cluster
     deployment = cluster.deployments[DeploymentId(action.deployment_id)]
     wpg = cluster.wpg_of(deployment)
     view = service_pb2.JobMove(

@@ -1,10 +1,11 @@
-"""What a journal tells, as values: how the core was made, each event, a digest of what it led to.
+"""Encoding of a journal: how the core was made, each event, a digest of what it led to.
 
 Theory of operation. A row is an event, or one of two notes between events. `Configured` comes
-first and holds all that the core is made of, so that a replay needs nothing else. `Decided` holds
-one digest for each event since the note before: of the event's own body and of the actions that
-followed. It is written with a later batch, which it describes nothing of: nobody waits for it.
-Whatever is not determined by earlier events (times, durations, ids, dice) enters by events only.
+first and holds all that the core is made of, so a replay needs nothing else. `Decided` holds one
+digest for each event since the note before: of the event's own body and of the actions that
+followed. It is written with a later batch and says nothing about that batch, so nobody waits for
+it. The core reads no clock, random source or database: times, durations, new ids and stored
+profiles are fields of events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the journal: events on their way in, and notes on what was decided about earlier ones."""
+"""Rows of the journal: events, and notes on what the core decided about earlier ones."""
 
 from __future__ import annotations
 

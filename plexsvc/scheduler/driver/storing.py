@@ -1,11 +1,11 @@
-"""The driver's way to the store: on the loop while that is quicker than a thread, else on one.
+"""Calls to the store: on the event loop while that is quick, else on a thread.
 
 Theory of operation. An operation waits for two appends, one after the other. Where a sync takes
 a tenth of a millisecond, waking a thread and waiting for the interpreter's lock to come back costs
-more than the append itself, so it is made where it is asked for. It then may not wait for anybody:
-a store that another connection has locked, that is not in this machine, or that lately was slow is
-written on the thread, and so is everything while the thread has work. Appends stay in order, for
-their caller awaits each.
+more than the append itself. Such an append is made on the loop, and must not wait for anybody. A
+store is written on the thread when another connection has locked it, when it is not on this
+machine, when it was slow lately, or when the thread has work. Appends stay in order because their
+caller awaits each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured cycles between the core and the store."""
+"""Encoding of measured cycles for the store."""
 
 from __future__ import annotations
 

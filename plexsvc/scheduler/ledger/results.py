@@ -1,4 +1,4 @@
-"""Answers: replies of ranks merged into one result, results kept until acknowledged, who waits."""
+"""Results: the replies of ranks merged into one, kept until acknowledged, and who waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: a job whose client falls silent for its time to live is cancelled, and not before."""
+"""Sessions: a job is cancelled when its client was silent for its time to live."""
 
 from __future__ import annotations
 

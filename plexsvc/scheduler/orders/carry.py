@@ -1,9 +1,9 @@
 """Transport of a relocated deployment: its state as complete copies, and its staged payloads.
 
-A relocation's state is published like a version, complete, on every node of the old WPG; the new
-ranks map it on the same host and stream it from another. Payloads of operations that wait lie
-where the deployment was when they came; the driver knows where, and passes them on once it has
-arrived elsewhere, at the latest when their operation starts.
+The state is published like a version, complete, on every node of the old WPG. The new ranks map it
+on the same host and stream it from another. The payloads of operations that wait lie where the
+deployment was when they came. They are passed on when it has arrived elsewhere, at the latest when
+their operation starts.
 """
 
 from __future__ import annotations

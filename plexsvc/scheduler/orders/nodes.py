@@ -1,6 +1,6 @@
-"""One node as the driver sees it: its agent and state manager, the lease it holds, its events.
+"""Links to nodes: each node's agent and state manager, the lease it holds, its events.
 
-A link is *up* from the moment its lease was granted until a renewal has failed for the lease's
+A link is *up* from the moment its lease was granted until no renewal has succeeded for the lease's
 whole time, counted from before the last good one was sent. Then the node is lost: the agent has
 killed every rank by then. A link that comes back joins anew.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler tells a process at its start, and what it reads of a model before."""
+"""Specifications of rank processes, and the facts of a model that they start from."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
     assert (job.state, job.operations_done) == (service_pb2.JOB_STATE_COMPLETED, 1)
     assert rig.behaviour.stopped == ["wpg-1-1/0"]
     assert rig.behaviour.forgotten == ["wpg-1-1"]
-    assert not rig.driver.core.cluster.wpgs
+    assert not rig.driver.cluster.wpgs
     assert not rig.driver.registry.by_wpg
     assert not rig.driver.registry.held
 
@@ -389,7 +389,7 @@ async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -
     replayed = recorded.configured.new_core()
     for event in recorded:
         replayed.handle(event)
-    live = rig.driver.core.cluster
+    live = rig.driver._driver.core.cluster
     assert replayed.cluster.roll.ended == live.roll.ended
     assert replayed.cluster.devices.last_lease_no == live.devices.last_lease_no
     assert replayed.view.timeline.after(0, limit=99) == live.devices.timeline.after(0, limit=99)

@@ -1,1 +1,1 @@
-"""What callers see: deployments, jobs, nodes, the plan, reports, explanations, as wire messages."""
+"""Views: deployments, jobs, nodes, the plan, reports and explanations as wire messages."""

@@ -1,4 +1,4 @@
-"""Why an operation or a job waits, for whoever asks: the core's story, without foreign names."""
+"""Explanations: why an operation or a job waits, without the names of other tenants."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from plexsvc.scheduler.live import LiveScheduler
 
 
 async def explain(
-    driver: LiveScheduler, request: service_pb2.ExplainRequest
+    scheduler: LiveScheduler, request: service_pb2.ExplainRequest
 ) -> service_pb2.ExplainReply:
     """Return why an operation is where it is or, without one, what a job's deployments wait for.
 
     Raises:
         PlexError: `not_found`.
     """
-    lens = Lens(driver.registry, request)
+    lens = Lens(scheduler.registry, request)
     if not request.operation_id:
-        return _job(driver, lens.job(request.job_id), lens=lens)
-    story = _operation(driver, request, lens=lens)
+        return _job(scheduler, lens.job(request.job_id), lens=lens)
+    story = _operation(scheduler, request, lens=lens)
     assert story.state is not None, story
     return service_pb2.ExplainReply(
         text=lens.text(story.text),
@@ -35,12 +35,14 @@ async def explain(
     )
 
 
-def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens) -> Story:
-    cluster, operation_id = driver.core.view, OperationId(request.operation_id)
+def _operation(
+    scheduler: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens
+) -> Story:
+    cluster, operation_id = scheduler.cluster, OperationId(request.operation_id)
     if request.job_id:
         lens.job(request.job_id)
     found = cluster.operations.get(operation_id)
-    story = cluster.explain(operation_id, now_us=driver.clock.wall_us())
+    story = cluster.explain(operation_id, now_us=scheduler.clock.wall_us())
     is_there = found is not None and lens.sees(found.job_id)
     if story is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
         where = f"job {request.job_id!r} has" if request.job_id else "there is"
@@ -51,8 +53,8 @@ def _operation(driver: LiveScheduler, request: service_pb2.ExplainRequest, *, le
     return story
 
 
-def _job(driver: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
-    story = driver.core.view.explain_job(record.job_id, now_us=driver.clock.wall_us())
+def _job(scheduler: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:
+    story = scheduler.cluster.explain_job(record.job_id, now_us=scheduler.clock.wall_us())
     if story is None:
         why = f": {record.reason}" if record.reason else ""
         text = f"{record.job_id} ({record.name}) is {record.state}{why}"

@@ -1,4 +1,4 @@
-"""What a caller may see: an operator everything, a tenant its own names and everybody's times."""
+"""Lens of a caller: an operator sees everything, a tenant its own names and all times."""
 
 from __future__ import annotations
 

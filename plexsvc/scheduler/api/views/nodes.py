@@ -1,4 +1,4 @@
-"""Nodes as an operator sees them: their state, who lives there and what becomes of each."""
+"""Views of nodes for operators: their state, who lives there and what becomes of each."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from plexsvc.scheduler.orders.nodes import NodeLink
 
 
 async def list_nodes(
-    driver: LiveScheduler, request: service_pb2.ListNodesRequest
+    scheduler: LiveScheduler, request: service_pb2.ListNodesRequest
 ) -> service_pb2.ListNodesReply:
     """Return every node that was ever dialed, in the order of the configuration."""
-    lens = Lens(driver.registry, request)
-    links = [link for link in driver.nodes.links if not _is_replaced(driver, link)]
+    lens = Lens(scheduler.registry, request)
+    links = [link for link in scheduler.nodes.links if not _is_replaced(scheduler, link)]
     inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
     return service_pb2.ListNodesReply(
         nodes=[
-            _view(driver, link, inventory, lens=lens)
+            _view(scheduler, link, inventory, lens=lens)
             for link, inventory in zip(links, inventories, strict=True)
         ]
     )
 
 
-async def node(driver: LiveScheduler, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
+async def node(scheduler: LiveScheduler, node_id: str, *, lens: Lens) -> service_pb2.NodeView:
     """Return one node.
 
     Raises:
         PlexError: `not_found`, naming those there are.
     """
-    link = link_of(driver, node_id)
-    return _view(driver, link, await status.inventory_of(link), lens=lens)
+    link = link_of(scheduler, node_id)
+    return _view(scheduler, link, await status.inventory_of(link), lens=lens)
 
 
-def link_of(driver: LiveScheduler, node_id: str) -> NodeLink:
+def link_of(scheduler: LiveScheduler, node_id: str) -> NodeLink:
     """Return the link of a node, up or lost.
 
     Raises:
         PlexError: `not_found`, naming the nodes there are.
     """
-    named = [link for link in driver.nodes.links if link.node_id == node_id]
+    named = [link for link in scheduler.nodes.links if link.node_id == node_id]
     if not named:
-        known = ", ".join(sorted({link.node_id for link in driver.nodes.links if link.node_id}))
+        known = ", ".join(sorted({link.node_id for link in scheduler.nodes.links if link.node_id}))
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"no node {node_id!r}; there are {known or 'none'}: `plexctl node list` shows them",
@@ -67,19 +67,19 @@ def moving_to(deployment: Deployment) -> list[str]:
     return [] if relocation is None else [placing.unit(place) for place in relocation.places]
 
 
-def _is_replaced(driver: LiveScheduler, link: NodeLink) -> bool:
+def _is_replaced(scheduler: LiveScheduler, link: NodeLink) -> bool:
     """Whether a node that was lost at this address is back at another."""
-    return bool(link.node_id) and not link.is_up and driver.nodes.is_up(link.node_id)
+    return bool(link.node_id) and not link.is_up and scheduler.nodes.is_up(link.node_id)
 
 
 def _view(
-    driver: LiveScheduler,
+    scheduler: LiveScheduler,
     link: NodeLink,
     inventory: statemanager_pb2.InventoryReply | None,
     *,
     lens: Lens,
 ) -> service_pb2.NodeView:
-    cluster = driver.core.view
+    cluster = scheduler.cluster
     here = [w for w in cluster.wpgs.values() if _devices(w, link.node_id)] if link.node_id else []
     view = service_pb2.NodeView(
         node_id=link.node_id or link.target,
@@ -87,7 +87,7 @@ def _view(
         host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
         host_bytes_total=link.description.host_bytes,
         devices=[
-            status.device_status(driver, device)
+            status.device_status(scheduler, device)
             for device in cluster.devices.values()
             if device.place.node_id == link.node_id
         ],

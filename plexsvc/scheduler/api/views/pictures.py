@@ -1,4 +1,4 @@
-"""The plan as the wire shows it: who owns which slots of each group, what a job would cost.
+"""Views of the plan: who owns which slots of each group, what a job would cost.
 
 A resident of the planner's board is a training deployment; a node of the board is one device.
 """
@@ -37,21 +37,23 @@ GIB: Final = 1 << 30
 _Choice = TypeVar("_Choice", Mode, SyncAt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Look:
-    """What one answer is made from: the driver, what its caller may see, the waits so far."""
+    """What one answer is made from: the scheduler, what its caller may see, the waits so far."""
 
-    driver: LiveScheduler
+    scheduler: LiveScheduler
     lens: Lens
     waits: Waits
 
 
-async def pack(driver: LiveScheduler, request: service_pb2.PackRequest) -> service_pb2.PackReply:
+async def pack(scheduler: LiveScheduler, request: service_pb2.PackRequest) -> service_pb2.PackReply:
     """Return the node groups with their residents, and the deployments that wait for devices."""
-    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
-    cluster = driver.core.view
+    look = _Look(
+        scheduler=scheduler, lens=Lens(scheduler.registry, request), waits=Waits(scheduler)
+    )
+    cluster = scheduler.cluster
     reply = service_pb2.PackReply(
-        now_us=driver.clock.wall_us(),
+        now_us=scheduler.clock.wall_us(),
         slot_us=cluster.limits.slot_us,
         policy=cluster.policy.name,
         prefetches=cluster.prefetches.ordered,
@@ -69,26 +71,31 @@ async def pack(driver: LiveScheduler, request: service_pb2.PackRequest) -> servi
 
 
 async def what_if(
-    driver: LiveScheduler, request: service_pb2.WhatIfRequest
+    scheduler: LiveScheduler, request: service_pb2.WhatIfRequest
 ) -> service_pb2.WhatIfReply:
     """Return where a job would go now and what it would cost the others, or why it would wait.
 
     Raises:
         PlexError: `no_placement` when the cluster has no device of the kind.
     """
-    look = _Look(driver=driver, lens=Lens(driver.registry, request), waits=Waits(driver))
+    look = _Look(
+        scheduler=scheduler, lens=Lens(scheduler.registry, request), waits=Waits(scheduler)
+    )
     kind = request.kind or DEFAULT_KIND
-    planner = driver.core.view.planners.get(kind)
+    planner = scheduler.cluster.planners.get(kind)
     if planner is None or not planner.board.rooms:
-        known = ", ".join(driver.core.view.planners) or "none"
+        known = ", ".join(scheduler.cluster.planners) or "none"
         raise PlexError(
             ErrorCode.NO_PLACEMENT,
             f"no device of kind {kind!r} has joined (kinds: {known}); ask for one of them",
         )
-    now_us = driver.clock.wall_us()
-    demand = _demand(driver, request.job, tenant=TenantId(request.tenant), now_us=now_us)
+    now_us = scheduler.clock.wall_us()
+    demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     reply = _answer(look, planner, answers.what_if(planner, demand, now_us=now_us))
-    for lacking in (_never_fits(driver, request.job, kind), _lacks_rollout(driver, request.job)):
+    for lacking in (
+        _never_fits(scheduler, request.job, kind),
+        _lacks_rollout(scheduler, request.job),
+    ):
         if lacking:
             reply.fits = False
             reply.reasons.append(lacking)
@@ -157,7 +164,7 @@ def _resident(look: _Look, board: Board, resident: Resident) -> service_pb2.Pack
 
 def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: DeploymentId) -> None:
     """Add what the deployment of a resident does now, and its names where they may be shown."""
-    cluster = look.driver.core.view
+    cluster = look.scheduler.cluster
     deployment = cluster.deployments.get(deployment_id)
     if deployment is None:
         return
@@ -173,7 +180,7 @@ def _live(look: _Look, view: service_pb2.PackResident, *, deployment_id: Deploym
 
 
 def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
-    cluster = look.driver.core.view
+    cluster = look.scheduler.cluster
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
         view = service_pb2.PackWaiting(
@@ -192,9 +199,9 @@ def _window_us(reply: service_pb2.PackReply, *, asked_us: int) -> int:
 
 
 def _demand(
-    driver: LiveScheduler, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
+    scheduler: LiveScheduler, job: service_pb2.JobShape, *, tenant: TenantId, now_us: int
 ) -> Demand:
-    limits = driver.config
+    limits = scheduler.config
     profile = Profile(
         period_us=job.period_us,
         segments=tuple(
@@ -256,9 +263,9 @@ def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2
     return reply
 
 
-def _never_fits(driver: LiveScheduler, job: service_pb2.JobShape, kind: str) -> str:
+def _never_fits(scheduler: LiveScheduler, job: service_pb2.JobShape, kind: str) -> str:
     """Say so when a job could not live here were all devices idle; else return nothing."""
-    cluster = driver.core.view
+    cluster = scheduler.cluster
     if not cluster.has_gang(kind=kind, num_devices=job.num_devices):
         return (
             f"were all idle, no {job.num_devices} {kind} devices here make a gang: it would be "
@@ -270,11 +277,11 @@ def _never_fits(driver: LiveScheduler, job: service_pb2.JobShape, kind: str) -> 
     return ""
 
 
-def _lacks_rollout(driver: LiveScheduler, job: service_pb2.JobShape) -> str:
+def _lacks_rollout(scheduler: LiveScheduler, job: service_pb2.JobShape) -> str:
     """Say so when too few rollout devices are idle for a job; else return nothing."""
     if not job.rollout_devices:
         return ""
-    planner = driver.core.view.planners.get(ROLLOUT_KIND)
+    planner = scheduler.cluster.planners.get(ROLLOUT_KIND)
     idle = 0 if planner is None else len(planner.board.idle)
     if idle >= job.rollout_devices:
         return ""
@@ -288,7 +295,7 @@ def _name(
     deployment_id: DeploymentId,
 ) -> None:
     """Add the names of a deployment where they may be shown."""
-    record = look.driver.registry.deployments.get(deployment_id)
+    record = look.scheduler.registry.deployments.get(deployment_id)
     if record is None or not look.lens.sees(record.job_id):
         return
     view.deployment_id, view.job_id = deployment_id, record.job_id

@@ -1,7 +1,7 @@
-"""The interference report: who had devices for how long, and who waited for whom.
+"""Interference report: who had devices for how long, and who waited for whom.
 
-Waits are of device work that could have run had the device been free. A tenant sees its own jobs by
-name and everybody else as one, the nameless tenant.
+A wait counts device work that could have run had the device been free. A tenant sees its own jobs
+by name and everybody else as one, the nameless tenant.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from plexsvc.scheduler.live import LiveScheduler
 
 
 async def report(
-    driver: LiveScheduler, request: service_pb2.ReportRequest
+    scheduler: LiveScheduler, request: service_pb2.ReportRequest
 ) -> service_pb2.ReportReply:
     """Return the report of every job still known, ended ones too (`scheduler.max_ended_jobs`)."""
-    lens, waits = Lens(driver.registry, request), Waits(driver)
-    records = list(driver.registry.jobs.values())
-    now_us = driver.clock.wall_us()
+    lens, waits = Lens(scheduler.registry, request), Waits(scheduler)
+    records = list(scheduler.registry.jobs.values())
+    now_us = scheduler.clock.wall_us()
     reply = service_pb2.ReportReply(
         now_us=now_us, since_us=min((r.created_us for r in records), default=now_us)
     )
     uses: dict[str, service_pb2.TenantUse] = {}
     for record in records:
-        use = _job(driver, record, waits=waits, lens=lens)
+        use = _job(scheduler, record, waits=waits, lens=lens)
         tenant = lens.tenant_of(record.job_id)
         _add(uses.setdefault(tenant, service_pb2.TenantUse(tenant=tenant)), use)
         if lens.sees(record.job_id):
@@ -44,17 +44,17 @@ async def report(
 
 
 def _job(
-    driver: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
+    scheduler: LiveScheduler, record: JobRecord, *, waits: Waits, lens: Lens
 ) -> service_pb2.JobUse:
     job_id = record.job_id
-    tally = driver.tally.of(job_id)
+    tally = scheduler.tally.of(job_id)
     use = service_pb2.JobUse(
         job_id=job_id,
         name=record.name,
         tenant=record.tenant,
         state=messages.JOB_STATES[record.state],
-        lasted_us=lasted_us(driver, job_id),
-        device_us=status.job(driver, record).device_us,
+        lasted_us=lasted_us(scheduler, job_id),
+        device_us=status.job(scheduler, record).device_us,
         wait_us=waits.total_us(job_id),
         wait_ratio_ppm=waits.ratio_ppm(job_id),
         switches=tally.switches,
@@ -69,13 +69,13 @@ def _job(
                 wait_us=blocked_us,
             )
         )
-    _slowdown(driver, use, job_id)
+    _slowdown(scheduler, use, job_id)
     return use
 
 
-def _slowdown(driver: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) -> None:
+def _slowdown(scheduler: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) -> None:
     """Add the worst slowdown among the job's training deployments: predicted and measured."""
-    cluster = driver.core.view
+    cluster = scheduler.cluster
     job = cluster.jobs.get(job_id)
     for deployment_id in job.deployments if job is not None else ():
         deployment = cluster.deployments[deployment_id]

@@ -1,4 +1,4 @@
-"""The wire's views of what the core and the registry know: deployments, jobs, status, timeline."""
+"""Views of deployments, jobs, the cluster's status and its timeline."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ MAX_SPANS: Final = 20_000
 INVENTORY_S: Final = 1.0
 
 
-def deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
+def deployment(scheduler: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment with where it is now."""
     view = messages.deployment(record)
-    wpg = None if record.wpg is None else driver.core.view.wpgs.get(record.wpg.wpg_id)
+    wpg = None if record.wpg is None else scheduler.cluster.wpgs.get(record.wpg.wpg_id)
     view.residency = ON_WIRE[wpg.residency] if wpg is not None else common_pb2.RESIDENCY_NONE
     view.state_bytes = sum(wpg.device_bytes) if wpg is not None else 0
     for node_id in record.nodes:
-        if driver.nodes.is_up(node_id):
-            view.staging_nodes.append(driver.nodes.link(node_id).address)
+        if scheduler.nodes.is_up(node_id):
+            view.staging_nodes.append(scheduler.nodes.link(node_id).address)
     for node_id in record.former_nodes:
-        if driver.nodes.is_up(node_id):
-            view.former_nodes.append(driver.nodes.link(node_id).address)
+        if scheduler.nodes.is_up(node_id):
+            view.former_nodes.append(scheduler.nodes.link(node_id).address)
     if record.is_rollout:
-        view.executor_address = driver.config.rollout_address
+        view.executor_address = scheduler.config.rollout_address
     return view
 
 
-def ready_deployment(driver: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
+def ready_deployment(scheduler: LiveScheduler, record: DeploymentRecord) -> service_pb2.Deployment:
     """Return a deployment that is ready.
 
     Raises:
@@ -57,26 +57,26 @@ def ready_deployment(driver: LiveScheduler, record: DeploymentRecord) -> service
         raise PlexError(
             ErrorCode.JOB_ENDED, f"{record.deployment_id} was stopped: its job has ended"
         )
-    return deployment(driver, record)
+    return deployment(scheduler, record)
 
 
-def job(driver: LiveScheduler, record: JobRecord) -> service_pb2.Job:
+def job(scheduler: LiveScheduler, record: JobRecord) -> service_pb2.Job:
     """Return a job with what it holds and does now."""
     view = messages.job(record)
-    live = driver.core.view.jobs.get(record.job_id)
+    live = scheduler.cluster.jobs.get(record.job_id)
     if live is not None:
         view.device_us, view.phase = live.device_us, live.phase
     return view
 
 
 async def list_jobs(
-    driver: LiveScheduler, request: service_pb2.ListJobsRequest
+    scheduler: LiveScheduler, request: service_pb2.ListJobsRequest
 ) -> service_pb2.ListJobsReply:
     """Return a tenant's jobs, oldest first; every tenant's when none is named."""
     return service_pb2.ListJobsReply(
         jobs=[
-            job(driver, record)
-            for record in driver.registry.jobs.values()
+            job(scheduler, record)
+            for record in scheduler.registry.jobs.values()
             if request.tenant in {"", record.tenant}
             and (request.include_ended or not record.ended.is_set())
         ]
@@ -84,38 +84,38 @@ async def list_jobs(
 
 
 async def status(
-    driver: LiveScheduler, request: service_pb2.GetStatusRequest
+    scheduler: LiveScheduler, request: service_pb2.GetStatusRequest
 ) -> service_pb2.ClusterStatus:
     """Return nodes and devices, and the tenant's jobs and deployments."""
     everything = service_pb2.ListJobsRequest(tenant=request.tenant, include_ended=True)
-    jobs = (await list_jobs(driver, everything)).jobs
+    jobs = (await list_jobs(scheduler, everything)).jobs
     reply = service_pb2.ClusterStatus(
-        now_us=driver.clock.wall_us(), scheduler_epoch=driver.epoch, jobs=jobs
+        now_us=scheduler.clock.wall_us(), scheduler_epoch=scheduler.epoch, jobs=jobs
     )
-    inventories = await asyncio.gather(*(inventory_of(link) for link in driver.nodes.links))
-    for link, inventory in zip(driver.nodes.links, inventories, strict=True):
-        reply.nodes.append(_node(driver.core.view, link, inventory))
-    for device in driver.core.view.devices.values():
-        reply.devices.append(device_status(driver, device))
+    inventories = await asyncio.gather(*(inventory_of(link) for link in scheduler.nodes.links))
+    for link, inventory in zip(scheduler.nodes.links, inventories, strict=True):
+        reply.nodes.append(_node(scheduler.cluster, link, inventory))
+    for device in scheduler.cluster.devices.values():
+        reply.devices.append(device_status(scheduler, device))
     for view in jobs:
         for deployment_id in view.deployment_ids:
-            found = driver.registry.deployments[DeploymentId(deployment_id)]
-            reply.deployments.append(deployment(driver, found))
-        _progress(reply, driver.registry.jobs[JobId(view.job_id)])
+            found = scheduler.registry.deployments[DeploymentId(deployment_id)]
+            reply.deployments.append(deployment(scheduler, found))
+        _progress(reply, scheduler.registry.jobs[JobId(view.job_id)])
     return reply
 
 
 async def timeline(
-    driver: LiveScheduler, request: service_pb2.TimelineRequest
+    scheduler: LiveScheduler, request: service_pb2.TimelineRequest
 ) -> service_pb2.TimelineReply:
     """Return spans above an index; those of other tenants keep their time and lose their names.
 
     `next_index` is what to ask `after_index` with for what follows.
     """
-    spans = driver.core.view.timeline.after(request.after_index, limit=MAX_SPANS)
+    spans = scheduler.cluster.timeline.after(request.after_index, limit=MAX_SPANS)
     reply = service_pb2.TimelineReply(next_index=spans[-1].index if spans else request.after_index)
     for span in spans:
-        record = driver.registry.jobs.get(span.job_id)
+        record = scheduler.registry.jobs.get(span.job_id)
         is_own = record is not None and request.tenant in {"", record.tenant}
         reply.spans.append(
             service_pb2.Span(
@@ -177,9 +177,9 @@ def _node(
     )
 
 
-def device_status(driver: LiveScheduler, device: Device) -> service_pb2.DeviceStatus:
+def device_status(scheduler: LiveScheduler, device: Device) -> service_pb2.DeviceStatus:
     """Return what one device holds and does."""
-    cluster, now_us = driver.core.view, driver.clock.wall_us()
+    cluster, now_us = scheduler.cluster, scheduler.clock.wall_us()
     holder = cluster.wpgs.get(device.holder) if device.holder is not None else None
     busy_us = device.busy_us
     if holder is not None and holder.busy_since_us is not None:

@@ -1,4 +1,4 @@
-"""How long jobs waited for devices that others held, by whom, and what share of their time."""
+"""Waits of jobs for devices that others held: for whom, how long, what share of time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from plexsvc.scheduler.live import LiveScheduler
 class Waits:
     """The waits of all jobs for one another as they are now. `O(pairs)` to make."""
 
-    def __init__(self, driver: LiveScheduler) -> None:
-        self._driver = driver
+    def __init__(self, scheduler: LiveScheduler) -> None:
+        self._scheduler = scheduler
         self._by_waiter: dict[JobId, dict[JobId, int]] = defaultdict(dict)
-        for (waiter, blocker), waited_us in driver.core.view.waits.items():
+        for (waiter, blocker), waited_us in scheduler.cluster.waits.items():
             if waiter != blocker:
                 self._by_waiter[waiter][blocker] = waited_us
 
@@ -29,7 +29,7 @@ class Waits:
 
     def ratio_ppm(self, job_id: JobId) -> int:
         """Return the share of its time that a job waited for others, at most all of it."""
-        lasted = lasted_us(self._driver, job_id)
+        lasted = lasted_us(self._scheduler, job_id)
         return min(PPM, self.total_us(job_id) * PPM // lasted) if lasted else 0
 
     def pairs(self) -> list[tuple[JobId, JobId, int]]:
@@ -41,10 +41,10 @@ class Waits:
         ]
 
 
-def lasted_us(driver: LiveScheduler, job_id: JobId) -> int:
+def lasted_us(scheduler: LiveScheduler, job_id: JobId) -> int:
     """Return how long a job has run, or ran."""
-    record = driver.registry.jobs.get(job_id)
+    record = scheduler.registry.jobs.get(job_id)
     if record is None:
         return 0
-    end_us = record.ended_us or driver.clock.wall_us()
+    end_us = record.ended_us or scheduler.clock.wall_us()
     return max(0, end_us - record.created_us)

@@ -54,7 +54,7 @@ async def result_of(rig: Rig, operation_id: bytes, *, tenant: str = TENANT) -> o
 
 
 async def until_known(rig: Rig, operation: ops.Operation) -> None:
-    while operation.operation_id not in rig.driver.core.view.operations:  # noqa: ASYNC110 - the driver's task
+    while operation.operation_id not in rig.driver.cluster.operations:  # noqa: ASYNC110 - the driver's task
         await asyncio.sleep(0)
 
 

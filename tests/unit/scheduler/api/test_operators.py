@@ -167,7 +167,7 @@ async def test_a_deployment_that_waits_is_in_the_pack_with_its_reason(rig: Rig) 
         await rig.deploy(job_id, "rollout", role="rollout")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.deploy("job-3", "rollout", role="rollout"))
-        while not rig.driver.core.view.unplaced:
+        while not rig.driver.cluster.unplaced:
             await rig.driver.clock.sleep(1000)
         pack = await rig.scheduler.call("GetPack", pb.PackRequest(tenant=TENANT), pb.PackReply)
         foreign = await rig.scheduler.call("GetPack", pb.PackRequest(tenant=RIVAL), pb.PackReply)

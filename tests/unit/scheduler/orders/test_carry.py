@@ -219,11 +219,9 @@ async def test_the_journal_replays_relocations(pair: Rig) -> None:
     core = recorded.configured.new_core()
     for event in recorded:
         core.handle(event)
-    roll, live = core.cluster.roll, pair.driver.core.cluster.roll
+    roll, live = core.cluster.roll, pair.driver._driver.core.cluster.roll
     assert (roll.ended, roll.last_wpg_no) == (live.ended, live.last_wpg_no)
-    assert core.view.timeline.after(0, limit=99) == pair.driver.core.view.timeline.after(
-        0, limit=99
-    )
+    assert core.view.timeline.after(0, limit=99) == pair.driver.cluster.timeline.after(0, limit=99)
 
 
 async def test_instances_move_and_their_manager_is_told(tmp_path: Path) -> None:
