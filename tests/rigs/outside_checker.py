@@ -24,15 +24,22 @@ class Span:
 
 def check_lines(lines: Sequence[Line]) -> None:
     """Raise AssertionError unless nothing overlaps, no switch is hidden and no work is lost."""
+    for node, spans in spans_by_node(lines).items():
+        check_order(node, spans)
+        check_residents(node, spans)
+
+
+def spans_by_node(lines: Sequence[Line]) -> dict[str, list[Span]]:
+    """Check each job's own work; return in order who used each node when."""
     by_node: dict[str, list[Span]] = {}
     for line in lines:
         check_work(line)
         for span, nodes in spans_of(line):
             for node in nodes:
                 by_node.setdefault(node, []).append(span)
-    for node, spans in by_node.items():
+    for spans in by_node.values():
         spans.sort(key=lambda span: (span.start_s, span.end_s))
-        check_node(node, spans)
+    return by_node
 
 
 def check_work(line: Line) -> None:
@@ -77,10 +84,14 @@ def spans_of(line: Line) -> list[tuple[Span, list[str]]]:
     return found
 
 
-def check_node(node: str, spans: Sequence[Span]) -> None:
-    """No two at once, and whoever runs was brought in after the one before."""
+def check_order(node: str, spans: Sequence[Span]) -> None:
+    """No two at once."""
     for one, two in itertools.pairwise(spans):
         assert one.end_s <= two.start_s + CLOSE_S, (node, one, two)
+
+
+def check_residents(node: str, spans: Sequence[Span]) -> None:
+    """Whoever runs was brought in after the one before."""
     resident = None
     for span in spans:
         if span.kind == "in":

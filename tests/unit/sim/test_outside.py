@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +21,10 @@ from plexsvc.scheduler.core.planning.profile import (
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.output import job_line
+from plexsvc.sim.presets import Workload
 from plexsvc.sim.simulator import Simulator
-from tests.rigs.outside_checker import check_lines
+from plexsvc.sim.trace_run import play_live
+from tests.rigs.outside_checker import check_lines, check_order, spans_by_node
 
 ALL = {**POLICIES, "live": in_service(PLEX)}
 
@@ -68,6 +71,20 @@ def jobs(draw: st.DrawFn) -> list[SimJob]:
     return made
 
 
+def stormy(*, mtbf_h: float) -> SimCluster:
+    """Return four nodes that are lost, and one that is drained while another joins."""
+    return SimCluster(
+        nodes=4,
+        host_gb=1000,
+        faults=Faults(node_mtbf_h=mtbf_h, repair_s=100, slow_switch_share=0.2),
+        events=(
+            NodeEvent(at_s=200, action=NodeAction.DRAIN, node="n00001"),
+            NodeEvent(at_s=300, action=NodeAction.JOIN, node="n00100"),
+            NodeEvent(at_s=600, action=NodeAction.UNCORDON, node="n00001"),
+        ),
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     jobs(),
@@ -79,18 +96,36 @@ def jobs(draw: st.DrawFn) -> list[SimJob]:
 def test_lines_of_any_run_hold_up_from_outside(
     trace: list[SimJob], policy: str, seed: int, is_cold: bool, mtbf_h: float
 ) -> None:
-    cluster = SimCluster(
-        nodes=4,
-        host_gb=1000,
-        faults=Faults(node_mtbf_h=mtbf_h, repair_s=100, slow_switch_share=0.2),
-        events=(
-            NodeEvent(at_s=200, action=NodeAction.DRAIN, node="n00001"),
-            NodeEvent(at_s=300, action=NodeAction.JOIN, node="n00100"),
-            NodeEvent(at_s=600, action=NodeAction.UNCORDON, node="n00001"),
-        ),
-    )
+    cluster = stormy(mtbf_h=mtbf_h)
     simulator = Simulator(trace, cluster=cluster, policy=ALL[policy], seed=seed, is_cold=is_cold)
     outcome = simulator.run()
     simulator.planner.board.check()
     lines = [json.loads(json.dumps(job_line(record, seed=seed))) for record in outcome.records]
     check_lines(lines)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    jobs(),
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(0, 5),
+    st.booleans(),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0, 1]),
+)
+def test_the_live_core_runs_the_work_of_every_line_and_never_two_at_once(
+    trace: list[SimJob],
+    policy: str,
+    seed: int,
+    is_cold: bool,
+    mtbf_h: float,
+    rollout_nodes: int,
+) -> None:
+    asked = tuple(
+        replace(job, demand=replace(job.demand, rollout_units=rollout_nodes)) for job in trace
+    )
+    workload = Workload(jobs=asked, cluster=stormy(mtbf_h=mtbf_h))
+    outcome = play_live(workload, policy=POLICIES[policy], seed=seed, is_cold=is_cold).outcome
+    lines = [json.loads(json.dumps(job_line(record, seed=seed))) for record in outcome.records]
+    for node, spans in spans_by_node(lines).items():
+        check_order(node, spans)

@@ -66,5 +66,25 @@ def test_a_directory_that_cannot_be_is_refused_before_anything_runs(
     assert "cannot be a directory for outputs" in str(done.exception)
 
 
+@pytest.mark.parametrize("core", ["planning", "live", "live-cold"])
+def test_every_core_plays_a_cluster_file_with_faults_and_events(
+    app: typer.Typer, tmp_path: Path, core: str
+) -> None:
+    trace, cluster, out = tmp_path / "trace.jsonl", tmp_path / "cluster.json", tmp_path / "out"
+    more = {"rollout_nodes": 1, "deployments": 2, "cycles": 40}
+    two = [{"phase": name, "offset_s": at, "duration_s": 10} for name, at in (("a", 0), ("b", 10))]
+    line = {**LINE, **more, "segments": two}
+    trace.write_text("\n".join(json.dumps({"job_id": f"j{i}", **line}) for i in range(2)))
+    events = [{"at_s": 90, "drain": "n00001"}, {"at_s": 300, "join": "n00009"}]
+    faults = {"node_mtbf_h": 1, "repair_s": 60}
+    cluster.write_text(json.dumps({"nodes": 5, "faults": faults, "events": events}))
+    options = [str(trace), "--cluster", str(cluster), "--json", "--core", core, "--out", str(out)]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(text) for text in (out / "jobs.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert any(found["restarts"] for found in lines)
+
+
 def test_a_negative_seed_is_misuse(app: typer.Typer) -> None:
     assert CliRunner().invoke(app, ["--preset", "two-job-7b", "--seed", "-1"]).exit_code == 2
