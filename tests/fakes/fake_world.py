@@ -15,6 +15,7 @@ from plexsvc.scheduler.core.actions import (
     ForgetWpg,
     MoveState,
     RefuseOperation,
+    RelocationChanged,
     SetTimer,
     SpawnWpg,
     StartOperation,
@@ -41,7 +42,15 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
-from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, OperationKind, Place
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.vocabulary import (
+    DeviceFacts,
+    Fault,
+    JobState,
+    OperationKind,
+    Place,
+    RelocationStage,
+)
 
 Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
 
@@ -208,6 +217,21 @@ class FakeWorld:
         while self.orders:
             self.report(self.orders[0])
 
+    def places(self, job: str = "a") -> list[str]:
+        """Return the devices of a job's actor, which must be booked where it is."""
+        view, placement = self.core.view, self.core.cluster.placement
+        deployment = view.deployments[DeploymentId(f"{job}/actor")]
+        wpg = view.wpg_of(deployment)
+        assert wpg is not None
+        planner, key = placing.planner_of(placement, deployment)
+        where = [placing.unit(place) for place in wpg.places]
+        assert list(planner.group_of(key).residents[key].units) == where, "booked elsewhere"
+        return [str(unit) for unit in where]
+
+    def stages(self) -> list[RelocationStage]:
+        """Return how far relocations came, one after another."""
+        return [a.stage for a in self.log if isinstance(a, RelocationChanged)]
+
     def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: PLR0911 - one an order
         at_us = self.tick()
         match order:
@@ -276,6 +300,11 @@ class FakeWorld:
 def op_id(name: str) -> OperationId:
     """Return a readable operation id."""
     return OperationId(name.encode().ljust(16, b".")[-16:])
+
+
+def codes(actions: list[Action]) -> list[ErrorCode]:
+    """Return the codes of the refusals among actions, in their order."""
+    return [action.fault.code for action in actions if isinstance(action, RefuseOperation)]
 
 
 def no_room() -> Fault:

@@ -5,80 +5,31 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, ResidentId, WpgId
+from plexsvc.ids import DeploymentId, MoveId, ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
-    Action,
     AnswerOperation,
-    CancelOperation,
-    DeploymentChanged,
     DropPayload,
-    ForgetWpg,
-    JobChanged,
     MoveState,
     RefuseOperation,
     ReleaseOperation,
     SetTimer,
-    SpawnWpg,
     StartOperation,
-    StopWpg,
 )
 from plexsvc.scheduler.core.events import (
     Acknowledged,
-    MoveFailed,
-    NodeLost,
     PayloadRefused,
     PayloadStaged,
-    SpawnFailed,
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import (
-    DeploymentState,
     Fault,
-    JobState,
     OperationKind,
     OperationState,
-    Place,
 )
-from tests.fakes.fake_world import FakeWorld, no_room, op_id
+from tests.fakes.fake_world import FakeWorld, codes, no_room, op_id
 
 A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
-
-
-@pytest.fixture
-def world() -> FakeWorld:
-    """One training device of 100 bytes, jobs `a` and `b` of 60 bytes each up; `b` is resident."""
-    world = FakeWorld()
-    world.join(train=1)
-    world.bring_up("a")
-    world.bring_up("b")
-    return world
-
-
-def codes(actions: list[Action]) -> list[ErrorCode]:
-    return [action.fault.code for action in actions if isinstance(action, RefuseOperation)]
-
-
-def test_a_deployment_is_spawned_initialised_and_ready() -> None:
-    world = FakeWorld()
-    world.join(train=1)
-    world.job("a")
-    actions = world.deploy("a")
-    place = Place(node_id=NodeId("n0"), device=0)
-    assert [type(action).__name__ for action in actions] == [
-        "JobChanged",
-        "DeploymentChanged",
-        "SpawnWpg",
-        "SetTimer",
-        "SetTimer",
-    ]
-    assert actions[2] == SpawnWpg(
-        wpg_id=A, deployment_id=DeploymentId("a/actor"), incarnation=1, places=(place,)
-    )
-    started = world.report_next(SpawnWpg)
-    assert started[-1] == StartOperation(operation_id=op_id("a/actor/init"), wpg_id=A, lease_no=1)
-    ready = world.report_next(StartOperation)
-    assert [action.state for action in ready if hasattr(action, "deployment_id")] == ["ready"]
 
 
 def test_second_wpg_waits_until_the_first_is_off_the_device(world: FakeWorld) -> None:
@@ -430,154 +381,6 @@ def test_no_room_on_the_host_is_tried_again_then_refused(world: FakeWorld) -> No
     world.submit("a1", job="a", seq=1)
     world.drain()
     assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
-
-
-def test_a_move_that_failed_for_another_reason_costs_the_deployment(world: FakeWorld) -> None:
-    world.submit("a1", job="a", seq=1)
-    order = world.orders.pop(0)
-    fault = Fault(code=ErrorCode.INTERNAL, message="lost")
-    actions = world.tell(
-        MoveFailed(at_us=world.tick(), wpg_id=B, move_id=order.move_id, fault=fault)
-    )
-    assert StopWpg(wpg_id=B) in actions
-    world.drain()
-    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
-
-
-def test_a_dead_worker_fails_its_own_operations_and_nobody_elses(world: FakeWorld) -> None:
-    world.submit("b1", job="b", seq=1)
-    world.submit("b2", job="b", seq=2)
-    world.submit("a1", job="a", seq=1)
-    actions = world.die(B)
-    assert codes(actions) == [ErrorCode.WORKER_DIED, ErrorCode.WORKER_DIED]
-    facts = dict(actions[0].fault.facts)
-    assert facts["worker"] == f"{B}/0"
-    assert facts["signal"] == "9"
-    assert facts["log_tail"] == "out of luck\n"
-    assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.DEPLOYMENT_FAILED]
-    world.drain()
-    assert ForgetWpg(wpg_id=B, lease_no=2) in world.log
-    assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
-
-
-def test_a_stuck_operation_is_found_and_its_processes_stopped(world: FakeWorld) -> None:
-    world.submit("b1", job="b", seq=1)
-    world.fire(f"watch/{B}")
-    actions = world.fire(f"watch/{B}") if f"watch/{B}" in world.timers else []
-    assert codes(actions) == [ErrorCode.OPERATION_TIMEOUT]
-    assert StopWpg(wpg_id=B) in actions
-
-
-def test_a_failed_spawn_fails_the_deployment_and_frees_the_device() -> None:
-    world = FakeWorld()
-    world.join(train=1)
-    world.job("a")
-    world.deploy("a")
-    world.orders.clear()
-    fault = Fault(code=ErrorCode.WORKER_DIED, message="import error")
-    actions = world.tell(SpawnFailed(at_us=world.tick(), wpg_id=A, fault=fault))
-    assert StopWpg(wpg_id=A) in actions
-    world.drain()
-    assert not world.core.view.wpgs
-
-
-def test_a_wpg_larger_than_its_device_fails_with_no_room() -> None:
-    world = FakeWorld(device_bytes=101)
-    world.join(train=1)
-    world.job("a")
-    world.deploy("a")
-    actions = world.report_next(SpawnWpg)
-    assert actions[0].fault.code == ErrorCode.NO_ROOM
-    assert dict(actions[0].fault.facts)["need"] == "101"
-
-
-def test_a_deployment_no_cluster_could_hold_is_refused_with_what_there_is() -> None:
-    world = FakeWorld()
-    world.join(train=2)
-    world.job("a")
-    actions = world.deploy("a", devices=4)
-    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
-    assert "n0: 2" in actions[0].fault.message
-
-
-def test_a_rollout_deployment_waits_for_a_free_device() -> None:
-    world = FakeWorld()
-    world.join(train=0, rollout=1)
-    world.bring_up("a", "rollout", rollout=True)
-    world.job("b")
-    assert isinstance(world.deploy("b", "rollout", rollout=True)[0], SetTimer)
-    world.end("a")
-    world.drain()
-    assert "wpg-1-2" in world.core.view.wpgs
-
-
-def test_a_deployment_that_waits_too_long_for_devices_fails() -> None:
-    world = FakeWorld()
-    world.join(train=0, rollout=1)
-    world.bring_up("a", "rollout", rollout=True)
-    world.job("b")
-    world.deploy("b", "rollout", rollout=True)
-    actions = world.fire("place/b/rollout")
-    assert actions[0].fault.code == ErrorCode.NO_PLACEMENT
-
-
-def test_an_ended_job_lets_its_running_operation_end_then_frees_everything(
-    world: FakeWorld,
-) -> None:
-    world.submit("b1", job="b", seq=1)
-    world.submit("b2", job="b", seq=2)
-    actions = world.end("b")
-    assert codes(actions) == [ErrorCode.JOB_ENDED]
-    assert not any(isinstance(action, StopWpg) for action in actions)
-    actions = world.report_next(StartOperation)
-    assert [type(action) for action in actions] == [AnswerOperation, StopWpg]
-    assert world.report_next(StopWpg) == [ForgetWpg(wpg_id=B, lease_no=2)]
-    actions = world.report_next(ForgetWpg)
-    assert actions[-1] == JobChanged(
-        job_id=JobId("b"), state=JobState.COMPLETED, reason="done", device_us=actions[-1].device_us
-    )
-    assert codes(world.submit("b3", job="b", seq=3)) == [ErrorCode.JOB_ENDED]
-
-
-def test_a_cancelled_job_cancels_its_generates() -> None:
-    world = FakeWorld()
-    world.join(train=0, rollout=1)
-    world.bring_up("a", "rollout", rollout=True)
-    world.submit("g", job="a", to="rollout", seq=1, kind=OperationKind.GENERATE)
-    actions = world.end("a", JobState.CANCELLED)
-    assert actions == [CancelOperation(operation_id=op_id("g"), wpg_id=A)]
-
-
-def test_processes_that_end_as_they_were_told_to_have_stopped_and_not_died(
-    world: FakeWorld,
-) -> None:
-    assert StopWpg(wpg_id=B) in world.end("b")
-    assert world.die(B) == []
-    world.report_next(StopWpg)
-    changes = [a for a in world.report_next(ForgetWpg) if isinstance(a, DeploymentChanged)]
-    assert [(a.state, a.fault) for a in changes] == [(DeploymentState.STOPPED, None)]
-
-
-def test_a_job_that_ends_in_the_middle_of_a_switch_leaves_the_other_able_to_run(
-    world: FakeWorld,
-) -> None:
-    world.submit("a1", job="a", seq=1)
-    assert codes(world.end("a")) == [ErrorCode.JOB_ENDED]
-    world.drain()
-    world.submit("b1", job="b", seq=1)
-    world.drain()
-    assert isinstance(world.answers[op_id("b1")][0], AnswerOperation)
-
-
-def test_a_lost_node_fails_what_ran_there(world: FakeWorld) -> None:
-    world.submit("b1", job="b", seq=1)
-    actions = world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
-    assert codes(actions) == [ErrorCode.NODE_LOST]
-    world.drain()
-    world.join(train=1)
-    world.bring_up("c")
-    world.submit("c1", job="c", seq=1)
-    assert world.started[-1] == op_id("c1")
 
 
 def test_lease_numbers_grow_with_each_grant_to_another() -> None:

@@ -46,16 +46,6 @@ CARRY = MoveId("1.1")
 FB = OperationKind.FORWARD_BACKWARD
 
 
-@pytest.fixture
-def world() -> FakeWorld:
-    """Job `a` on the only device of `n0`; `n1` has one, too."""
-    world = FakeWorld()
-    world.join("n0")
-    world.join("n1")
-    world.bring_up("a")
-    return world
-
-
 def changed(stage: RelocationStage, fault: Fault | None = None) -> RelocationChanged:
     return RelocationChanged(
         deployment_id=DeploymentId("a/actor"), stage=stage, places=TO, reason="asked", fault=fault
