@@ -23,10 +23,11 @@ import grpc.aio
 
 from benchmarks import load
 from plexclient.ids import new_operation_id
+from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.node.tether import die_with_parent
 from plexsvc.rpc import loops
-from plexsvc.rpc.channels import CHANNEL_OPTIONS, new_server, open_channel
+from plexsvc.rpc.channels import new_server, open_channel
 
 SERVICE = "bench.Chain"
 METHOD = f"/{SERVICE}/Submit"

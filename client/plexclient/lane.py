@@ -19,11 +19,11 @@ from typing import Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import OperationId, new_operation_id, show
-from plexclient.operations import MAX_MESSAGE_BYTES
 from plexclient.payloads import Arrays, Inputs, inputs, upload
 from plexclient.results import check
 from plexclient.retry import persist
 from plexclient.session import FATAL, Session
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import operations_pb2
 
 R = TypeVar("R")

@@ -10,25 +10,20 @@ from google.protobuf.message import Message
 
 from plexclient.errors import ErrorCode
 from plexclient.failures import error_of
-from plexclient.operations import MAX_MESSAGE_BYTES, Operations
+from plexclient.operations import Operations
+from plexclient.wire import channels
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 
-CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.ping_timeout_ms", 5000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+OPTIONS: Final[channels.Options] = (
+    *channels.CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # A channel of its own: several connections of one process must not share a socket.
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""The service's own options (a silent peer is noticed in 10 s), and quick reconnects."""
+"""The options that every channel has, and quick reconnects."""
 
 Stub: Final[Any] = service_pb2_grpc.RouterStub  # generated code carries no annotations
 
@@ -38,7 +33,7 @@ class Link:
 
     def __init__(self, address: str, *, token: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+        self._channel = grpc.aio.insecure_channel(address, options=list(OPTIONS))
         self._stub = Stub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._operations = Operations(lambda: self._stub.Operate(metadata=self._metadata))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,9 +26,9 @@ import grpc.aio
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.failures import STATUS_FACT, error_of
 from plexclient.ids import show
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import operations_pb2
 
-MAX_MESSAGE_BYTES: Final = 8 << 20
 Result = operations_pb2.OperationResult
 OpenCall = Callable[[], Any]  # gRPC's call objects are untyped
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import grpc
 
 from plexclient.failures import error_of
+from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.cluster.places import Card
-from plexsvc.rpc.channels import CHANNEL_OPTIONS
 
 CALL_TIMEOUT_S: Final = 10.0
 

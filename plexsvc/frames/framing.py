@@ -11,8 +11,8 @@ from typing import Final
 
 import xxhash
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 
 _HEADER: Final = struct.Struct("<IQQ")
 HEADER_BYTES: Final = _HEADER.size

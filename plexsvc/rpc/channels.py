@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import grpc
 
-MAX_MESSAGE_BYTES: Final = 8 << 20
-"""Largest gRPC message; payloads beyond `INLINE_PAYLOAD_BYTES` stream in chunks far below it."""
+from plexclient.wire.channels import CHANNEL_OPTIONS, LIMITS, Options
 
-Options = Sequence[tuple[str, int]]
-
-_LIMITS: Final[Options] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
-CHANNEL_OPTIONS: Final[Options] = (
-    *_LIMITS,
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.ping_timeout_ms", 5000),  # else 60 s, whatever the line above says
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 SERVER_OPTIONS: Final[Options] = (
-    *_LIMITS,
+    *LIMITS,
     ("grpc.keepalive_time_ms", 30_000),  # a stream without a deadline must not outlive its client
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),

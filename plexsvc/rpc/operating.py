@@ -23,12 +23,12 @@ from typing import Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.errors import refused
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.log import Log
-from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 from plexsvc.rpc.services import Context
 
 log = Log(__name__)

@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 import grpc
 
+from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.channels import CHANNEL_OPTIONS
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
 from plexsvc.weights.manifests import adds_pieces
 from plexsvc.weights.reading import Published

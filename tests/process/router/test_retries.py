@@ -13,11 +13,11 @@ import pytest
 
 from plexclient.operations import Operations
 from plexclient.wire import tensors
+from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError
-from plexsvc.rpc.channels import CHANNEL_OPTIONS
 from plexsvc.rpc.errors import error_from
 from tests.rigs.chaos_proxy import ChaosProxy, Faults
 from tests.rigs.router_rig import ACTOR, JOB, RawClient, Rig, batch, metadata, start_rig

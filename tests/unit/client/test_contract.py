@@ -1,12 +1,9 @@
-"""The client stands alone: nothing of plexsvc, no framework, the service's channel options."""
+"""The client stands alone: nothing of plexsvc, no framework."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-
-from plexclient.link import CHANNEL_OPTIONS
-from plexsvc.rpc import channels
 
 PROBE = """
 import sys, plexclient
@@ -25,7 +22,3 @@ def test_importing_the_client_imports_no_service_and_no_framework() -> None:
         env={"PYTHONPATH": "client"},
     )
     assert found.stdout.strip() == "[]"
-
-
-def test_the_clients_copies_of_shared_values_agree_with_the_services() -> None:
-    assert set(channels.CHANNEL_OPTIONS) <= set(CHANNEL_OPTIONS)

@@ -14,7 +14,8 @@ import pytest
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.failures import STATUS_FACT
 from plexclient.ids import new_operation_id
-from plexclient.operations import MAX_MESSAGE_BYTES, Operations
+from plexclient.operations import Operations
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2_grpc
 

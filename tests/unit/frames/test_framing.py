@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexsvc.errors import PlexError
 from plexsvc.frames import framing
-from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 
 MESSAGES = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=300)), max_size=6)
 

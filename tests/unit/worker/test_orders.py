@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.frames import framing
 from plexsvc.frames import line as order_line
 from plexsvc.frames.line import OrderLine
-from plexsvc.rpc.channels import MAX_MESSAGE_BYTES
 from plexsvc.worker.orders import MAX_LINES, OrderPort
 from plexsvc.worker.thread import RankThread
 
