@@ -15,6 +15,7 @@ from rich.console import Console
 
 import plexsvc
 from plexclient.wire.v1 import service_pb2
+from plexsvc import perfetto
 from plexsvc.demo import plots
 from plexsvc.demo.model import device_bytes_for_one, make_model
 from plexsvc.demo.plan import plan_figures
@@ -25,7 +26,7 @@ from plexsvc.demo.report import Cap, Run, Summary, cap, checks, summarise, union
 from plexsvc.demo.show import Show, verdict
 from plexsvc.demo.spans import Span, covered_s, training, within
 from plexsvc.demo.stage import Ended, Stage, open_stage
-from plexsvc.demo.trace import chrome_trace
+from plexsvc.demo.trace import trace_events
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.show.pack_png import draw_pack
 
@@ -284,7 +285,7 @@ def _write(out_dir: Path, outcome: _Outcome, *, summary: Summary) -> None:
     names = {run.job_id: run.name for run in outcome.shared}
     window = union([run.window for run in outcome.shared])
     _write_json(out_dir / "summary.json", summary.to_json())
-    _write_json(out_dir / "trace.json", chrome_trace(outcome.spans, names=outcome.job_names))
+    perfetto.write(out_dir / "trace.json", trace_events(outcome.spans, names=outcome.job_names))
     plots.plot_rewards(out_dir / "rewards.png", alone=outcome.alone.runs, shared=outcome.shared)
     if outcome.plan is not None:
         draw_pack(out_dir / "plan.png", outcome.plan)

@@ -9,6 +9,7 @@ from typing import Final
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
+from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.records import OperationRecord
 
@@ -26,7 +27,7 @@ class RecordStore:
         self._config, self._clock = config, clock
         self._records: OrderedDict[bytes, OperationRecord] = OrderedDict()
         self._reserved: dict[bytes, int] = {}
-        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self._gone = Newest[bytes, None](REMEMBERED_IDS)
         self._arrivals: dict[bytes, asyncio.Event] = {}
         self._waiting: dict[bytes, int] = {}
 
@@ -74,8 +75,6 @@ class RecordStore:
         if self._records.pop(operation_id, None) is not None:
             self._reserved.pop(operation_id, None)
             self._gone[operation_id] = None
-            while len(self._gone) > REMEMBERED_IDS:
-                self._gone.popitem(last=False)
 
     def get(self, operation_id: bytes) -> OperationRecord | None:
         """Return the record, None when there is none."""

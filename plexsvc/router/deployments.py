@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
+from plexsvc.newest import Newest
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 
@@ -33,7 +33,7 @@ class DeploymentCache:
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._entries = Newest[_Key, _Entry](config.max_deployments_cached)
 
     async def get(
         self, *, tenant: TenantId, job_id: str, deployment_id: str
@@ -69,9 +69,6 @@ class DeploymentCache:
     def _remember(self, key: _Key, deployment: service_pb2.Deployment) -> None:
         until_us = self._clock.monotonic_us() + self._config.deployment_ttl_us
         self._entries[key] = _Entry(deployment, until_us)
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._config.max_deployments_cached:
-            self._entries.popitem(last=False)
 
 
 def staging_targets(deployment: service_pb2.Deployment) -> list[str]:

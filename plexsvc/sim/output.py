@@ -10,7 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from plexsvc import perfetto
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.perfetto import TraceEvent
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.presets import Workload
@@ -46,8 +48,7 @@ def write_outputs(
     with (out / "jobs.jsonl").open("w", encoding="utf-8") as lines:
         for record in outcome.records:
             lines.write(json.dumps(job_line(record, seed=summary.seed)) + "\n")
-    trace = {"traceEvents": list(_perfetto(outcome))}
-    (out / "perfetto.json").write_text(json.dumps(trace), encoding="utf-8")
+    perfetto.write(out / "perfetto.json", _trace_events(outcome))
     _plots(out, workload.cluster, outcome=outcome, isolated=isolated)
 
 
@@ -104,17 +105,18 @@ def _spans(spans: list[tuple[int, int]]) -> list[list[float]]:
     return [[start / SECOND_US, end / SECOND_US] for start, end in spans]
 
 
-def _perfetto(outcome: Outcome) -> Iterator[dict[str, object]]:
+def _trace_events(outcome: Outcome) -> Iterator[TraceEvent]:
     started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.resident_id))
     for at, record in enumerate(started[:_MAX_PERFETTO_JOBS]):
-        group = {"pid": record.stays[-1].group_id, "tid": at}
-        name = {"name": record.job.demand.resident_id}
-        yield {"ph": "M", "name": "thread_name", **group, "args": name}
-        for phase, (start, end) in zip(record.phases, record.busy, strict=True):
-            yield {"ph": "X", "name": phase, "ts": start, "dur": end - start, **group}
-        for kind, spans in (("switch", record.switch), ("prefetch", record.prefetch)):
-            for start, end in spans:
-                yield {"ph": "X", "name": kind, "ts": start, "dur": end - start, **group}
+        pid = record.stays[-1].group_id
+        yield perfetto.label(record.job.demand.resident_id, pid=pid, tid=at)
+        spans = [
+            *zip(record.phases, record.busy, strict=True),
+            *(("switch", span) for span in record.switch),
+            *(("prefetch", span) for span in record.prefetch),
+        ]
+        for kind, (start, end) in spans:
+            yield perfetto.span(kind, pid=pid, tid=at, start_us=start, end_us=end)
 
 
 def _plots(out: Path, cluster: SimCluster, *, outcome: Outcome, isolated: Outcome) -> None:

@@ -6,19 +6,17 @@ been passed is refused. Replies that may be retried are not recorded and consume
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
+from plexsvc.newest import Newest
 
 
 class Ledger:
     """Replies by operation id, the newest `max_replies` of them, and the highest applied number."""
 
     def __init__(self, *, max_replies: int) -> None:
-        self._max_replies = max_replies
-        self._replies: OrderedDict[bytes, worker_pb2.ExecuteReply] = OrderedDict()
+        self._replies = Newest[bytes, worker_pb2.ExecuteReply](max_replies)
         self.applied_seq = -1
         """Highest sequence number with a final answer; -1 before Initialize, whose number is 0."""
 
@@ -50,5 +48,3 @@ class Ledger:
         self.applied_seq = seq
         reply.applied_seq = seq
         self._replies[operation_id] = reply
-        while len(self._replies) > self._max_replies:
-            self._replies.popitem(last=False)

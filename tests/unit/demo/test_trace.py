@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from plexsvc.demo.trace import chrome_trace
+import json
+from pathlib import Path
+
+from plexsvc import perfetto
+from plexsvc.demo.trace import trace_events
 from tests.rigs.demo_runs import make_span
 
 
-def test_a_trace_has_a_thread_for_each_device_and_an_event_for_each_span() -> None:
+def test_a_trace_has_a_thread_for_each_device_and_an_event_for_each_span(tmp_path: Path) -> None:
     spans = [
         make_span("step", 100, 130),
         make_span("generate", 120, 220, device_kind="rollout", index=2),
     ]
-    events = chrome_trace(spans, names={"job-bits": "bits"})["traceEvents"]
+    perfetto.write(tmp_path / "trace.json", trace_events(spans, names={"job-bits": "bits"}))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {(e["name"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     assert names == {
         ("process_name", 0): "node n",
@@ -23,4 +28,4 @@ def test_a_trace_has_a_thread_for_each_device_and_an_event_for_each_span() -> No
 
 
 def test_a_trace_of_nothing_is_a_trace() -> None:
-    assert chrome_trace([], names={})["traceEvents"] == []
+    assert trace_events([], names={}) == []

@@ -8,12 +8,12 @@ told.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from plexsvc.ids import TenantId
+from plexsvc.newest import Newest
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment, SyncAt
 
 _WEIGHT: Final = 4
@@ -268,9 +268,8 @@ class ProfileBook:
     """Profiles of earlier runs, the least recently used dropped past `limit`."""
 
     def __init__(self, *, limit: int = 1000, max_age_us: int = 30 * 86_400_000_000) -> None:
-        self.limit = limit
         self.max_age_us = max_age_us
-        self._kept: OrderedDict[ProfileKey, KeptProfile] = OrderedDict()
+        self._kept = Newest[ProfileKey, KeptProfile](limit)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -278,9 +277,6 @@ class ProfileBook:
     def keep(self, kept: KeptProfile) -> None:
         """Remember a profile. `O(1)`."""
         self._kept[kept.key] = kept
-        self._kept.move_to_end(kept.key)
-        if len(self._kept) > self.limit:
-            self._kept.popitem(last=False)
 
     def warm(self, key: ProfileKey, *, now_us: int) -> KeptProfile | None:
         """Return the profile of an earlier run; None without one, or if too old. `O(1)`."""
