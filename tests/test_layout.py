@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "tests" / "unit"
+ROOMS = ("fakes", "rigs")
 PRODUCTS = {"client": ROOT / "client" / "plexclient", "": ROOT / "plexsvc"}
 
 EXCEPTIONS = {
@@ -54,3 +55,9 @@ def test_a_unit_test_lies_where_its_module_lies(test: Path) -> None:
 def test_no_exception_is_stale() -> None:
     known = {str(test.relative_to(UNIT)): test for test in unit_tests()}
     assert [name for name in EXCEPTIONS if name not in known or is_mirrored(known[name])] == []
+
+
+def test_fakes_lie_apart_from_rigs() -> None:
+    names = {room: [path.name for path in (ROOT / "tests" / room).glob("*.py")] for room in ROOMS}
+    assert [name for name in names["fakes"] if not name.startswith("fake_")] == []
+    assert [name for name in names["rigs"] if name.startswith("fake_")] == []
