@@ -20,8 +20,6 @@ from plexsvc.scheduler.core.actions import (
     KeepProfile,
     RefuseOperation,
     RelocationChanged,
-    SpawnWpg,
-    StopWpg,
 )
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -191,22 +189,15 @@ class Recorder:
             return [], ()
         return staged_ids(result), (*record.nodes, *record.former_nodes)
 
-    def stopping(self, action: StopWpg) -> None:
-        """Note that the exits of a WPG's processes are wanted from here on."""
-        self._registry.by_wpg[action.wpg_id].is_stopping = True
+    def wpg_opened(self, wpg: WpgRecord, *, is_current: bool) -> None:
+        """Keep a new WPG, whose processes will be at its places."""
+        self._registry.by_wpg[wpg.wpg_id] = wpg
+        if is_current:
+            wpg.deployment.wpg = wpg
 
-    def spawning(self, action: SpawnWpg) -> None:
-        """Note where a WPG's processes will be."""
-        record = self._registry.deployments[action.deployment_id]
-        wpg = WpgRecord(
-            wpg_id=action.wpg_id,
-            deployment=record,
-            incarnation=action.incarnation,
-            places=action.places,
-        )
-        self._registry.by_wpg[action.wpg_id] = wpg
-        if action.replaces is None:
-            record.wpg = wpg
+    def wpg_stopping(self, wpg: WpgRecord) -> None:
+        """Note that the exits of a WPG's processes are wanted from here on."""
+        wpg.is_stopping = True
 
     def carried(
         self, action: CarryState, manifests: tuple[statemanager_pb2.VersionManifest, ...]

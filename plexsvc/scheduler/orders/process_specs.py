@@ -12,8 +12,7 @@ from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.actions import SpawnWpg
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord, is_rollout
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 
 TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
 ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
@@ -75,20 +74,20 @@ def read_model(model: str) -> ModelFacts:
 
 
 def proc_spec(
-    action: SpawnWpg,
+    wpg: WpgRecord,
     *,
     rank: int,
-    deployment: DeploymentRecord,
     host: Host,
     rendezvous: str,
     epoch: int,
     config: SchedulerConfig,
 ) -> node_pb2.ProcSpec:
     """Return the process of one rank."""
+    deployment = wpg.deployment
     common: dict[str, object] = {
-        "wpg_id": action.wpg_id,
+        "wpg_id": wpg.wpg_id,
         "rank": rank,
-        "incarnation": action.incarnation,
+        "incarnation": wpg.incarnation,
         "scheduler_epoch": epoch,
         "job_id": deployment.job_id,
         "deployment_id": deployment.deployment_id,
@@ -97,29 +96,29 @@ def proc_spec(
         "seed": deployment.spec.seed,
         "data_socket": host.data_socket,
         "node_id": host.node_id,
-        "device_index": action.places[rank].device,
+        "device_index": wpg.places[rank].device,
     }
-    rollout = is_rollout(deployment.spec)
+    rollout = wpg.is_rollout
     if rollout:
         more = _instance_config(deployment, config)
     else:
         more = _worker_config(deployment, config)
-        more |= {"world_size": len(action.places), "rendezvous": rendezvous}
+        more |= {"world_size": len(wpg.places), "rendezvous": rendezvous}
     return node_pb2.ProcSpec(
-        proc_id=f"{action.wpg_id}/{rank}",
+        proc_id=f"{wpg.wpg_id}/{rank}",
         image="rollout" if rollout else "train",
         entrypoint=ROLLOUT_ENTRYPOINT if rollout else TRAIN_ENTRYPOINT,
         config_json=json.dumps(common | more),
         job_id=deployment.job_id,
         tenant=deployment.tenant,
-        wpg_id=action.wpg_id,
+        wpg_id=wpg.wpg_id,
         rank=rank,
     )
 
 
-def rendezvous_of(action: SpawnWpg, hosts: list[Host]) -> str:
+def rendezvous_of(wpg: WpgRecord, hosts: list[Host]) -> str:
     """Return where the ranks of a WPG meet: a file on one node, a port of rank 0's across nodes."""
-    name = f"{action.wpg_id}-{action.incarnation}"
+    name = f"{wpg.wpg_id}-{wpg.incarnation}"
     if len({host.node_id for host in hosts}) == 1:
         return f"file://{hosts[0].runtime_dir}/{name}.rdzv"
     return f"tcp://{hosts[0].hostname}:{_port(name)}"

@@ -39,21 +39,28 @@ def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of a WPG's life."""
     return [
         Handler(SpawnWpg, partial(spawn, reach), _spawn_failed),
-        Handler(StopWpg, partial(stop, reach), lambda action, _: _stopped(action)),
-        Handler(ForgetWpg, partial(forget, reach), lambda action, _: _forgotten(action)),
+        Handler(StopWpg, partial(stop, reach), _stop_failed),
+        Handler(ForgetWpg, partial(forget, reach), _forget_failed),
     ]
 
 
 def spawn(reach: Reach, action: SpawnWpg) -> Work:
     """Start every rank of a WPG."""
-    reach.recorder.spawning(action)
-    return _spawn(reach, action)
+    wpg = WpgRecord(
+        wpg_id=action.wpg_id,
+        deployment=reach.registry.deployments[action.deployment_id],
+        incarnation=action.incarnation,
+        places=action.places,
+    )
+    reach.recorder.wpg_opened(wpg, is_current=action.replaces is None)
+    return _spawn(reach, wpg)
 
 
 def stop(reach: Reach, action: StopWpg) -> Work:
     """End every rank of a WPG."""
-    reach.recorder.stopping(action)
-    return _stop(reach, action)
+    wpg = reach.registry.by_wpg[action.wpg_id]
+    reach.recorder.wpg_stopping(wpg)
+    return _stop(reach, wpg)
 
 
 async def forget(reach: Reach, action: ForgetWpg) -> Event:
@@ -77,36 +84,39 @@ async def forget(reach: Reach, action: ForgetWpg) -> Event:
             await reach.rollout.forget(deployment.deployment_id)
         await managed.release_versions(reach, deployment.deployment_id, needed=None)
     reach.recorder.forgotten(action.wpg_id)
-    return _forgotten(action)
+    return WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _spawn(reach: Reach, action: SpawnWpg) -> Event:
+async def _spawn(reach: Reach, wpg: WpgRecord) -> Event:
     """Start every rank of a WPG; return once all answer.
 
     Raises:
         ExceptionGroup: of `PlexError` (what an agent refused or a rank died of) and call failures.
     """
-    record = reach.registry.by_wpg[action.wpg_id]
-    hosts = [reach.nodes.link(place.node_id).host for place in action.places]
-    rendezvous = specs.rendezvous_of(action, hosts)
+    hosts = [reach.nodes.link(place.node_id).host for place in wpg.places]
+    rendezvous = specs.rendezvous_of(wpg, hosts)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_spawn_rank(reach, action, record, rank, rendezvous=rendezvous))
-            for rank in range(len(action.places))
+            group.create_task(_spawn_rank(reach, wpg, rank, rendezvous=rendezvous))
+            for rank in range(len(wpg.places))
         ]
-    reach.ranks.add(action.wpg_id, [task.result() for task in tasks])
-    return WpgReady(wpg_id=action.wpg_id, device_bytes=await _describe(reach, record))
+    reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
+    return WpgReady(wpg_id=wpg.wpg_id, device_bytes=await _describe(reach, wpg))
 
 
 def _spawn_failed(action: SpawnWpg, fault: Fault) -> Event:
     return SpawnFailed(wpg_id=action.wpg_id, fault=fault)
 
 
-def _stopped(action: StopWpg) -> Event:
+def _stop_failed(action: StopWpg, fault: Fault) -> Event:
+    """Return that it stopped all the same: whoever waits for its devices must not wait for ever."""
+    del fault
     return WpgStopped(wpg_id=action.wpg_id)
 
 
-def _forgotten(action: ForgetWpg) -> Event:
+def _forget_failed(action: ForgetWpg, fault: Fault) -> Event:
+    """Return that it is forgotten all the same, for the same reason."""
+    del fault
     return WpgForgotten(wpg_id=action.wpg_id)
 
 
@@ -133,12 +143,11 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
     )
 
 
-async def _stop(reach: Reach, action: StopWpg) -> Event:
-    record = reach.registry.by_wpg[action.wpg_id]
+async def _stop(reach: Reach, wpg: WpgRecord) -> Event:
     async with asyncio.TaskGroup() as group:
-        for rank in range(len(record.places)):
-            group.create_task(_stop_rank(reach, record, rank=rank))
-    return _stopped(action)
+        for rank in range(len(wpg.places)):
+            group.create_task(_stop_rank(reach, wpg, rank=rank))
+    return WpgStopped(wpg_id=wpg.wpg_id)
 
 
 async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
@@ -175,22 +184,19 @@ async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[No
         log.error("teardown call gave up", node=node_id, error=error)  # noqa: TRY400 - no bug
 
 
-async def _spawn_rank(
-    reach: Reach, action: SpawnWpg, record: WpgRecord, rank: int, *, rendezvous: str
-) -> Rank:
-    place = action.places[rank]
+async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: str) -> Rank:
+    place = wpg.places[rank]
     link = reach.nodes.link(place.node_id)
     spec = specs.proc_spec(
-        action,
+        wpg,
         rank=rank,
-        deployment=record.deployment,
         host=link.host,
         rendezvous=rendezvous,
         epoch=reach.epoch,
         config=reach.config,
     )
     request = node_pb2.SpawnRequest(
-        fence=reach.fence(lease_no=0, incarnation=action.incarnation), spec=spec
+        fence=reach.fence(lease_no=0, incarnation=wpg.incarnation), spec=spec
     )
     timeout_s = reach.config.spawn_timeout_us / 1e6
     reply = await link.agent.Spawn(request, timeout=timeout_s)

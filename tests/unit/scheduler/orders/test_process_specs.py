@@ -10,9 +10,8 @@ from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, WpgId, new_operation_id
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.vocabulary import Place
-from plexsvc.scheduler.ledger.jobs import DeploymentRecord
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 from plexsvc.scheduler.orders.process_specs import Host, proc_spec
 from plexsvc.worker import config as worker_config
 
@@ -20,26 +19,26 @@ HOST = Host(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
 
 
 def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConfig:
-    action = SpawnWpg(
-        wpg_id=WpgId("wpg_1"),
+    deployment = DeploymentRecord(
         deployment_id=DeploymentId("j/actor"),
+        job_id=JobId("j"),
+        tenant=TenantId("lab"),
+        name="actor",
+        spec=spec,
+        initialize_id=new_operation_id(),
+        vocab_size=0,
+        max_sequence_length=0,
+        model_files=(),
+    )
+    wpg = WpgRecord(
+        wpg_id=WpgId("wpg_1"),
+        deployment=deployment,
         incarnation=1,
         places=(Place(node_id=NodeId("n0"), device=0),),
     )
     found = proc_spec(
-        action,
+        wpg,
         rank=0,
-        deployment=DeploymentRecord(
-            deployment_id=DeploymentId("j/actor"),
-            job_id=JobId("j"),
-            tenant=TenantId("lab"),
-            name="actor",
-            spec=spec,
-            initialize_id=new_operation_id(),
-            vocab_size=0,
-            max_sequence_length=0,
-            model_files=(),
-        ),
         host=HOST,
         rendezvous="",
         epoch=1,
