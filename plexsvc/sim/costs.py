@@ -61,12 +61,8 @@ class Costs(Protocol):
         """Return the cost of an operation."""
         ...
 
-    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
-        """Return the cost of moving a deployment's state to the device or to the host."""
-        ...
-
-    def carry(self, deployment_id: DeploymentId) -> Moved:
-        """Return the cost of copying a deployment's state to other nodes."""
+    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:
+        """Return the cost of moving a deployment's state; `to` is None for a copy elsewhere."""
         ...
 
     def stop_us(self) -> int:

@@ -130,15 +130,8 @@ class FittedCosts:
                 return cost.draw(work.num_tokens, self._dice)
         return Took(elapsed_us=UNKNOWN_US, run_us=UNKNOWN_US)
 
-    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
+    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:
         """Return what a move takes, by the bytes that this deployment moved that way."""
-        return self._moved(deployment_id, to)
-
-    def carry(self, deployment_id: DeploymentId) -> Moved:
-        """Return what copying a deployment's state for other ranks takes."""
-        return self._moved(deployment_id, None)
-
-    def _moved(self, deployment_id: DeploymentId, to: Residency | None) -> Moved:
         nbytes = self._bytes.get((deployment_id, to), 0)
         cost = self._moves.get(to)
         elapsed_us = UNKNOWN_US if cost is None else cost.draw(nbytes, self._dice)

@@ -119,9 +119,14 @@ class Run(ABC):
         """Whether every cycle is trained."""
         return self.trained >= self.cycles
 
-    @abstractmethod
     def start(self, now: int) -> Timers:
-        """Begin the first rollout."""
+        """Begin, or go on from the last trained cycle: what was under way is lost."""
+        self.queue.clear()
+        self.cycle = self.trained
+        return self._begin(now)
+
+    @abstractmethod
+    def _begin(self, now: int) -> Timers: ...
 
     @abstractmethod
     def timer(self, kind: int, now: int) -> Timers:
@@ -131,12 +136,6 @@ class Run(ABC):
     def finished(self, now: int) -> Timers:
         """The head operation ended."""
 
-    def restart(self, now: int) -> Timers:
-        """Begin again from the last trained cycle; what was under way is lost."""
-        self.queue.clear()
-        self.cycle = self.trained
-        return self.start(now)
-
 
 @dataclass(slots=True, kw_only=True)
 class SyncRun(Run):
@@ -145,7 +144,7 @@ class SyncRun(Run):
     period_us: int
     at: int = 0
 
-    def start(self, now: int) -> Timers:
+    def _begin(self, now: int) -> Timers:
         """Begin with the gap before the first segment; again, with the rollout that was lost."""
         if self.trained:
             self.at, self.cycle = len(self.segments), self.trained - 1
@@ -216,8 +215,7 @@ class AsyncRun(Run):
     synced: int = 0
     is_rolling: bool = False
 
-    def start(self, now: int) -> Timers:
-        """Begin the first rollout."""
+    def _begin(self, now: int) -> Timers:
         self.rolled = self.synced = self.trained
         self.is_rolling = False
         self.is_lagging = False

@@ -198,7 +198,7 @@ class Simulator(Floor):
     def _on_begin(self, subject: str, epoch: int) -> None:
         playing = self.playing[ResidentId(subject)]
         if playing.epoch == epoch:
-            self._timers(playing, playing.run.restart(self.now))
+            self._timers(playing, playing.run.start(self.now))
 
     def _on_job_timer(self, subject: str, detail: int) -> None:
         playing = self.playing.get(ResidentId(subject))

@@ -91,6 +91,28 @@ class Turnstile:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """A job under one id, from its submission to its end."""
+
+    number: int = 1
+    is_here: bool = False
+    wanted: tuple[DeploymentId, ...] = ()
+    placed: set[DeploymentId] = field(default_factory=set)
+    ready: set[DeploymentId] = field(default_factory=set)
+    seqs: dict[DeploymentId, int] = field(default_factory=dict)
+    training: OperationId | None = None
+    rolling: set[OperationId] = field(default_factory=set)
+    is_playing: bool = False
+    pause_us: int | None = None
+    """When it is given up: how long after its end the next one begins."""
+
+    @property
+    def has_places(self) -> bool:
+        """Whether all its deployments have their places."""
+        return bool(self.wanted) and len(self.placed) == len(self.wanted)
+
+
+@dataclass(slots=True, kw_only=True)
 class TraceClient(Client):
     """Plays one job."""
 
@@ -105,18 +127,8 @@ class TraceClient(Client):
 
     _run: Run = field(init=False)
     _dealt: dict[str, dict[str, OperationKind]] = field(init=False)
-    _attempt: int = 1
-    _is_here: bool = False
     _losses: Losses = field(default_factory=Losses)
-    _wanted: tuple[DeploymentId, ...] = ()
-    _placed: set[DeploymentId] = field(default_factory=set)
-    _ready: set[DeploymentId] = field(default_factory=set)
-    _seqs: dict[DeploymentId, int] = field(default_factory=dict)
-    _training: OperationId | None = None
-    _rolling: set[OperationId] = field(default_factory=set)
-    _is_playing: bool = False
-    _leaves_for_us: int | None = None
-    """When this attempt is given up: how long after its end the next one begins."""
+    _attempt: _Attempt = field(default_factory=_Attempt)
     _is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -132,17 +144,13 @@ class TraceClient(Client):
     @property
     def has_hope(self) -> bool:
         """Whether it is still to come, or has all its places."""
-        return not self._is_done and (not self._is_here or self._has_places)
-
-    @property
-    def _has_places(self) -> bool:
-        return bool(self._wanted) and len(self._placed) == len(self._wanted)
+        return not self._is_done and (not self._attempt.is_here or self._attempt.has_places)
 
     @property
     def job_id(self) -> JobId:
         """The job's id in this attempt."""
         name = self.record.job.demand.resident_id
-        return JobId(name if self._attempt == 1 else f"{name}/{self._attempt}")
+        return JobId(name if self._attempt.number == 1 else f"{name}/{self._attempt.number}")
 
     def begin(self) -> Posts:
         """Return its arrival."""
@@ -152,7 +160,7 @@ class TraceClient(Client):
         """Ask for its devices once the job is known, or when it is its turn."""
         if not isinstance(event, JobSubmitted):
             return ()
-        self._is_here = True
+        self._attempt.is_here = True
         if self.record.job.demand.rollout_units and not self.turnstile.enter(self):
             return ()
         return self._request(event.at_us)
@@ -165,11 +173,13 @@ class TraceClient(Client):
                 return self._failed(fault, now_us=now_us)
             case DeploymentChanged() if answer.wpg_id is not None:
                 return self._deployed(answer, now_us=now_us)
-            case AnswerOperation(operation_id=operation_id) if operation_id in self._rolling:
-                self._rolling.remove(operation_id)
+            case AnswerOperation(operation_id=operation_id) if (
+                operation_id in self._attempt.rolling
+            ):
+                self._attempt.rolling.remove(operation_id)
                 return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
             case AnswerOperation(operation_id=operation_id, run_us=run_us):
-                if operation_id == self._training:
+                if operation_id == self._attempt.training:
                     return self._trained(run_us, now_us=now_us)
                 self.record.lost.append((now_us - run_us, now_us))  # of a job that is given up
             case JobChanged(state=state) if state in ENDED:
@@ -182,8 +192,8 @@ class TraceClient(Client):
         """A gap is over, or it is the job's turn to ask for nodes."""
         if tag == _MY_TURN:
             return self._request(now_us)
-        attempt, kind = divmod(tag, 2)
-        if attempt != self._attempt or not self._is_playing:
+        number, kind = divmod(tag, 2)
+        if number != self._attempt.number or not self._attempt.is_playing:
             return ()
         return self._go_on(self._run.timer(kind, now_us), now_us=now_us)
 
@@ -207,7 +217,7 @@ class TraceClient(Client):
         if demand.rollout_units:
             self.books.rollout_record_of[rollout.deployment_id] = self.record
         requests.append(rollout)
-        self._wanted = tuple(request.deployment_id for request in requests)
+        self._attempt.wanted = tuple(request.deployment_id for request in requests)
         return [Post(now_us, request) for request in requests]
 
     def _deployment(self, name: str, *, num_devices: int) -> DeploymentRequested:
@@ -230,46 +240,46 @@ class TraceClient(Client):
 
     def _deployed(self, answer: DeploymentChanged, *, now_us: int) -> Posts:
         """Begin, or begin again, when everything is there."""
-        if self._leaves_for_us is not None:
+        if self._attempt.pause_us is not None:
             return ()
-        self._placed.add(answer.deployment_id)
+        self._attempt.placed.add(answer.deployment_id)
         posts: list[Post | Alarm] = []
-        if self._has_places:
+        if self._attempt.has_places:
             posts.extend(self.turnstile.leave(self, now_us=now_us))
         if answer.state is DeploymentState.READY:
-            self._ready.add(answer.deployment_id)
-            if len(self._ready) == len(self._wanted) and not self._is_playing:
-                self._is_playing = True
-                posts.extend(self._go_on(self._run.restart(now_us), now_us=now_us))
+            self._attempt.ready.add(answer.deployment_id)
+            if (
+                len(self._attempt.ready) == len(self._attempt.wanted)
+                and not self._attempt.is_playing
+            ):
+                self._attempt.is_playing = True
+                posts.extend(self._go_on(self._run.start(now_us), now_us=now_us))
         return posts
 
     def _failed(self, fault: Fault, *, now_us: int) -> Posts:
         """Give this attempt up: its nodes are lost, or too few are there for now."""
-        if self._leaves_for_us is not None:
+        if self._attempt.pause_us is not None or self._run.is_done:
             return ()
         is_lost = fault.code is ErrorCode.NODE_LOST
         if not is_lost and not (fault.code is ErrorCode.NO_PLACEMENT and self.nodes.may_improve):
             raise PlexError(fault.code, fault.message)
-        self._leaves_for_us = 0 if is_lost else RETRY_US
-        if self._has_places:
+        self._attempt.pause_us = 0 if is_lost else RETRY_US
+        if self._attempt.has_places:
             self.record.restarts.append(now_us)
             mtbf_h = self.nodes.cluster.faults.node_mtbf_h
             self._losses.note(self.record.job, self._run, mtbf_h=mtbf_h)
-        self._is_playing, self._training = False, None
-        self._rolling.clear()
+        self._attempt.is_playing, self._attempt.training = False, None
+        self._attempt.rolling.clear()
         end = self._end(now_us, JobState.FAILED, reason=fault.message)
         return [end, *self.turnstile.leave(self, now_us=now_us)]
 
     def _ended(self, now_us: int) -> Posts:
         """Note that the job is done, or submit it again."""
-        if self._leaves_for_us is None:
+        if self._attempt.pause_us is None:
             self._is_done = True
             return ()
-        again_us = now_us + self._leaves_for_us
-        self._attempt += 1
-        self._leaves_for_us, self._wanted, self._is_here = None, (), False
-        for known in (self._placed, self._ready, self._seqs):
-            known.clear()
+        again_us = now_us + self._attempt.pause_us
+        self._attempt = _Attempt(number=self._attempt.number + 1)
         return (self._submission(again_us),)
 
     def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
@@ -278,7 +288,7 @@ class TraceClient(Client):
     def _trained(self, run_us: int, *, now_us: int) -> Posts:
         operation = self._run.head
         assert operation is not None, self.record.job
-        self._training = None
+        self._attempt.training = None
         self.record.busy.append((now_us - run_us, now_us))
         self.record.phases.append(operation.phase)
         timers = self._run.finished(now_us)
@@ -292,14 +302,14 @@ class TraceClient(Client):
         for kind, at_us in timers:
             if kind == ROLLOUT and at_us > now_us:
                 post = self._submit("rollout", OperationKind.GENERATE, duration_us=at_us - now_us)
-                self._rolling.add(post.operation_id)
+                self._attempt.rolling.add(post.operation_id)
                 posts.append(Post(now_us, post))
             else:
-                posts.append(Alarm(at_us, 2 * self._attempt + kind))
+                posts.append(Alarm(at_us, 2 * self._attempt.number + kind))
         operation = self._run.head
-        if operation is not None and self._training is None:
+        if operation is not None and self._attempt.training is None:
             post = self._train(operation)
-            self._training = post.operation_id
+            self._attempt.training = post.operation_id
             posts.append(Post(now_us, post))
         return posts
 
@@ -311,7 +321,7 @@ class TraceClient(Client):
 
     def _submit(self, name: str, kind: OperationKind, *, duration_us: int) -> OperationSubmitted:
         deployment_id = self._named(name)
-        seq = self._seqs[deployment_id] = self._seqs.get(deployment_id, 0) + 1
+        seq = self._attempt.seqs[deployment_id] = self._attempt.seqs.get(deployment_id, 0) + 1
         operation_id = _id_of(deployment_id, seq)
         self.costs.durations_us[operation_id] = duration_us
         return OperationSubmitted(

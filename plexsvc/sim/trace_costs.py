@@ -47,23 +47,23 @@ class TraceCosts:
         duration_us = self.durations_us.pop(work.operation_id, 1)
         return Took(elapsed_us=duration_us, run_us=duration_us)
 
-    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:
-        """Return half a switch, which is slow now and then if the cluster file says so."""
+    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:
+        """Return half a switch, or the time of a copy over the link between nodes.
+
+        If the cluster file says so, some of the switches are slow. Instances have no state.
+        """
+        if deployment_id not in self.record_of:
+            return Moved(elapsed_us=1, nbytes=0)
         job, faults = self.record_of[deployment_id].job, self.cluster.faults
+        if to is None:
+            link = max(1, round(self.cluster.migrate_gb_s * GB))
+            copy_us = job.demand.state_bytes // job.deployments * SECOND_US // link
+            return Moved(elapsed_us=copy_us, nbytes=STATE_BYTES)
         whole_us = job.demand.profile.switch_us // job.deployments
         half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
         if faults.slow_switch_share and self._dice.random() < faults.slow_switch_share:
             half_us = round(half_us * faults.slow_switch_factor)
         return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
-
-    def carry(self, deployment_id: DeploymentId) -> Moved:
-        """Return the time of a copy to other nodes over their link; instances have no state."""
-        if deployment_id not in self.record_of:
-            return Moved(elapsed_us=1, nbytes=0)
-        job = self.record_of[deployment_id].job
-        link = max(1, round(self.cluster.migrate_gb_s * GB))
-        carry_us = job.demand.state_bytes // job.deployments * SECOND_US // link
-        return Moved(elapsed_us=carry_us, nbytes=STATE_BYTES)
 
     def stop_us(self) -> int:
         """Return the least time."""

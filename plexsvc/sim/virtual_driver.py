@@ -215,7 +215,7 @@ def _move(driver: VirtualDriver, action: MoveState) -> None:
 
 def _carry(driver: VirtualDriver, action: CarryState) -> None:
     driver.moves += 1
-    carried = driver.costs.carry(action.deployment_id)
+    carried = driver.costs.move(action.deployment_id, to=None)
     outcome = StateCarried(
         deployment_id=action.deployment_id, move_id=action.move_id, nbytes=carried.nbytes
     )

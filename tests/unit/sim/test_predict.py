@@ -80,11 +80,9 @@ class FakeCosts:
             elapsed_us=elapsed_us, run_us=elapsed_us, fault=self.faults.get(work.operation_id)
         )
 
-    def move(self, deployment_id: DeploymentId, *, to: Residency) -> Moved:  # noqa: ARG002 - as the base
-        return Moved(elapsed_us=(8 if to is Residency.DEVICE else 5) * MS, nbytes=60)
-
-    def carry(self, deployment_id: DeploymentId) -> Moved:  # noqa: ARG002 - as `Costs`
-        return Moved(elapsed_us=12 * MS, nbytes=60)
+    def move(self, deployment_id: DeploymentId, *, to: Residency | None) -> Moved:  # noqa: ARG002 - as the base
+        took_us = {None: 12 * MS, Residency.DEVICE: 8 * MS, Residency.HOST: 5 * MS}
+        return Moved(elapsed_us=took_us[to], nbytes=60)
 
     def stop_us(self) -> int:
         return 30 * MS
