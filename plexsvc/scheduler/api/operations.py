@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 from plexclient.ids import OPERATION_ID_BYTES
@@ -33,13 +34,10 @@ MAX_EARLY_BYTES: Final = 64 << 20
 class Operations:
     """Submissions of one scheduler: checks what only the driver can know, and posts the facts."""
 
-    def __init__(self, driver: LiveScheduler, *, max_early_bytes: int = MAX_EARLY_BYTES) -> None:
+    def __init__(self, driver: LiveScheduler) -> None:
         self._driver = driver
-        self._early = EarlyPayloads(
-            driver.clock,
-            max_bytes=max_early_bytes,
-            keep_us=driver.config.staging_timeout_us,
-        )
+        keep_us = driver.config.staging_timeout_us
+        self._early = EarlyPayloads(driver.clock, max_bytes=MAX_EARLY_BYTES, keep_us=keep_us)
 
     async def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
         """Run, attach to or answer an operation from the record; errors travel in the result."""
@@ -169,7 +167,10 @@ class _Early:
 
 
 class EarlyPayloads:
-    """Announcements of payloads whose operations have not come: bounded in bytes and in time."""
+    """Announcements of payloads whose operations have not come: bounded in bytes and in time.
+
+    They are kept in the order in which they expire.
+    """
 
     def __init__(self, clock: Clock, *, max_bytes: int, keep_us: int) -> None:
         self._clock = clock
@@ -185,7 +186,7 @@ class EarlyPayloads:
             PlexError: `staging_full`.
         """
         now_us = self._clock.monotonic_us()
-        expired = [known for known, early in self._kept.items() if early.until_us <= now_us]
+        expired = list(takewhile(lambda i: self._kept[i].until_us <= now_us, self._kept))
         for known in expired:
             self.take(known)
         operation_id, nbytes = OperationId(request.operation_id), request.ByteSize()
