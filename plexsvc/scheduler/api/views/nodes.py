@@ -122,7 +122,7 @@ def _resident(
         devices=_devices(wpg, node_id),
         residency=ON_WIRE[wpg.residency],
         moving_to=moving_to(deployment) if cluster.is_current(wpg) else (),
-        next=lens.text(_next(cluster, wpg, deployment, node_id)),
+        next=lens.text(what_next(cluster, wpg, node_id)),
     )
     if lens.sees(wpg.job_id):
         view.deployment_id, view.job_id = wpg.deployment_id, wpg.job_id
@@ -131,10 +131,14 @@ def _resident(
     return view
 
 
-def _next(cluster: ClusterView, wpg: Wpg, deployment: Deployment, node_id: NodeId) -> str:
+def what_next(cluster: ClusterView, wpg: Wpg, node_id: NodeId) -> str:
+    """Return what becomes of a WPG that lives on a node; empty if it stays and works."""
+    deployment = cluster.deployments[wpg.deployment_id]
+    current = cluster.wpg_of(deployment)
     if cluster.is_leaving(wpg):
-        return "is being stopped: it moved away"
-    if not cluster.is_current(wpg):
+        has_moved = current is not None and wpg.incarnation < current.incarnation
+        return "is being stopped" + (": it moved away" if has_moved else "")
+    if wpg is not current:
         return "arrives here"
     if deployment.relocation is not None:
         where = ", ".join(moving_to(deployment))

@@ -1,21 +1,21 @@
-"""A training deployment moves to other devices while its job goes on.
+"""Relocation: the move of a deployment to other devices while its job goes on.
 
-Theory of operation. A second WPG of the deployment comes up at the new places while the first works
-on (`spawning`). Then the relocation waits for a quiet step boundary (`waiting`): nothing runs or
+Theory of operation. A second WPG comes up at the new places while the current one works on
+(`spawning`). The relocation then waits for a quiet step boundary (`waiting`): nothing runs or
 moves, and no gradients are accumulated, since those belong to their ranks. From there on the
 deployment is held: its operations keep their places and wait. The state managers copy the complete
-state (`carrying`); the second WPG's `Initialize` waits for its devices like any operation and reads
-the copy (`restoring`); when it is applied the second WPG becomes the deployment's current one, the
-old one is stopped, and the operations go on (`done`).
+state (`carrying`). The second WPG's `Initialize` waits for its devices like any operation and reads
+the copy (`restoring`). When it is applied, the second WPG becomes the current one, the old one is
+stopped, and the operations go on (`done`).
 
-A rollout deployment goes the same way to idle devices. It has no window to wait for, so it is held
-as soon as the new instances are up, until what runs has ended; there is nothing to copy, since its
-`Initialize` has the rollout manager bring the new instances to the version in use.
+A rollout deployment moves to idle devices the same way. It has no window to wait for, so it is held
+as soon as the new instances are up, until what runs has ended. Nothing is copied: `Initialize`
+makes the rollout manager bring the new instances to the version in use.
 
-Until that moment nothing the job can see has changed, so whatever fails first (a spawn, the copy, a
-new rank, its node) ends the relocation with a reason (`failed`) and the old WPG goes on. If the old
-one dies, the deployment fails as ever. `settle` looks at every relocation after each event, so
-that no other part has to know of them.
+Before the second WPG becomes the current one, the job sees no change. Whatever fails earlier (a
+spawn, the copy, a new rank, its node) ends the relocation with a reason (`failed`), and the current
+WPG goes on. If the current WPG dies, the deployment fails as always. `settle` looks at every
+relocation after each event, so no other part needs to know of them.
 """
 
 from __future__ import annotations
