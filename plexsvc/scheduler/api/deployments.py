@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from plexclient.specs import Parallel
 from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
@@ -86,8 +87,7 @@ def _check_deployable(
             "(scheduler.max_deployments_per_job)",
             limit=limit,
         )
-    p = request.spec.parallel
-    if is_rollout(request.spec) and max(p.tp, p.pp, p.dp, p.cp) > 1:
+    if is_rollout(request.spec) and Parallel.from_wire(request.spec.parallel).world_size > 1:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"rollout deployment {request.name!r} asks for a parallel layout; an instance runs on "
@@ -139,8 +139,8 @@ def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
 
 def _layout(spec: service_pb2.DeploymentSpec) -> str:
     """Return what of a deployment, besides its model, decides how long its operations take."""
-    p = spec.parallel
-    ranks = f"tp{p.tp or 1} pp{p.pp or 1} dp{p.dp or 1} cp{p.cp or 1} ep{p.ep or 1}"
+    p = Parallel.from_wire(spec.parallel)
+    ranks = f"tp{p.tp} pp{p.pp} dp{p.dp} cp{p.cp} ep{p.ep}"
     return f"{spec.backend} {spec.role} {ranks} {spec.dtype} {spec.micro_batch_tokens}"
 
 

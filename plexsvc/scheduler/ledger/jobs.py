@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
+from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
@@ -226,8 +227,7 @@ def num_devices(spec: service_pb2.DeploymentSpec) -> int:
     """Return how many devices a deployment needs."""
     if is_rollout(spec):
         return max(1, spec.num_instances)
-    p = spec.parallel
-    return max(1, p.tp) * max(1, p.pp) * max(1, p.dp) * max(1, p.cp)
+    return Parallel.from_wire(spec.parallel).world_size
 
 
 def check_same_spec(known: DeploymentRecord, asked: service_pb2.DeploymentSpec) -> None:

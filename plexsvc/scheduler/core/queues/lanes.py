@@ -24,9 +24,6 @@ from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL, OperationTrigger
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
 
-MAX_RELEASED_IDS: Final = 8192
-"""Ids of released operations remembered, for dependants and late repeats."""
-
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
 CLOSES_WINDOW: Final = frozenset({OperationKind.STEP, OperationKind.ZERO_GRAD, OperationKind.LOAD})
 """Kinds after which gradients are accumulated, and kinds after which none are."""
@@ -172,8 +169,6 @@ def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
 def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
     queues.turned_away[operation_id] = fault
-    if len(queues.turned_away) > MAX_RELEASED_IDS:
-        queues.turned_away.popitem(last=False)
     _wake_dependants(queues, operation_id, job)
 
 
@@ -251,8 +246,6 @@ def release(queues: Queues, operation: Operation) -> None:
     operation.apply(OperationTrigger.RELEASED)
     del queues.operations[operation.operation_id]
     queues.released[operation.operation_id] = succeeded
-    if len(queues.released) > MAX_RELEASED_IDS:
-        queues.released.popitem(last=False)
     queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 
