@@ -224,7 +224,7 @@ class FakeWorld:
         wpg = view.wpg_of(deployment)
         assert wpg is not None
         planner, key = placing.planner_of(placement, deployment)
-        where = [placing.unit(place) for place in wpg.places]
+        where = [place.unit for place in wpg.places]
         assert list(planner.group_of(key).residents[key].units) == where, "booked elsewhere"
         return [str(unit) for unit in where]
 

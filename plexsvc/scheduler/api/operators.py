@@ -27,7 +27,6 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
     RepackRequested,
 )
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -225,8 +224,8 @@ def _move(
     deployment = cluster.deployments[DeploymentId(action.deployment_id)]
     wpg = cluster.wpg_of(deployment)
     view = service_pb2.JobMove(
-        to_devices=[placing.unit(place) for place in action.places],
-        from_devices=[placing.unit(place) for place in wpg.places] if wpg is not None else [],
+        to_devices=[place.unit for place in action.places],
+        from_devices=[place.unit for place in wpg.places] if wpg is not None else [],
         state_bytes=sum(wpg.device_bytes) if wpg is not None else 0,
         reason=action.reason,
     )

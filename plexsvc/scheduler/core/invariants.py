@@ -107,4 +107,4 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     assert (wpg is not None) == placing.is_placed(cluster.placement, deployment), deployment
     if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
         booked = planner.group_of(key).residents[key].units
-        assert booked == tuple(map(placing.unit, wpg.places)), (deployment, booked)
+        assert booked == tuple(place.unit for place in wpg.places), (deployment, booked)

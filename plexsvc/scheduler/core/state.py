@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.ids import (
+    DeploymentId,
+    JobId,
+    MoveId,
+    NodeId,
+    OperationId,
+    ResidentId,
+    TenantId,
+    WpgId,
+)
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
@@ -195,6 +204,11 @@ class Deployment:
     relocation_fault: Fault | None = None
     stays_until_us: int = 0
     """Until when it is not asked to move again."""
+
+    @property
+    def resident_id(self) -> ResidentId:
+        """Return its name in planning."""
+        return ResidentId(self.deployment_id)
 
     @property
     def is_held(self) -> bool:

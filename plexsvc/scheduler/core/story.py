@@ -114,7 +114,7 @@ def _next_turn(deployment: Deployment, *, now_us: int) -> list[str]:
 def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> list[str]:
     relocation = deployment.relocation
     if relocation is not None:
-        where = ", ".join(f"{p.node_id}:{p.device}" for p in relocation.places)
+        where = ", ".join(p.unit for p in relocation.places)
         held = "; its operations wait until it arrives" if deployment.is_held else ""
         since = _ago(now_us - relocation.started_us)
         return [f"is being moved to {where} since {since} ({relocation.stage}){held}"]
@@ -132,7 +132,7 @@ def _relocation(cluster: Cluster, deployment: Deployment, *, now_us: int) -> lis
 def _plan(cluster: Cluster, deployment: Deployment) -> list[str]:
     """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
     planner = cluster.placement.planning.planner(deployment.device_kind)
-    key = placing.key_of(deployment)
+    key = deployment.resident_id
     if key not in planner.board.group_of:
         return []
     group = planner.board.groups[planner.board.group_of[key]]
@@ -222,7 +222,7 @@ def _in_line(
 def _being_moved(deployment: Deployment, *, now_us: int) -> tuple[str, list[str]]:
     relocation = deployment.relocation
     assert relocation is not None, deployment
-    where = ", ".join(f"{place.node_id}:{place.device}" for place in relocation.places)
+    where = ", ".join(place.unit for place in relocation.places)
     facts = [
         f"the relocation began {_ago(now_us - relocation.started_us)} ago: {relocation.reason}"
     ]
@@ -313,7 +313,7 @@ def _switching(cluster: Cluster, deployment: Deployment, *, now_us: int) -> tupl
 
 
 def _where(wpg: Wpg) -> str:
-    return ", ".join(f"{p.node_id}:{p.device}" for p in wpg.places)
+    return ", ".join(p.unit for p in wpg.places)
 
 
 def _since_us(operation: Operation) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import NodeId
+from plexsvc.ids import NodeId, UnitId
 
 
 class OperationKind(StrEnum):
@@ -96,10 +96,25 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Place:
-    """One device of one node: where one rank lives."""
+    """One device of one node: where one rank lives.
+
+    >>> Place.of(Place(node_id=NodeId("node-a"), device=3).unit)
+    Place(node_id='node-a', device=3)
+    """
 
     node_id: NodeId
     device: int
+
+    @classmethod
+    def of(cls, unit: UnitId) -> Self:
+        """Return the device that planning calls `unit`."""
+        node_id, _, device = unit.rpartition(":")
+        return cls(node_id=NodeId(node_id), device=int(device))
+
+    @property
+    def unit(self) -> UnitId:
+        """Return the device's name in planning, and wherever people read it: `node-a:3`."""
+        return UnitId(f"{self.node_id}:{self.device}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ class Recorder:
             "relocation changed",
             deployment=action.deployment_id,
             stage=action.stage,
-            places=" ".join(f"{place.node_id}:{place.device}" for place in action.places),
+            places=" ".join(place.unit for place in action.places),
             reason=action.reason,
             fault="" if action.fault is None else f"{action.fault.code}: {action.fault.message}",
         )

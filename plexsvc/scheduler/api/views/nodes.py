@@ -12,7 +12,6 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.live import LiveScheduler
@@ -64,7 +63,7 @@ def link_of(scheduler: LiveScheduler, node_id: str) -> NodeLink:
 def moving_to(deployment: Deployment) -> list[str]:
     """Return the devices a deployment is being moved to, none when it stays."""
     relocation = deployment.relocation
-    return [] if relocation is None else [placing.unit(place) for place in relocation.places]
+    return [] if relocation is None else [place.unit for place in relocation.places]
 
 
 def _is_replaced(scheduler: LiveScheduler, link: NodeLink) -> bool:
@@ -160,7 +159,7 @@ def _left_behind(cluster: ClusterView, wpg: Wpg, deployment: Deployment) -> str:
 
 
 def _devices(wpg: Wpg, node_id: NodeId) -> list[str]:
-    return [placing.unit(place) for place in wpg.places if place.node_id == node_id]
+    return [place.unit for place in wpg.places if place.node_id == node_id]
 
 
 METHODS: Final[Methods] = {"ListNodes": list_nodes}

@@ -16,12 +16,12 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.waiting import Waits
-from plexsvc.scheduler.core.place.placing import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import why_closed
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.live import LiveScheduler

@@ -15,7 +15,6 @@ from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.waiting import Waits, lasted_us
-from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import JobRecord
 from plexsvc.scheduler.live import LiveScheduler
@@ -80,7 +79,7 @@ def _slowdown(scheduler: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) 
     for deployment_id in job.deployments if job is not None else ():
         deployment = cluster.deployments[deployment_id]
         planner = cluster.planners[deployment.device_kind]
-        key = placing.key_of(deployment)
+        key = deployment.resident_id
         if key not in planner.board.group_of:
             continue
         group = planner.board.groups[planner.board.group_of[key]]

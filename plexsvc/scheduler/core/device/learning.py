@@ -102,7 +102,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
         segments=(Segment(phase="training", offset_us=0, duration_us=busy_us),),
     )
     planner = devices.placement.planning.planner(deployment.device_kind)
-    planner.learned(placing.key_of(deployment), profile, at_us=devices.now_us)
+    planner.learned(deployment.resident_id, profile, at_us=devices.now_us)
 
 
 def keep(devices: Devices, deployment: Deployment) -> None:
@@ -146,7 +146,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:
         return
     planner, key = (
         devices.placement.planning.planner(deployment.device_kind),
-        placing.key_of(deployment),
+        deployment.resident_id,
     )
     if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return

@@ -11,7 +11,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
@@ -19,35 +18,12 @@ from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.planners import GUESS
+from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
-
-PRIOR_JOB_US: Final = 3_600_000_000
-"""Run time assumed of a job, for the order of those that wait."""
-
-
-def unit(place: Place) -> UnitId:
-    """Return a device's name on the board.
-
-    >>> unit(Place(node_id=NodeId("node-a"), device=3))
-    'node-a:3'
-    """
-    return UnitId(f"{place.node_id}:{place.device}")
-
-
-def place_of(name: UnitId) -> Place:
-    """Return the device of a unit."""
-    node_id, _, device = name.rpartition(":")
-    return Place(node_id=NodeId(node_id), device=int(device))
-
-
-def key_of(deployment: Deployment) -> ResidentId:
-    """Return a deployment's name on the board."""
-    return ResidentId(deployment.deployment_id)
 
 
 def join(
@@ -57,7 +33,7 @@ def join(
     placement.planning.has_changed = True
     for facts in devices:
         board = placement.planning.planner(facts.kind).board
-        name = unit(Place(node_id=node_id, device=facts.index))
+        name = Place(node_id=node_id, device=facts.index).unit
         if name in board.rooms:
             if node_id not in placement.cordoned:
                 board.uncordon(name)
@@ -106,7 +82,7 @@ def least_used(
     """Return the block of `among` on whose devices the fewest live; None if there is no block."""
 
     def used(name: UnitId) -> int:
-        return len(placement.devices[place_of(name)].wpgs)
+        return len(placement.devices[Place.of(name)].wpgs)
 
     rooms = placement.planning.planner(deployment.device_kind).board.rooms
     there = [name for name in among if name in rooms]
@@ -116,7 +92,7 @@ def least_used(
 
 def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
     """Return the planner a deployment is, or will be, booked with, and its name there."""
-    return placement.planning.planner(deployment.device_kind), key_of(deployment)
+    return placement.planning.planner(deployment.device_kind), deployment.resident_id
 
 
 def is_placed(placement: Placement, deployment: Deployment) -> bool:
@@ -154,7 +130,7 @@ def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
     placement.unplaced.remove(deployment.deployment_id)
     if not deployment.is_rollout:
-        placement.planning.planner(deployment.device_kind).withdraw(key_of(deployment))
+        placement.planning.planner(deployment.device_kind).withdraw(deployment.resident_id)
 
 
 def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
@@ -165,7 +141,7 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
         if planner.has_news:
             for placed in planner.admit(placement.now_us):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
-                done.append((deployment, tuple(map(place_of, placed.units))))
+                done.append((deployment, tuple(map(Place.of, placed.units))))
     for deployment_id in placement.unplaced:
         deployment = placement.deployments[deployment_id]
         places = _elsewhere(placement, deployment)
@@ -195,7 +171,7 @@ def _left_behind(placement: Placement) -> set[UnitId]:
     """
     moved = (placement.deployments.get(name) for name in placement.planning.moved)
     wpgs = (placement.wpg_of(deployment) for deployment in moved if deployment is not None)
-    return {unit(place) for wpg in wpgs if wpg is not None for place in wpg.places}
+    return {place.unit for wpg in wpgs if wpg is not None for place in wpg.places}
 
 
 def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
@@ -220,7 +196,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
     job = placement.jobs[deployment.job_id]
     warm = placement.planning.book.warm(profile_key(placement, deployment), now_us=placement.now_us)
     return Demand(
-        resident_id=key_of(deployment),
+        resident_id=deployment.resident_id,
         num_units=deployment.num_devices,
         profile=GUESS if warm is None else warm.profile,
         arrived_us=deployment.requested_us,
@@ -280,8 +256,8 @@ def no_placement(placement: Placement, deployment: Deployment) -> Fault:
 def why(placement: Placement, deployment: Deployment) -> str:
     """Say why a deployment is not placed yet."""
     planner = placement.planning.planner(deployment.device_kind)
-    if not deployment.is_rollout and key_of(deployment) in planner.waiting:
-        return answers.why(planner, key_of(deployment))
+    if not deployment.is_rollout and deployment.resident_id in planner.waiting:
+        return answers.why(planner, deployment.resident_id)
     return (
         f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
         f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
@@ -310,7 +286,7 @@ def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...
         if held is None:
             return None
         hold(placement, deployment, held)
-        return tuple(map(place_of, held))
+        return tuple(map(Place.of, held))
     job = placement.jobs[deployment.job_id]
     current = [placement.wpg_of(placement.deployments[d]) for d in job.deployments]
     for other in [*current, *placement.coming(job.job_id)]:
@@ -319,12 +295,11 @@ def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...
         places = other.places[: deployment.num_devices]
         if any(place.node_id in placement.cordoned for place in places):
             continue
-        if key_of(deployment) not in planner.waiting:
+        if deployment.resident_id not in planner.waiting:
             return None
-        planner.withdraw(key_of(deployment))
-        planner.place_at(
-            demand(placement, deployment), tuple(map(unit, places)), now_us=placement.now_us
-        )
+        planner.withdraw(deployment.resident_id)
+        units = tuple(place.unit for place in places)
+        planner.place_at(demand(placement, deployment), units, now_us=placement.now_us)
         return places
     return None
 

@@ -24,6 +24,9 @@ GUESS: Final = Profile(
 )
 """The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
 
+PRIOR_JOB_US: Final = 3_600_000_000
+"""Run time assumed of a job, for the order of those that wait."""
+
 
 def live_policy(limits: Limits) -> Policy:
     """Return the configured policy as the service runs it, `plex` within the configured bounds."""

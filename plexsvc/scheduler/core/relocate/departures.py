@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import Deployment
 from plexsvc.scheduler.core.timers import DrainTimer
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, RelocationStage
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place, RelocationStage
 
 DRAIN_RETRY_US: Final = 2_000_000
 """Pause before a deployment that found no place off a draining node is tried again."""
@@ -47,7 +47,7 @@ def relocate(cluster: Cluster, event: RelocationRequested) -> None:
     deployment = cluster.deployments.get(event.deployment_id)
     if deployment is None:
         return
-    units = tuple(map(placing.unit, event.places))
+    units = tuple(place.unit for place in event.places)
     if deployment.is_rollout:
         send_instances(cluster, deployment, reason=event.reason, units=units)
         return
@@ -96,7 +96,7 @@ def send_instances(
 ) -> None:
     """Send all instances of a rollout deployment to idle devices, or say why not."""
     idle = placing.idle_for(cluster.placement, deployment, among=units)
-    places = tuple(map(placing.place_of, idle or units or ()))
+    places = tuple(map(Place.of, idle or units or ()))
     fault = relocation.why_not(cluster, deployment, places)
     if fault is None and idle is not None:
         relocation.begin(cluster, deployment, places, reason=reason)
@@ -121,7 +121,7 @@ def book_as_it_is(cluster: Cluster) -> None:
         if deployment is None or wpg is None or not placing.is_placed(placement, deployment):
             continue
         planner, key = placing.planner_of(placement, deployment)
-        units = tuple(map(placing.unit, wpg.places))
+        units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
             planner.move(key, units, now_us=cluster.now_us)
             try_later(cluster, deployment)
@@ -147,7 +147,7 @@ def _begin(
     cluster: Cluster, deployment: Deployment, units: Iterable[UnitId], *, reason: str
 ) -> None:
     """Relocate a deployment to where it is booked; book it back if that cannot begin."""
-    places = tuple(map(placing.place_of, units))
+    places = tuple(map(Place.of, units))
     fault = relocation.begin(cluster, deployment, places, reason=reason)
     if fault is not None:
         deployment.relocation_fault = fault

@@ -58,7 +58,7 @@ def begin(
         return fault
     deployment.incarnations += 1
     if deployment.is_rollout:
-        placing.hold(cluster.placement, deployment, tuple(map(placing.unit, places)))
+        placing.hold(cluster.placement, deployment, tuple(place.unit for place in places))
     wpg = wpgs.add(cluster, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
@@ -87,7 +87,7 @@ def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...])
         return _refused(f"{name} is {state}, not ready", code=ErrorCode.UNAVAILABLE)
     usable = [p for p in places if _is_usable(cluster, deployment, p)]
     if len(set(usable)) != len(places) or len(places) != deployment.num_devices:
-        told = ", ".join(f"{p.node_id}:{p.device}" for p in places) or "none"
+        told = ", ".join(p.unit for p in places) or "none"
         idle = "idle " if deployment.is_rollout else ""
         kind = f"{idle}{deployment.device_kind}"
         needed = f"{deployment.num_devices} {kind} devices of nodes that are up"
