@@ -1,7 +1,7 @@
 """The embedded cluster: node agents, scheduler, rollout manager and router from one process.
 
 Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
-run the rollout manager and the scheduler's driver, serve, publish the card. Going down is the same
+run the rollout manager and the scheduler, serve, publish the card. Going down is the same
 in reverse, whatever stopped it. Agents are tied to this process, so a kill -9 of it leaves none.
 """
 
@@ -128,11 +128,11 @@ class EmbeddedCluster:
 
     Attributes:
         card: address and token, once entered.
-        driver: the scheduler, once entered.
+        live: the scheduler, once entered.
     """
 
     card: Card
-    driver: LiveScheduler
+    live: LiveScheduler
 
     def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
         token = secrets.token_urlsafe(24)
@@ -176,11 +176,11 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config)
         told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
-        driver = LiveScheduler(told, store, self._clock, agents, rollout)
-        self.driver = driver
-        _run_beside(stack, tasks.create_task(driver.run()))
-        await driver.nodes.ready()
-        scheduler = SchedulerServicer(driver)
+        live = LiveScheduler(told, store, self._clock, agents, rollout)
+        self.live = live
+        _run_beside(stack, tasks.create_task(live.run()))
+        await live.nodes.ready()
+        scheduler = SchedulerServicer(live)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
         await self._serve(stack, scheduler=scheduler, rollout=rollout, inner=inner.address)
 

@@ -177,10 +177,10 @@ def start_inner(
             inner = InnerCluster(
                 cluster.card.address,
                 cluster.card.token,
-                cluster.driver,
+                cluster.live,
                 asyncio.get_running_loop(),
             )
-            listen(cluster.driver, RelocationChanged, inner.changed)
+            listen(cluster.live, RelocationChanged, inner.changed)
             running.append(inner)
             up.set()
             await leave.wait()

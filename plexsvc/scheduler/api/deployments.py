@@ -24,7 +24,7 @@ from plexsvc.scheduler.orders import process_specs
 
 
 async def create_deployment(
-    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
+    scheduler: LiveScheduler, request: service_pb2.CreateDeploymentRequest
 ) -> service_pb2.Deployment:
     """Bring a deployment up, or find the one already known; return when it is ready.
 
@@ -32,42 +32,44 @@ async def create_deployment(
         PlexError: `not_found` job, `job_ended`, `unknown_model`, `queue_full`, `bad_request`, or
             what it failed with.
     """
-    record = await _record(driver, request)
+    record = await _record(scheduler, request)
     await record.settled.wait()
-    return status.ready_deployment(driver, record)
+    return status.ready_deployment(scheduler, record)
 
 
 async def get_deployment(
-    driver: LiveScheduler, request: service_pb2.GetDeploymentRequest
+    scheduler: LiveScheduler, request: service_pb2.GetDeploymentRequest
 ) -> service_pb2.Deployment:
     """Return a deployment as it is."""
-    record = driver.registry.deployment(
+    record = scheduler.registry.deployment(
         request.deployment_id, job_id=request.job_id, tenant=request.tenant
     )
-    return status.deployment(driver, record)
+    return status.deployment(scheduler, record)
 
 
 async def _record(
-    driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest
+    scheduler: LiveScheduler, request: service_pb2.CreateDeploymentRequest
 ) -> DeploymentRecord:
-    driver.check_open()
-    job = driver.registry.job(request.job_id, tenant=request.tenant)
+    scheduler.check_open()
+    job = scheduler.registry.job(request.job_id, tenant=request.tenant)
     deployment_id = DeploymentId(request.deployment_id)
-    if deployment_id in driver.registry.deployments:
-        return _known(driver, request)
+    if deployment_id in scheduler.registry.deployments:
+        return _known(scheduler, request)
     facts = await asyncio.to_thread(process_specs.read_model, request.spec.model)
-    if deployment_id in driver.registry.deployments:
-        return _known(driver, request)  # the same call came twice while the model was read
-    _check_deployable(driver, job, request)
-    record = _new_record(driver, request, facts)
-    driver.recorder.deployment_opened(record)
-    _post(driver, record)
+    if deployment_id in scheduler.registry.deployments:
+        return _known(scheduler, request)  # the same call came twice while the model was read
+    _check_deployable(scheduler, job, request)
+    record = _new_record(scheduler, request, facts)
+    scheduler.recorder.deployment_opened(record)
+    _post(scheduler, record)
     return record
 
 
-def _known(driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest) -> DeploymentRecord:
+def _known(
+    scheduler: LiveScheduler, request: service_pb2.CreateDeploymentRequest
+) -> DeploymentRecord:
     """Return what is there under the id; nobody gets another deployment than they asked for."""
-    record = driver.registry.deployment(
+    record = scheduler.registry.deployment(
         request.deployment_id, job_id=request.job_id, tenant=request.tenant
     )
     check_same_spec(record, request.spec)
@@ -75,11 +77,11 @@ def _known(driver: LiveScheduler, request: service_pb2.CreateDeploymentRequest) 
 
 
 def _check_deployable(
-    driver: LiveScheduler, job: JobRecord, request: service_pb2.CreateDeploymentRequest
+    scheduler: LiveScheduler, job: JobRecord, request: service_pb2.CreateDeploymentRequest
 ) -> None:
     if job.ended.is_set() or job.is_expired:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
-    limit = driver.config.max_deployments_per_job
+    limit = scheduler.config.max_deployments_per_job
     if len(job.deployment_ids) >= limit:
         raise PlexError(
             ErrorCode.QUEUE_FULL,
@@ -96,14 +98,14 @@ def _check_deployable(
 
 
 def _new_record(
-    driver: LiveScheduler,
+    scheduler: LiveScheduler,
     request: service_pb2.CreateDeploymentRequest,
     facts: process_specs.ModelFacts,
 ) -> DeploymentRecord:
     spec = request.spec
     longest = facts.max_sequence_length
     if is_rollout(spec):
-        asked = spec.max_model_len or driver.config.max_model_len
+        asked = spec.max_model_len or scheduler.config.max_model_len
         longest = min(asked, longest) if longest else asked
     return DeploymentRecord(
         deployment_id=DeploymentId(request.deployment_id),
@@ -118,9 +120,9 @@ def _new_record(
     )
 
 
-def _post(driver: LiveScheduler, record: DeploymentRecord) -> None:
+def _post(scheduler: LiveScheduler, record: DeploymentRecord) -> None:
     spec = record.spec
-    driver.post(
+    scheduler.post(
         DeploymentRequested(
             deployment_id=record.deployment_id,
             job_id=record.job_id,

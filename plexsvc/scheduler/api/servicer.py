@@ -36,16 +36,16 @@ SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 
 
 class SchedulerServicer:
-    """The calls of routers on one driver."""
+    """The calls of routers on one scheduler."""
 
-    def __init__(self, driver: LiveScheduler) -> None:
-        operations = Operations(driver)
+    def __init__(self, scheduler: LiveScheduler) -> None:
+        operations = Operations(scheduler)
         self.submit = operations.submit
         self.streams = OperationStreams(
-            max_operations=driver.config.max_operations_per_stream,
+            max_operations=scheduler.config.max_operations_per_stream,
             key="scheduler.max_operations_per_stream",
         )
-        bound = {name: partial(m, driver) for table in TABLES for name, m in table.items()}
+        bound = {name: partial(m, scheduler) for table in TABLES for name, m in table.items()}
         self.methods: Methods = {
             **bound,
             "GetResult": operations.get_result,

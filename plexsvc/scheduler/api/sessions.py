@@ -25,31 +25,31 @@ MAX_SLOWDOWN: Final = 1000.0
 
 
 async def create_job(
-    driver: LiveScheduler, request: service_pb2.CreateJobRequest
+    scheduler: LiveScheduler, request: service_pb2.CreateJobRequest
 ) -> service_pb2.Job:
     """Open a job, or return the one already open under this id.
 
     Raises:
         PlexError: `queue_full` beyond `max_jobs`, `not_found` for another tenant's job.
     """
-    driver.check_open()
-    if JobId(request.job_id) in driver.registry.jobs:
-        record = driver.registry.job(request.job_id, tenant=request.tenant)
-        driver.sessions.heard(record)
+    scheduler.check_open()
+    if JobId(request.job_id) in scheduler.registry.jobs:
+        record = scheduler.registry.job(request.job_id, tenant=request.tenant)
+        scheduler.sessions.heard(record)
         return messages.job(record)
-    _check_room(driver, request)
+    _check_room(scheduler, request)
     slowdown_ppm = _slowdown_ppm(request)
     record = JobRecord(
         job_id=JobId(request.job_id),
         tenant=TenantId(request.tenant),
         name=request.name,
         labels=dict(request.labels),
-        created_us=driver.clock.wall_us(),
-        session_ttl_us=driver.sessions.ttl_us(request.session_ttl_us),
+        created_us=scheduler.clock.wall_us(),
+        session_ttl_us=scheduler.sessions.ttl_us(request.session_ttl_us),
     )
-    driver.recorder.job_opened(record)
-    driver.sessions.opened(record)
-    driver.post(
+    scheduler.recorder.job_opened(record)
+    scheduler.sessions.opened(record)
+    scheduler.post(
         JobSubmitted(
             job_id=record.job_id,
             tenant=record.tenant,
@@ -62,30 +62,30 @@ async def create_job(
 
 
 async def keep_alive(
-    driver: LiveScheduler, request: service_pb2.KeepAliveRequest
+    scheduler: LiveScheduler, request: service_pb2.KeepAliveRequest
 ) -> service_pb2.KeepAliveReply:
     """Keep a session alive; take acknowledgements and progress figures."""
-    record = driver.registry.job(request.job_id, tenant=request.tenant)
-    driver.sessions.heard(record)
+    record = scheduler.registry.job(request.job_id, tenant=request.tenant)
+    scheduler.sessions.heard(record)
     if request.metrics:
-        driver.recorder.job_progressed(record, request.metrics)
+        scheduler.recorder.job_progressed(record, request.metrics)
     durable: dict[str, int] = {}
     for deployment_id in record.deployment_ids:
-        deployment = driver.registry.deployments[deployment_id]
+        deployment = scheduler.registry.deployments[deployment_id]
         durable[deployment_id] = deployment.acked_seq
-        _acknowledge(driver, deployment, request.acks.get(deployment_id, 0))
+        _acknowledge(scheduler, deployment, request.acks.get(deployment_id, 0))
     return service_pb2.KeepAliveReply(
         durable_seqs=durable, state=messages.JOB_STATES[record.state], reason=record.reason
     )
 
 
-async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> service_pb2.Job:
+async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) -> service_pb2.Job:
     """End a job; return when its devices are free. Ending it again changes nothing.
 
     Raises:
         PlexError: `not_found`, or `bad_request` for an outcome that is no end.
     """
-    record = driver.registry.job(request.job_id, tenant=request.tenant)
+    record = scheduler.registry.job(request.job_id, tenant=request.tenant)
     if request.outcome not in OUTCOMES:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -94,8 +94,8 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
         )
     if not record.ended.is_set():
         if request.HasField("exit_code"):
-            driver.recorder.job_exited(record, request.exit_code)
-        driver.post(
+            scheduler.recorder.job_exited(record, request.exit_code)
+        scheduler.post(
             JobEndRequested(
                 job_id=record.job_id,
                 outcome=OUTCOMES[request.outcome],
@@ -106,19 +106,19 @@ async def end_job(driver: LiveScheduler, request: service_pb2.EndJobRequest) -> 
     return messages.job(record)
 
 
-def _acknowledge(driver: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
-    if driver.recorder.acknowledged(record, seq=seq):
-        driver.post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
+def _acknowledge(scheduler: LiveScheduler, record: DeploymentRecord, seq: int) -> None:
+    if scheduler.recorder.acknowledged(record, seq=seq):
+        scheduler.post(Acknowledged(deployment_id=record.deployment_id, seq=seq))
 
 
-def _check_room(driver: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
-    live = sum(1 for _ in driver.registry.live_jobs())
-    if live >= driver.config.max_jobs:
+def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
+    live = sum(1 for _ in scheduler.registry.live_jobs())
+    if live >= scheduler.config.max_jobs:
         raise PlexError(
             ErrorCode.QUEUE_FULL,
             f"job {request.job_id!r} not accepted: {live} jobs are open (scheduler.max_jobs); "
             "try again when one has ended",
-            limit=driver.config.max_jobs,
+            limit=scheduler.config.max_jobs,
         )
 
 
