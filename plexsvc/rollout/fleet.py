@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc.aio
 
@@ -35,6 +35,8 @@ from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 
 log = Log(__name__)
+
+Reply = TypeVar("Reply")
 
 PROBE_CALL_S: Final = 2.0
 
@@ -127,7 +129,7 @@ class Fleet:
         if line is None:
             return None
         try:
-            reply = await self._load(line, order.version)
+            reply = await self._load(line, order.version, fence=self.fence)
         except grpc.aio.AioRpcError as error:
             self.post(
                 events.InstanceLost(instance_id=one, because=f"{what}: {error_from(error).message}")
@@ -159,20 +161,18 @@ class Fleet:
             InstanceId(next(self._ids)): Line(address, open_channel(address))
             for address in addresses
         }
-        before, old_fence = self.lines, common_pb2.Fence()
-        old_fence.CopyFrom(self.fence)
-        self.fence.CopyFrom(fence)
+        before = self.lines
         try:
             described = [await self._describe(line) for line in fresh.values()]
             versions = {one: await self._probe(line) for one, line in fresh.items()}
             if before:
                 for one, line in fresh.items():
-                    versions[one] = await self._catch_up(line, versions[one])
+                    versions[one] = await self._catch_up(line, versions[one], fence=fence)
         except BaseException:
-            self.fence.CopyFrom(old_fence)
             await _close(fresh)
             raise
         self.lines = fresh
+        self.fence.CopyFrom(fence)
         joined = tuple(
             events.InstanceJoined(instance_id=one, address=line.address, version=versions[one])
             for one, line in fresh.items()
@@ -218,7 +218,7 @@ class Fleet:
 
     # ---- calls
 
-    async def _catch_up(self, line: Line, version: int) -> int:
+    async def _catch_up(self, line: Line, version: int, *, fence: common_pb2.Fence) -> int:
         """Give a successor the version in use; return that."""
         wanted = self.core.version
         if version == wanted:
@@ -226,7 +226,7 @@ class Fleet:
         because = "it has another"
         if wanted in self._manifests:
             try:
-                reply = await self._load(line, wanted)
+                reply = await self._load(line, wanted, fence=fence)
             except grpc.aio.AioRpcError as error:
                 because = f"load version {wanted}: {error_from(error).message}"
             else:
@@ -239,33 +239,34 @@ class Fleet:
             f"{wanted}: {because}; the instances before go on",
         )
 
-    async def _load(self, line: Line, version: int) -> rollout_pb2.LoadVersionReply:
+    async def _load(
+        self, line: Line, version: int, *, fence: common_pb2.Fence
+    ) -> rollout_pb2.LoadVersionReply:
         request = rollout_pb2.LoadVersionRequest(
-            fence=self.fence, manifests=self._manifests.get(version, ()), version=version
+            fence=fence, manifests=self._manifests.get(version, ()), version=version
         )
         return await line.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
 
     async def _probe(self, line: Line) -> int:
-        try:
-            stats = await line.stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=PROBE_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._silence(line, error) from error
+        request = rollout_pb2.InstanceStatsRequest()
+        stats = await self._ask(line, line.stub.Stats(request, timeout=PROBE_CALL_S))
         return stats.version
 
     async def _describe(self, line: Line) -> worker_pb2.DescribeReply:
         stub = worker_pb2_grpc.WorkerStub(line.channel)
-        try:
-            return await stub.Describe(worker_pb2.DescribeRequest(), timeout=PROBE_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._silence(line, error) from error
+        request = worker_pb2.DescribeRequest()
+        return await self._ask(line, stub.Describe(request, timeout=PROBE_CALL_S))
 
-    def _silence(self, line: Line, error: grpc.aio.AioRpcError) -> PlexError:
-        return PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"instance {line.address} of {self.core.deployment_id} does not answer: "
-            f"{error_from(error).message}",
-            instance=line.address,
-        )
+    async def _ask(self, line: Line, call: Awaitable[Reply]) -> Reply:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"instance {line.address} of {self.core.deployment_id} does not answer: "
+                f"{error_from(error).message}",
+                instance=line.address,
+            ) from error
 
 
 async def _close(lines: Mapping[InstanceId, Line]) -> None:
