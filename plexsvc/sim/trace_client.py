@@ -173,15 +173,8 @@ class TraceClient(Client):
                 return self._failed(fault, now_us=now_us)
             case DeploymentChanged() if answer.wpg_id is not None:
                 return self._deployed(answer, now_us=now_us)
-            case AnswerOperation(operation_id=operation_id) if (
-                operation_id in self._attempt.rolling
-            ):
-                self._attempt.rolling.remove(operation_id)
-                return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
-            case AnswerOperation(operation_id=operation_id, run_us=run_us):
-                if operation_id == self._attempt.training:
-                    return self._trained(run_us, now_us=now_us)
-                self.record.lost.append((now_us - run_us, now_us))  # of a job that is given up
+            case AnswerOperation():
+                return self._answered(answer, now_us=now_us)
             case JobChanged(state=state) if state in ENDED:
                 return self._ended(now_us)
             case _:
@@ -240,20 +233,18 @@ class TraceClient(Client):
 
     def _deployed(self, answer: DeploymentChanged, *, now_us: int) -> Posts:
         """Begin, or begin again, when everything is there."""
-        if self._attempt.pause_us is not None:
+        attempt = self._attempt
+        if attempt.pause_us is not None:
             return ()
-        self._attempt.placed.add(answer.deployment_id)
+        attempt.placed.add(answer.deployment_id)
         posts: list[Post | Alarm] = []
-        if self._attempt.has_places:
+        if attempt.has_places:
             posts.extend(self.turnstile.leave(self, now_us=now_us))
         if answer.state is DeploymentState.READY:
-            self._attempt.ready.add(answer.deployment_id)
-            if (
-                len(self._attempt.ready) == len(self._attempt.wanted)
-                and not self._attempt.is_playing
-            ):
-                self._attempt.is_playing = True
-                posts.extend(self._go_on(self._run.start(now_us), now_us=now_us))
+            attempt.ready.add(answer.deployment_id)
+        if len(attempt.ready) == len(attempt.wanted) and not attempt.is_playing:
+            attempt.is_playing = True
+            posts.extend(self._go_on(self._run.start(now_us), now_us=now_us))
         return posts
 
     def _failed(self, fault: Fault, *, now_us: int) -> Posts:
@@ -284,6 +275,15 @@ class TraceClient(Client):
 
     def _end(self, now_us: int, outcome: JobState, *, reason: str = "") -> Post:
         return Post(now_us, JobEndRequested(job_id=self.job_id, outcome=outcome, reason=reason))
+
+    def _answered(self, answer: AnswerOperation, *, now_us: int) -> Posts:
+        if answer.operation_id in self._attempt.rolling:
+            self._attempt.rolling.remove(answer.operation_id)
+            return self._go_on(self._run.timer(ROLLOUT, now_us), now_us=now_us)
+        if answer.operation_id == self._attempt.training:
+            return self._trained(answer.run_us, now_us=now_us)
+        self.record.lost.append((now_us - answer.run_us, now_us))  # the attempt is given up
+        return ()
 
     def _trained(self, run_us: int, *, now_us: int) -> Posts:
         operation = self._run.head
