@@ -103,10 +103,9 @@ def is_placed(placement: Placement, deployment: Deployment) -> bool:
 
 def paused(placement: Placement, wpg: Wpg) -> str | None:
     """Return why a WPG runs only when no other of its group waits; None if it is free."""
-    deployment = placement.deployments[wpg.deployment_id]
-    if not placement.is_current(wpg) or not is_placed(placement, deployment):
+    planner, key = planner_of(placement, placement.deployments[wpg.deployment_id])
+    if key not in planner.board.group_of or not placement.is_current(wpg):
         return None
-    planner, key = planner_of(placement, deployment)
     return planner.group_of(key).paused.get(key)
 
 

@@ -126,8 +126,8 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
     if wpg.initialize is not None:
         return wpg.initialize
     deployment = queues.deployments[wpg.deployment_id]
-    while not deployment.is_held:
-        operation = head(queues, wpg)
+    while queues.is_current(wpg) and not deployment.is_held:
+        operation = deployment.pending.get(deployment.next_seq)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
         if wpg.running and not _may_overlap(queues, wpg, operation):
