@@ -28,7 +28,7 @@ LINGER_GRACE_US: Final = 2_000
 
 
 def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]:
-    """Return the waiting operations as the order sees them; a WPG stands where a job does there.
+    """Return what `in_turn` compares of each waiting operation; a WPG stands for its resident.
 
     Keeping a burst together only helps where its end saves a switch.
     """
@@ -120,7 +120,6 @@ def _ends_us(devices: Devices, holder: Wpg) -> int:
 def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
     """Return the parked WPG whose operation is expected before all others', if that is clear."""
     expected = []
-    on_device: ResidentId | None = None
     for wpg_id in members:
         wpg = devices.wpgs[wpg_id]
         deployment = devices.deployments[wpg.deployment_id]
@@ -135,21 +134,23 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
             continue
         if wpg.retry_us > devices.now_us or devices.jobs[wpg.job_id].ending is not None:
             continue
-        spread = spread_us(profile.period_us, profile.jitter_ppm)
-        key = ResidentId(wpg_id)
-        setup_us = switch_us(devices, wpg)
         expected.append(
-            Expected(resident_id=key, at_us=at_us, spread_us=spread, switch_us=setup_us)
+            Expected(
+                resident_id=ResidentId(wpg_id),
+                at_us=at_us,
+                spread_us=spread_us(profile.period_us, profile.jitter_ppm),
+                switch_us=switch_us(devices, wpg),
+            )
         )
     if not expected:
         return None
-    first = devices.wpgs[WpgId(min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id)]
-    if first.residency is Residency.DEVICE:
-        on_device = ResidentId(first.wpg_id)
+    first = min(expected, key=lambda e: (e.at_us, e.resident_id)).resident_id
+    is_there = devices.wpgs[WpgId(first)].residency is Residency.DEVICE
+    ahead = (ResidentId(w) for w in members if devices.wpgs[w].is_prefetched)
     chosen = next_arrival(
         expected,
-        resident=on_device,
-        prefetched=_prefetched(devices, members),
+        resident=first if is_there else None,
+        prefetched=next(ahead, None),
         rules=devices.rules,
         now_us=devices.now_us,
     )
@@ -228,8 +229,3 @@ def _is_going_on(pattern: Pattern, *, max_gap_us: int) -> bool:
     return pattern.profile is not None and (
         pattern.gap_us is not None and pattern.gap_us <= max_gap_us
     )
-
-
-def _prefetched(devices: Devices, members: tuple[WpgId, ...]) -> ResidentId | None:
-    found = [ResidentId(w) for w in members if devices.wpgs[w].is_prefetched]
-    return found[0] if found else None

@@ -13,7 +13,6 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import contest, lease, space, switch
-from plexsvc.scheduler.core.planning.runtime_rules import Entry
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import LingerTimer
@@ -39,12 +38,21 @@ def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
             operation = _work_of(devices, wpg)
             if operation is not None and wpg.retry_us <= devices.now_us:
                 waiting[wpg_id] = operation
-    if len(waiting) == 1 and _grant_at_once(devices, *waiting.items()):
+    if not waiting:
+        if devices.rules.prefetches and len(members) > 1:
+            _prefetch(devices, members)
         return
-    if waiting:
+    first = devices.wpgs[next(iter(waiting))]
+    if len(waiting) == 1 and _is_there(devices, first):
+        _grant(devices, first, waiting[first.wpg_id], victims=())
+    else:
         _grant_in_order(devices, waiting)
-    elif devices.rules.prefetches and len(members) > 1:
-        _prefetch(devices, members)
+
+
+def _is_there(devices: Devices, wpg: Wpg) -> bool:
+    """Return whether a WPG's state is on its devices and nobody else runs there."""
+    holders = {devices.at[place].holder for place in wpg.places}
+    return wpg.residency is Residency.DEVICE and holders <= {None, wpg.wpg_id}
 
 
 def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
@@ -71,23 +79,10 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
     return None
 
 
-def _grant_at_once(devices: Devices, only: tuple[WpgId, Operation]) -> bool:
-    """Grant the only one that waits its devices if they are idle and hold its state already."""
-    wpg_id, operation = only
-    wpg = devices.wpgs[wpg_id]
-    if wpg.residency is not Residency.DEVICE:
-        return False
-    if any(devices.at[place].holder not in {None, wpg_id} for place in wpg.places):
-        return False
-    _grant(devices, wpg, operation, victims=())
-    return True
-
-
 def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(devices, waiting)
     claimed: dict[Place, int] = {}
-    rules = devices.rules
-    for entry in contest.in_turn(entries, rules=rules, now_us=devices.now_us):
+    for entry in contest.in_turn(entries, rules=devices.rules, now_us=devices.now_us):
         wpg = devices.wpgs[WpgId(entry.resident_id)]
         ends_us = devices.now_us + entry.effective_us
         is_open = all(claimed.get(place, ends_us) >= ends_us for place in wpg.places)
@@ -97,17 +92,13 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
             victims = space.victims_of(devices, wpg)
         for place in wpg.places:
             claimed[place] = min(free_us, claimed.get(place, free_us))
-        if victims is not None and not _lingers(devices, wpg, victims, entry=entry):
+        if victims is None:
+            continue
+        until_us = contest.awaited_until(devices, victims, entry=entry)
+        if until_us > devices.now_us:  # a victim's burst goes on in a moment: look again then
+            devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
+        else:
             _grant(devices, wpg, waiting[wpg.wpg_id], victims=victims)
-
-
-def _lingers(devices: Devices, wpg: Wpg, victims: tuple[WpgId, ...], *, entry: Entry) -> bool:
-    """Keep the device for a victim whose burst goes on in a moment; looks again then."""
-    until_us = contest.awaited_until(devices, victims, entry=entry)
-    if until_us <= devices.now_us:
-        return False
-    devices.set_timer(LingerTimer(wpg.wpg_id), at_us=until_us)
-    return True
 
 
 def _grant(devices: Devices, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:

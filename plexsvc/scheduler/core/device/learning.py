@@ -1,9 +1,9 @@
-"""What a training deployment's operations teach: its cycle, what they cost, when the next comes.
+"""Learning: the cycle of a training deployment, the cost of its operations, its next arrival.
 
-Cycles are measured on the deployment's own clock, which stands still while an operation waits for
-its device: what is left is the cycle the job would have alone. A cycle begins with the first
-operation after the job published weights; a job that never does repeats its first phase. What came
-before the first whole cycle is not part of any.
+A deployment has a clock of its own, which stands still while an operation waits for its device. So
+the measured cycle is the one the job would have alone. A cycle begins with the first operation
+after the job published weights; a job that never publishes begins it with its first phase. What
+came before the first whole cycle is part of none.
 """
 
 from __future__ import annotations
@@ -92,9 +92,8 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
         return
     pattern = deployment.pattern
     elapsed_us = devices.now_us - pattern.since_us
-    if elapsed_us < devices.limits.probe_timeout_us or not placing.is_placed(
-        devices.placement, deployment
-    ):
+    is_placed = placing.is_placed(devices.placement, deployment)
+    if elapsed_us < devices.limits.probe_timeout_us or not is_placed:
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
     profile = Profile(
@@ -144,10 +143,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
     if not placing.is_placed(devices.placement, deployment):
         return
-    planner, key = (
-        devices.placement.planning.planner(deployment.device_kind),
-        deployment.resident_id,
-    )
+    planner, key = placing.planner_of(devices.placement, deployment)
     if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return
     planned = planner.group_of(key).residents[key].demand.profile
