@@ -69,11 +69,9 @@ class RolloutDeployment:
         Raises:
             PlexError: what an instance refused it with; `worker_died` when all are lost.
         """
-        operation = request.operation
-        newest = max((manifest.version for manifest in request.manifests), default=0)
-        version = operation.pull.version or newest
+        operation, version = request.operation, request.published.version
         self.fleet.fence.CopyFrom(request.fence)
-        loaded = await self.fleet.load(request.manifests, version=version)
+        loaded = await self.fleet.load(request.published)
         self.exclusive_seq = max(self.exclusive_seq, operation.seq)
         reply = success(operation)
         reply.result.weight_version = version

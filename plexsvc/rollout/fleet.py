@@ -71,8 +71,8 @@ class Fleet:
         """Who performs the orders of each generate."""
         self.lines: dict[InstanceId, Line] = {}
         self._ids = itertools.count(1)
-        self._manifests: dict[int, Sequence[statemanager_pb2.VersionManifest]] = {}
-        """Of the wanted version and, while that is loaded, of the one before."""
+        self._sources: dict[int, statemanager_pb2.PublishedVersion] = {}
+        """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group = config, clock, group
         self._is_closed = False
 
@@ -182,15 +182,15 @@ class Fleet:
         return described[0]
 
     async def load(
-        self, manifests: Sequence[statemanager_pb2.VersionManifest], *, version: int
+        self, source: statemanager_pb2.PublishedVersion
     ) -> list[rollout_pb2.LoadVersionReply]:
-        """Load `version` on all instances at once; return the replies of those that have it.
+        """Load a version on all instances at once; return the replies of those that have it.
 
         Raises:
             PlexError: what an instance refused with; `worker_died` when none could load it.
         """
-        self._manifests[version] = manifests
-        ordered = self.core.handle(events.VersionWanted(version=version))
+        self._sources[source.version] = source
+        ordered = self.core.handle(events.VersionWanted(version=source.version))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._update(order))
@@ -198,17 +198,15 @@ class Fleet:
                 if isinstance(order, orders.UpdateInstance)
             ]
         outcomes = [task.result() for task in tasks]
-        self._manifests = {
-            wanted: given
-            for wanted, given in self._manifests.items()
-            if wanted == self.core.version
+        self._sources = {
+            wanted: given for wanted, given in self._sources.items() if wanted == self.core.version
         }
         for outcome in outcomes:
             if isinstance(outcome, PlexError):
                 raise outcome
         loaded = [one for one in outcomes if isinstance(one, rollout_pb2.LoadVersionReply)]
         if not loaded:
-            raise self.core.death(f"no instance could load version {version}")
+            raise self.core.death(f"no instance could load version {source.version}")
         return loaded
 
     async def close(self) -> None:
@@ -224,7 +222,7 @@ class Fleet:
         if version == wanted:
             return wanted
         because = "it has another"
-        if wanted in self._manifests:
+        if wanted in self._sources:
             try:
                 reply = await self._load(line, wanted, fence=fence)
             except grpc.aio.AioRpcError as error:
@@ -242,9 +240,8 @@ class Fleet:
     async def _load(
         self, line: Line, version: int, *, fence: common_pb2.Fence
     ) -> rollout_pb2.LoadVersionReply:
-        request = rollout_pb2.LoadVersionRequest(
-            fence=fence, manifests=self._manifests.get(version, ()), version=version
-        )
+        source = self._sources.get(version, statemanager_pb2.PublishedVersion(version=version))
+        request = rollout_pb2.LoadVersionRequest(fence=fence, published=source)
         return await line.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
 
     async def _probe(self, line: Line) -> int:

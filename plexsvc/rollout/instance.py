@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -29,7 +29,7 @@ from plexsvc.rollout.engines.base import Engine
 from plexsvc.rpc.channels import new_server
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import VersionOpener
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedVersion
 
 log = logs.Log(__name__)
 
@@ -38,7 +38,7 @@ FLUSH_US: Final = 5_000
 
 STOP_GRACE_S: Final = 1.0
 
-OpenVersion = Callable[[Sequence[statemanager_pb2.VersionManifest]], Sequence[Published]]
+OpenVersion = Callable[[statemanager_pb2.PublishedVersion], OpenedVersion]
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -94,7 +94,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             async with self._update:
                 return await self._load(request)
         except PlexError as error:
-            log.warning("version not loaded", version=request.version, error=error)
+            log.warning("version not loaded", version=request.published.version, error=error)
             return rollout_pb2.LoadVersionReply(error=to_wire(error), version=self._engine.version)
 
     async def Stats(  # noqa: N802 - named by the service
@@ -113,21 +113,22 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         )
 
     async def _load(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:
-        if request.version == self._engine.version:
-            return rollout_pb2.LoadVersionReply(version=request.version)
-        if not request.manifests:
+        version = request.published.version
+        if version == self._engine.version:
+            return rollout_pb2.LoadVersionReply(version=version)
+        if not request.published.holders:
             raise PlexError(
-                ErrorCode.BAD_REQUEST, f"version {request.version} came without a manifest"
+                ErrorCode.BAD_REQUEST, f"version {version} came without a node that holds it"
             )
         started_us = self._clock.monotonic_us()
-        published = await asyncio.to_thread(self._open_version, request.manifests)
-        report = await self._engine.load_version(published, version=request.version)
+        opened = await asyncio.to_thread(self._open_version, request.published)
+        report = await self._engine.load_version(opened.parts, version=version)
         load_us = self._clock.monotonic_us() - started_us
-        log.info("version loaded", version=request.version, nbytes=report.nbytes, load_us=load_us)
+        log.info("version loaded", version=version, nbytes=report.nbytes, load_us=load_us)
         return rollout_pb2.LoadVersionReply(
             nbytes=report.nbytes,
             load_us=load_us,
-            version=request.version,
+            version=version,
             checksum=report.checksum,
         )
 

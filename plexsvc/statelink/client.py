@@ -39,6 +39,7 @@ from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.regions import RegionMemory, open_memory
 from plexsvc.statelink.session import StateSession
+from plexsvc.weights.reading import Published
 
 if TYPE_CHECKING:
     import torch
@@ -223,20 +224,21 @@ class StateClient:
         """
         self._call({"op": "seal_staged", "staging_id": staging_id.hex()})
 
-    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        """Return a published version's region, read-only and not copied, alive as long as the view.
+    def open_version(self, deployment_id: str, version: int) -> Published:
+        """Return a version's part on this node, not copied and held as long as a view of it lives.
 
-        Check `manifest.block_checksums` before serving from it.
+        Check its checksums before serving from it.
 
         Raises:
             PlexError: `not_found` when this node does not hold it (any more).
         """
-        name = VersionName(manifest.deployment_id, manifest.version)
+        name = VersionName(deployment_id, version)
         reply = self._call({"op": "open_version", **name._asdict()})
+        manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
         mapped = _map_file(reply, is_writable=False)
         finalizer = weakref.finalize(mapped, self._closed_versions.append, name)
         finalizer.atexit = False
-        return memoryview(mapped)[: manifest.nbytes]
+        return Published(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
 
     def close(self) -> None:
         """Leave: the regions are freed, and touching them from now on ends the process."""

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import grpc
 
 from plexclient.wire.channels import CHANNEL_OPTIONS
-from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1.statemanager_pb2 import (
+    GetManifestRequest,
+    PublishedVersion,
+    ReadVersionRequest,
+    VersionHolder,
+    VersionManifest,
+)
+from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
 from plexsvc.weights.manifests import adds_pieces
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedVersion, Published
 
-OpenHere = Callable[[statemanager_pb2.VersionManifest], memoryview]
+T = TypeVar("T")
+
+OpenHere = Callable[[str, int], Published]
+"""Opens a version of this node by deployment and number."""
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
@@ -75,57 +85,51 @@ class VersionOpener:
         self._here = here
         self._clients: dict[str, StateClient] = {}
 
-    def open(self, manifests: Sequence[statemanager_pb2.VersionManifest]) -> list[Published]:
-        """Return this node's part of a version, and those of other nodes that add pieces.
+    def open(self, version: PublishedVersion) -> OpenedVersion:
+        """Return every holder's manifest, and the bytes of this node's part and of those that add.
 
         Raises:
             PlexError: `not_found` when the version was released or its holder is out of reach.
         """
-        found: list[Published] = []
-        for manifest in sorted(manifests, key=lambda m: not self._is_here(m)):
-            if not found or adds_pieces(manifest, [part.manifest for part in found]):
-                found.append(Published(manifest=manifest, data=self._open(manifest)))
-        return found
-
-    def _is_here(self, manifest: statemanager_pb2.VersionManifest) -> bool:
-        return manifest.node_id in {"", self._config.node_id}
-
-    def _open(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        config = self._config
-        if self._is_here(manifest):
-            if self._here is not None:
-                return self._here(manifest)
-            return self._map(manifest, config.data_socket, device_index=config.device_index)
-        if manifest.data_socket and Path(manifest.data_socket).exists():  # another node, one host
-            return self._map(manifest, manifest.data_socket, device_index=0)
-        if manifest.state_manager:
-            return memoryview(read_whole(manifest)).toreadonly()
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"version {manifest.version} of {manifest.deployment_id} lies on node "
-            f"{manifest.node_id}, which {config.node_id} cannot map and whose manifest names no "
-            f"state manager to read it from",
-            node_id=manifest.node_id,
-        )
+        opened = OpenedVersion()
+        for holder in sorted(version.holders, key=lambda holder: not self._is_here(holder)):
+            part = self._mapped(version, holder)
+            manifest = part.manifest if part is not None else read_manifest(version, holder)
+            if not opened.parts or adds_pieces(manifest, opened.manifests):
+                opened.parts.append(part or read_whole(manifest, holder))
+            opened.manifests.append(manifest)
+        return opened
 
     def close(self) -> None:
         """Leave the data planes."""
         for client in self._clients.values():
             client.close()
 
-    def _map(
-        self, manifest: statemanager_pb2.VersionManifest, socket: str, *, device_index: int
-    ) -> memoryview:
-        try:
-            return self._client(socket, device_index).open_version(manifest)
-        except PlexError as error:
-            if error.code is ErrorCode.UNAVAILABLE and socket in self._clients:
-                self._clients.pop(socket).close()  # its state manager may have a successor
-            raise
+    def _is_here(self, holder: VersionHolder) -> bool:
+        return holder.node_id in {"", self._config.node_id}
 
-    def _client(self, socket: str, device_index: int) -> StateClient:
+    def _mapped(self, version: PublishedVersion, holder: VersionHolder) -> Published | None:
+        """Return a holder's part as this host maps it, None when it must be streamed."""
+        config = self._config
+        if self._is_here(holder):
+            if self._here is not None:
+                return self._here(version.deployment_id, version.version)
+            return self._map(version, config.data_socket, device_index=config.device_index)
+        if holder.data_socket and Path(holder.data_socket).exists():  # another node, one host
+            return self._map(version, holder.data_socket, device_index=0)
+        if holder.state_manager:
+            return None
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"version {version.version} of {version.deployment_id} lies on node "
+            f"{holder.node_id}, which {config.node_id} cannot map and which names no "
+            f"state manager to read it from",
+            node_id=holder.node_id,
+        )
+
+    def _map(self, version: PublishedVersion, socket: str, *, device_index: int) -> Published:
+        config = self._config
         if socket not in self._clients:
-            config = self._config
             self._clients[socket] = StateClient(
                 socket,
                 wpg_id=config.wpg_id,
@@ -135,42 +139,64 @@ class VersionOpener:
                 job_id=config.job_id,
                 handlers=None,
             )
-        return self._clients[socket]
+        try:
+            return self._clients[socket].open_version(version.deployment_id, version.version)
+        except PlexError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                self._clients.pop(socket).close()  # its state manager may have a successor
+            raise
 
 
-def read_whole(manifest: statemanager_pb2.VersionManifest) -> bytearray:
-    """Return a version streamed whole from the state manager that holds it, or its successor.
+def read_manifest(version: PublishedVersion, holder: VersionHolder) -> VersionManifest:
+    """Return the manifest of a holder's part, asked of its state manager or the successor.
 
     Raises:
         PlexError: `unavailable`.
     """
+    request = GetManifestRequest(deployment_id=version.deployment_id, version=version.version)
+    return _ask(request, holder, lambda state: state.GetManifest(request, timeout=READ_TIMEOUT_S))
+
+
+def read_whole(manifest: VersionManifest, holder: VersionHolder) -> Published:
+    """Return a holder's part, streamed from its state manager or the successor.
+
+    Raises:
+        PlexError: `unavailable`.
+    """
+    version = GetManifestRequest(deployment_id=manifest.deployment_id, version=manifest.version)
+    wanted = ReadVersionRequest(deployment_id=manifest.deployment_id, version=manifest.version)
+
+    def stream(state: StateManagerStub) -> bytearray:
+        data = bytearray(manifest.nbytes)
+        for chunk in state.ReadVersion(wanted, timeout=READ_TIMEOUT_S):
+            end = chunk.offset + len(chunk.data)
+            if end > len(data):
+                break  # longer than its manifest: the checksums will say so
+            data[chunk.offset : end] = chunk.data
+        return data
+
+    data = memoryview(_ask(version, holder, stream)).toreadonly()
+    return Published(manifest=manifest, data=data)
+
+
+def _ask(
+    version: GetManifestRequest, holder: VersionHolder, call: Callable[[StateManagerStub], T]
+) -> T:
+    """Return what a state manager answers; if it breaks off, its successor is awaited and asked."""
     cause: Exception | None = None
-    with grpc.insecure_channel(manifest.state_manager, options=list(CHANNEL_OPTIONS)) as channel:
+    with grpc.insecure_channel(holder.state_manager, options=list(CHANNEL_OPTIONS)) as channel:
+        state = StateManagerStub(channel)
         for _ in range(MAX_READS):
             try:
-                return _stream(manifest, channel)
+                return call(state)
             except grpc.RpcError as error:
                 cause = error
             try:
-                grpc.channel_ready_future(channel).result(timeout=READER_PATIENCE_S)
-            except grpc.FutureTimeoutError:
+                state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
+            except grpc.RpcError:
                 break
     raise PlexError(
         ErrorCode.UNAVAILABLE,
-        f"version {manifest.version} of {manifest.deployment_id} could not be read from "
-        f"{manifest.state_manager}: {cause}",
+        f"version {version.version} of {version.deployment_id} could not be read from "
+        f"{holder.state_manager}: {cause}",
     ) from cause
-
-
-def _stream(manifest: statemanager_pb2.VersionManifest, channel: grpc.Channel) -> bytearray:
-    request = statemanager_pb2.ReadVersionRequest(
-        deployment_id=manifest.deployment_id, version=manifest.version
-    )
-    data = bytearray(manifest.nbytes)
-    stub = statemanager_pb2_grpc.StateManagerStub(channel)
-    for chunk in stub.ReadVersion(request, timeout=READ_TIMEOUT_S):
-        end = chunk.offset + len(chunk.data)
-        if end > len(data):
-            break  # longer than its manifest: the checksums will say so
-        data[chunk.offset : end] = chunk.data
-    return data

@@ -227,10 +227,11 @@ class DataServer:
         return Message(header={})
 
     def _open_version(self, link: RankLink, request: Message) -> Message:
-        fd, nbytes = self._node.publisher.open(
+        fd, manifest = self._node.publisher.open(
             _version_key(request.header), job_id=link.job_id, holder=link.client_id
         )
-        return Message(header={"nbytes": nbytes}, fds=(fd,))
+        body = manifest.SerializeToString()
+        return Message(header={"nbytes": manifest.nbytes}, body=body, fds=(fd,))
 
     def _close_version(self, link: RankLink, request: Message) -> Message:
         self._node.publisher.unhold(_version_key(request.header), link.client_id)

@@ -74,7 +74,7 @@ class Node:
         room = StagingRoom(
             staging_bytes=config.staging_bytes, max_per_job=config.max_staged_per_job
         )
-        self.publisher = Publisher(shelf, lock=self.lock, book=book)
+        self.publisher = Publisher(shelf, node_id=config.node_id, lock=self.lock, book=book)
         self.staging = Staging(room, lock=self.lock, book=book)
         self.links: dict[tuple[WpgId, int], RankLink] = {}
         self.pending: set[tuple[WpgId, int]] = set()

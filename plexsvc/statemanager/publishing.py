@@ -48,8 +48,11 @@ class Progress:
 class Publisher:
     """Keeps published versions; `lock` guards the shelf's counts."""
 
-    def __init__(self, shelf: VersionShelf, *, lock: threading.Lock, book: Book) -> None:
+    def __init__(
+        self, shelf: VersionShelf, *, node_id: str, lock: threading.Lock, book: Book
+    ) -> None:
         self._shelf = shelf
+        self._node_id = node_id
         self._lock = lock
         self._book = book
         self._versions: dict[VersionKey, Version] = {}
@@ -101,6 +104,7 @@ class Publisher:
             nbytes=nbytes,
             pieces=[target for _, target in placed],
             block_checksums=checksums,
+            node_id=self._node_id,
         )
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
@@ -141,8 +145,20 @@ class Publisher:
         with self._lock:
             self._let_go(self._shelf.free_unneeded())
 
-    def open(self, key: VersionKey, *, job_id: JobId, holder: int) -> tuple[int, int]:
-        """Return a descriptor of a version and its bytes for a client of its job, now a holder.
+    def manifest(self, key: VersionKey) -> VersionManifest:
+        """Return the manifest of a version.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        with self._lock:
+            self._shelf.get(key)
+            return self._versions[key].manifest
+
+    def open(self, key: VersionKey, *, job_id: JobId, holder: int) -> tuple[int, VersionManifest]:
+        """Return a descriptor of a version's file and its manifest for a client of its job.
+
+        The client holds the version from now on.
 
         Raises:
             PlexError: `not_found`.
@@ -150,8 +166,8 @@ class Publisher:
         with self._lock:
             self._shelf.get(key, job_id=job_id)
             self._shelf.hold(key, holder)
-            file = self._versions[key].file
-            return file.duplicate(), file.nbytes
+            version = self._versions[key]
+            return version.file.duplicate(), version.manifest
 
     def unhold(self, key: VersionKey, holder: int) -> None:
         """Count a client's mapping less."""

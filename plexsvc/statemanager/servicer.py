@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.status import abort_with
-from plexsvc.statelink.opening import read_whole
+from plexsvc.statelink.opening import read_manifest, read_whole
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
@@ -77,7 +77,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     async def Publish(  # noqa: N802
         self, request: statemanager_pb2.PublishRequest, context: Context
     ) -> statemanager_pb2.PublishReply:
-        """Freeze the parameters as a version; publishing it again answers the same manifest."""
+        """Freeze the parameters as a version; publishing it again changes nothing."""
         del context
         try:
             return await self._run(lambda: self._publish(request))
@@ -94,6 +94,15 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             await abort_with(context, error)
         self._node.publisher.release(_version_key(request))
         return statemanager_pb2.ReleaseVersionReply()
+
+    async def GetManifest(  # noqa: N802
+        self, request: statemanager_pb2.GetManifestRequest, context: Context
+    ) -> statemanager_pb2.VersionManifest:
+        """Return the manifest of a version on this node."""
+        try:
+            return self._node.publisher.manifest(_version_key(request))
+        except PlexError as error:
+            await abort_with(context, error)
 
     async def Materialize(  # noqa: N802
         self, request: statemanager_pb2.MaterializeRequest, context: Context
@@ -243,10 +252,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                     key, wpg_id, is_complete=request.complete, is_boundary=not request.mid_window
                 )
             copy_us = self._clock.monotonic_us() - start_us
-        reply = statemanager_pb2.PublishReply(manifest=manifest, copy_us=copy_us)
-        reply.manifest.node_id = self._node.config.node_id
-        reply.manifest.data_socket = self._data_socket
-        return reply
+        return statemanager_pb2.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
 
     def _freeze(
         self, key: VersionKey, wpg_id: WpgId, *, is_complete: bool, is_boundary: bool
@@ -289,22 +295,23 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                 digests=snapshot.digests(taken), applied_seq=taken.applied_seq
             )
 
-    def _state(
-        self, wpg_id: WpgId, copies: Sequence[statemanager_pb2.VersionManifest]
-    ) -> snapshot.Snapshot:
+    def _state(self, wpg_id: WpgId, copies: statemanager_pb2.PublishedVersion) -> snapshot.Snapshot:
         """Return a WPG's state as it is here, or as copies of all its nodes have it."""
-        if not copies:
+        if not copies.holders:
             return snapshot.take(self._node, wpg_id)
         job_id = self._node.state_of(wpg_id).job_id
-        opened = [Published(manifest=copy, data=self._open_copy(copy)) for copy in copies]
+        opened = [self._open_copy(copies, holder) for holder in copies.holders]
         return snapshot.of_copies(opened, job_id=job_id)
 
-    def _open_copy(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        if manifest.node_id == self._node.config.node_id:
-            (data,) = self._node.publisher.read(_version_key(manifest), ())
-            return data.data
-        streamed = memoryview(read_whole(manifest))
-        verify(manifest, streamed)
+    def _open_copy(
+        self, copies: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
+    ) -> Published:
+        if holder.node_id == self._node.config.node_id:
+            key = _version_key(copies)
+            (data,) = self._node.publisher.read(key, ())
+            return Published(manifest=self._node.publisher.manifest(key), data=data.data)
+        streamed = read_whole(read_manifest(copies, holder), holder)
+        verify(streamed.manifest, streamed.data)
         return streamed
 
     def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
@@ -325,7 +332,8 @@ async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_p
 def _version_key(
     request: statemanager_pb2.PublishRequest
     | statemanager_pb2.ReleaseVersionRequest
-    | statemanager_pb2.VersionManifest
+    | statemanager_pb2.PublishedVersion
+    | statemanager_pb2.GetManifestRequest
     | statemanager_pb2.ReadVersionRequest,
 ) -> VersionKey:
     return VersionKey(DeploymentId(request.deployment_id), request.version)

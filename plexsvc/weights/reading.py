@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,14 @@ class Published:
 
     manifest: VersionManifest
     data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """A version as one reader sees it: the manifests of all holders, and the parts it needs."""
+
+    manifests: list[VersionManifest] = field(default_factory=list)
+    parts: list[Published] = field(default_factory=list)
 
 
 class VersionReader:

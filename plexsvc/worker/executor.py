@@ -16,16 +16,16 @@ import torch
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.statelink.client import ExportReport, Scalars
-from plexsvc.weights.manifests import applied_seq
 from plexsvc.worker import results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.ledger import Ledger
-from plexsvc.worker.operations import Manifests, Operation, Operations, StateMemory
+from plexsvc.worker.operations import Operation, Operations, StateMemory
 
 log = Log(__name__)
 
@@ -109,27 +109,27 @@ class Executor:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def execute(self, operation: Operation, manifests: Manifests = ()) -> Outcome:
+    def execute(self, operation: Operation, published: PublishedVersion | None = None) -> Outcome:
         """Run one operation to its end, or answer it from the record; failures are answers."""
         with self._between_operations:
             recorded = self.ledger.recorded(operation.operation_id)
             if recorded is not None:
                 return Outcome(reply=recorded)
             started_us = self._clock.monotonic_us()
-            outcome = self._answered(operation, manifests)
+            outcome = self._answered(operation, published or PublishedVersion())
             outcome.reply.run_us = self._clock.monotonic_us() - started_us
             error = outcome.reply.result.error
             if not (error.code in RETRYABLE or error.code == ErrorCode.STALE_SEQUENCE):
                 self.ledger.finish(operation.operation_id, operation.seq, outcome.reply)
                 if operation.HasField("initialize"):
-                    self.ledger.go_on_from(applied_seq(manifests))
+                    self.ledger.go_on_from(self._built().carried_seq)
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
 
-    def _answered(self, operation: Operation, manifests: Manifests) -> Outcome:
+    def _answered(self, operation: Operation, published: PublishedVersion) -> Outcome:
         try:
             self.ledger.check_order(operation.operation_id, operation.seq)
-            answer = self._built().run(operation, manifests)
+            answer = self._built().run(operation, published)
             result = results.to_wire(
                 answer,
                 operation_id=operation.operation_id,

@@ -22,18 +22,19 @@ import torch
 from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
+from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
 from plexsvc.weights.checksums import verify
+from plexsvc.weights.reading import OpenedVersion, Published
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.results import Answer
 
 Operation = operations_pb2.Operation
-Manifests = Sequence[statemanager_pb2.VersionManifest]
 
 T = TypeVar("T")
 
@@ -55,8 +56,8 @@ class StateMemory(results.Staging, Protocol):
         """Return a staged bundle, read-only."""
         ...
 
-    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        """Return a published version's memory, read-only."""
+    def open_version(self, deployment_id: str, version: int) -> Published:
+        """Return this node's part of a published version, read-only."""
         ...
 
 
@@ -69,8 +70,10 @@ class Operations:
         self._memory = memory
         self._broken_by: str | None = None
         self.is_initialized = False
+        self.carried_seq = 0
+        """Last number applied by the WPG whose state this rank started from."""
 
-    def run(self, operation: Operation, published: Manifests) -> Answer:
+    def run(self, operation: Operation, published: PublishedVersion) -> Answer:
         """Run one operation and return this rank's answer.
 
         Raises:
@@ -90,7 +93,7 @@ class Operations:
         self._backend.reseed(operation_seed(self._config.seed, operation.seq))
         return self._dispatch(operation, published)
 
-    def _dispatch(self, operation: Operation, published: Manifests) -> Answer:
+    def _dispatch(self, operation: Operation, published: PublishedVersion) -> Answer:
         kind = operation.WhichOneof("body")
         answers: dict[str | None, Callable[[], Answer]] = {
             "noop": Answer,
@@ -110,36 +113,42 @@ class Operations:
             )
         return answers[kind]()
 
-    def _initialize(self, copies: Manifests) -> Answer:
+    def _initialize(self, copies: PublishedVersion) -> Answer:
         if self.is_initialized:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
         specs = self._backend.regions()
-        if specs:
-            self._fill(self._state_memory(), specs, copies=copies)
-            self._state_memory().set_index(self._backend.pieces())
+        if copies.holders:
+            self._start_from(copies, specs)
+        elif specs:
+            with sources.open_checkpoint(Path(self._config.model)) as weights:
+                self._fill(specs, weights)
         elif self._memory is not None:
             self._memory.allocate(())
-            self._memory.set_index(())
-        if copies:
-            known = manifests.scalars_by_rank(copies)
-            mine = known.get(self._config.rank)  # all ranks count alike
-            self._backend.restore_scalars(mine or next(iter(known.values()), {}))
+        if self._memory is not None:
+            self._memory.set_index(self._backend.pieces() if specs else ())
         self.is_initialized = True
         return Answer()
 
-    def _fill(self, memory: StateMemory, specs: Sequence[RegionSpec], *, copies: Manifests) -> None:
-        """Give the backend its memory and its weights: the model's, or another WPG's whole state.
+    def _start_from(self, copies: PublishedVersion, specs: Sequence[RegionSpec]) -> None:
+        """Take over another WPG's whole state from its complete copies.
 
         No view of a copy outlives this: its holder frees it when it is told of the last.
         """
-        opened = (
-            self._opened(copies) if copies else sources.open_checkpoint(Path(self._config.model))
-        )
-        with opened as weights:
-            regions = memory.allocate(specs)
-            self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
-            if copies and self._config.has_optimizer:
+        with self._opened(copies) as version:
+            weights = sources.VersionTensors(version.parts)
+            self._fill(specs, weights)
+            if specs and self._config.has_optimizer:
                 self._backend.load_moments(weights)
+            known = manifests.scalars_by_rank(version.manifests)
+            mine = known.get(self._config.rank)  # all ranks count alike
+            self._backend.restore_scalars(mine or next(iter(known.values()), {}))
+            self.carried_seq = manifests.applied_seq(version.manifests)
+
+    def _fill(self, specs: Sequence[RegionSpec], weights: sources.TensorSource) -> None:
+        """Give the backend its memory and its weights."""
+        regions = self._state_memory().allocate(specs)
+        if specs:
+            self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
 
     def _forward(self, operation: Operation) -> Answer:
         batch = self._batch(operation)
@@ -212,15 +221,15 @@ class Operations:
                 self._backend.restore_scalars(scalars)
         return self._zero_grad() if self._config.has_optimizer else Answer()
 
-    def _pull(self, body: operations_pb2.Pull, published: Manifests) -> Answer:
-        if not published:
+    def _pull(self, body: operations_pb2.Pull, published: PublishedVersion) -> Answer:
+        if not published.holders:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"version {body.version} of {body.source_deployment_id} is on no node; publish it "
                 "again",
             )
-        with self._opened(published) as weights:
-            self._backend.load_params(weights)
+        with self._opened(published) as version:
+            self._backend.load_params(sources.VersionTensors(version.parts))
         return Answer(weight_version=body.version)
 
     # -- helpers -------------------------------------------------------------------------------
@@ -278,16 +287,16 @@ class Operations:
         return Answer(metrics=found if reports else {})
 
     @contextmanager
-    def _opened(self, published: Manifests) -> Iterator[sources.VersionTensors]:
-        """Open a version and verify it; no view of it may outlive the block."""
+    def _opened(self, published: PublishedVersion) -> Iterator[OpenedVersion]:
+        """Open a version and verify what was opened; no view of it may outlive the block."""
         from plexsvc.statelink.opening import VersionOpener  # noqa: PLC0415 - gRPC: after the fork
 
         opener = VersionOpener(self._config, here=self._state_memory().open_version)
         with closing(opener):
-            parts = opener.open(published)
-            for part in parts:
+            version = opener.open(published)
+            for part in version.parts:
                 verify(part.manifest, part.data)
-            yield sources.VersionTensors(parts)
+            yield version
 
     def _state_memory(self) -> StateMemory:
         if self._memory is None:

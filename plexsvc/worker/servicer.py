@@ -85,7 +85,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._check(request)
         except PlexError as error:
             return Outcome(reply=self._refusal(request, error))
-        return self._executor.execute(request.operation, list(request.manifests))
+        return self._executor.execute(request.operation, request.published)
 
     def _check(self, request: worker_pb2.ExecuteRequest) -> None:
         if request.wpg_id != self._config.wpg_id:
@@ -113,7 +113,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             )
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(
-            self._pool, self._executor.execute, request.operation, list(request.manifests)
+            self._pool, self._executor.execute, request.operation, request.published
         )
         self._running[operation_id] = future
         future.add_done_callback(lambda _done: self._running.pop(operation_id, None))

@@ -66,7 +66,7 @@ class Behaviour:
     stopped: list[str] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
-    manifests: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     staged: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     """Payloads by node and staging id."""
     executing: int = 0
@@ -78,7 +78,8 @@ class Behaviour:
         kind = operation.WhichOneof("body")
         self.executed.append((request.wpg_id, kind or "", operation.seq))
         self.leases.append(request.fence.lease_no)
-        self.manifests.extend(m.version for m in request.manifests)
+        if request.HasField("published"):
+            self.versions.append(request.published.version)
         self.executing += 1
         self.most_executing = max(self.executing, self.most_executing)
         try:
@@ -134,10 +135,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
         if error is not None:
             return statemanager_pb2.PublishReply(error=to_wire(error))
-        manifest = statemanager_pb2.VersionManifest(
-            deployment_id=request.deployment_id, version=request.version, nbytes=5
-        )
-        return statemanager_pb2.PublishReply(manifest=manifest, copy_us=3)
+        return statemanager_pb2.PublishReply(nbytes=5, copy_us=3)
 
     async def ReleaseVersion(
         self, request: statemanager_pb2.ReleaseVersionRequest, context: Any

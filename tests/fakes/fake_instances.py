@@ -12,23 +12,35 @@ from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
 from plexsvc.rpc.channels import new_server
 from plexsvc.weights.checksums import block_checksums
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedVersion, Published
 from tests.fakes.fake_engine import FakeEngine
 
-SHELF: dict[int, bytes] = {}
-"""Bytes of published versions, as a state manager would map them."""
+SHELF: dict[int, Published] = {}
+"""Published versions, as a state manager would open them."""
 
 
-def publish(version: int, *, data: bytes | None = None) -> statemanager_pb2.VersionManifest:
-    """Put a version on the shelf and return its manifest."""
-    data = data if data is not None else bytes([version]) * 100
-    SHELF[version] = data
-    return statemanager_pb2.VersionManifest(
+def publish(
+    version: int, *, data: bytes | None = None, is_damaged: bool = False
+) -> statemanager_pb2.PublishedVersion:
+    """Put a version on the shelf and return it as a scheduler would send it."""
+    view = memoryview(data if data is not None else bytes([version]) * 100)
+    manifest = statemanager_pb2.VersionManifest(
         deployment_id="actor",
         version=version,
-        nbytes=len(data),
-        block_checksums=block_checksums(memoryview(data)),
+        nbytes=len(view),
+        block_checksums=block_checksums(view),
     )
+    found = memoryview(bytes(len(view))) if is_damaged else view
+    SHELF[version] = Published(manifest=manifest, data=found)
+    return statemanager_pb2.PublishedVersion(
+        deployment_id="actor", version=version, holders=[statemanager_pb2.VersionHolder()]
+    )
+
+
+def open_version(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
+    """Open what is on the shelf."""
+    part = SHELF[version.version]
+    return OpenedVersion(manifests=[part.manifest], parts=[part])
 
 
 @dataclass(slots=True)
@@ -57,9 +69,7 @@ class FakeInstance:
             self.engine,
             self.config,
             clock=SystemClock(),
-            open_version=lambda manifests: [
-                Published(manifest=m, data=memoryview(SHELF[m.version])) for m in manifests
-            ],
+            open_version=open_version,
         )
         rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, self.server)
         describe = DescribeServicer(self.engine, self.config)

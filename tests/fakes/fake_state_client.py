@@ -14,6 +14,7 @@ from plexsvc.statelink.client import MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.dtypes import DTYPES
+from plexsvc.weights.reading import Published
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,7 @@ class FakeStateClient:
         self.pieces: list[statemanager_pb2.CanonicalPiece] = []
         self.staged: dict[bytes, tuple[list[common_pb2.TensorSpec], bytearray]] = {}
         self.sealed: set[bytes] = set()
-        self.versions: dict[tuple[str, int], bytes] = {}
+        self.versions: dict[tuple[str, int], Published] = {}
         self._host: dict[str, bytes] = {}
         self._scalars: dict[str, int | float | str] = {}
 
@@ -82,8 +83,8 @@ class FakeStateClient:
     def seal_staged(self, staging_id: bytes) -> None:
         self.sealed.add(staging_id)
 
-    def open_version(self, manifest: statemanager_pb2.VersionManifest) -> memoryview:
-        return memoryview(self.versions[manifest.deployment_id, manifest.version])
+    def open_version(self, deployment_id: str, version: int) -> Published:
+        return self.versions[deployment_id, version]
 
     def park(self) -> dict[str, int]:
         """Copy what is dirty, take every page away; return the bytes kept by region."""
@@ -113,29 +114,18 @@ class FakeStateClient:
         flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat.as_strided(tuple(piece.size), tuple(piece.stride)).clone()
 
-    def publish(self, deployment_id: str, version: int) -> statemanager_pb2.VersionManifest:
+    def publish(self, deployment_id: str, version: int) -> Published:
         """Freeze this rank's parameters as a version that `open_version` opens."""
-        data = bytes(self.regions["params"].tensor().numpy())
-        return self.adopt_version(
-            deployment_id, version, data, [p for p in self.pieces if p.kind == "param"]
-        )
-
-    def adopt_version(
-        self,
-        deployment_id: str,
-        version: int,
-        data: bytes,
-        pieces: Sequence[statemanager_pb2.CanonicalPiece],
-    ) -> statemanager_pb2.VersionManifest:
-        """Hold a version whose bytes are `data`; return its manifest with true checksums."""
-        self.versions[deployment_id, version] = data
-        return statemanager_pb2.VersionManifest(
+        data = memoryview(bytes(self.regions["params"].tensor().numpy()))
+        manifest = statemanager_pb2.VersionManifest(
             deployment_id=deployment_id,
             version=version,
             nbytes=len(data),
-            pieces=pieces,
-            block_checksums=block_checksums(memoryview(data)),
+            pieces=[piece for piece in self.pieces if piece.kind == "param"],
+            block_checksums=block_checksums(data),
         )
+        self.versions[deployment_id, version] = Published(manifest=manifest, data=data)
+        return self.versions[deployment_id, version]
 
 
 def assemble(

@@ -22,6 +22,7 @@ import numpy as np
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
 from plexsvc.clock import SystemClock
+from plexsvc.weights.reading import Published
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import parse
 from plexsvc.worker.executor import Executor
@@ -78,12 +79,12 @@ class Group:
     def execute(
         self,
         operation: operations_pb2.Operation,
-        manifests: Sequence[statemanager_pb2.VersionManifest] = (),
+        published: statemanager_pb2.PublishedVersion | None = None,
     ) -> list[worker_pb2.ExecuteReply]:
         """Run an operation on all ranks at once."""
         data = operation.SerializeToString()
-        wire = [m.SerializeToString() for m in manifests]
-        replies = self.ask("execute", data, wire)
+        version = published or statemanager_pb2.PublishedVersion()
+        replies = self.ask("execute", data, version.SerializeToString())
         return [worker_pb2.ExecuteReply.FromString(reply) for reply in replies]
 
     def stop(self) -> None:
@@ -259,10 +260,10 @@ class _Rank:
         self.client = FakeStateClient(self.executor)
         self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
 
-    def execute(self, operation: bytes, manifests: list[bytes]) -> bytes:
+    def execute(self, operation: bytes, published: bytes) -> bytes:
         outcome = self.executor.execute(
             operations_pb2.Operation.FromString(operation),
-            [statemanager_pb2.VersionManifest.FromString(m) for m in manifests],
+            statemanager_pb2.PublishedVersion.FromString(published),
         )
         return outcome.reply.SerializeToString()
 
@@ -289,15 +290,15 @@ class _Rank:
         """Return every region's bytes."""
         return {name: bytes(r.tensor().numpy()) for name, r in self.client.regions.items()}
 
-    def publish(self, deployment_id: str, version: int) -> bytes:
-        return self.client.publish(deployment_id, version).SerializeToString()
-
-    def version_bytes(self, deployment_id: str, version: int) -> bytes:
-        return self.client.versions[deployment_id, version]
+    def publish(self, deployment_id: str, version: int) -> tuple[bytes, bytes]:
+        """Return the manifest of a frozen version and its bytes."""
+        published = self.client.publish(deployment_id, version)
+        return published.manifest.SerializeToString(), bytes(published.data)
 
     def adopt_version(self, manifest: bytes, data: bytes) -> None:
         parsed = statemanager_pb2.VersionManifest.FromString(manifest)
-        self.client.adopt_version(parsed.deployment_id, parsed.version, data, parsed.pieces)
+        published = Published(manifest=parsed, data=memoryview(data))
+        self.client.versions[parsed.deployment_id, parsed.version] = published
 
     def staged(self, staging_id: bytes) -> bytes:
         return bytes(self.client.staged[staging_id][1])

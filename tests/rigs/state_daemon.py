@@ -91,6 +91,17 @@ class Daemon:
         )
         return self.stub.Publish(request, timeout=DEADLINE_S)
 
+    def published(
+        self, wpg_id: str, version: int, **fields: Any
+    ) -> statemanager_pb2.VersionManifest:
+        """Publish and return the manifest."""
+        reply = self.publish(wpg_id, version, **fields)
+        assert not reply.HasField("error"), reply.error
+        request = statemanager_pb2.GetManifestRequest(deployment_id="job/actor", version=version)
+        manifest = self.stub.GetManifest(request, timeout=DEADLINE_S)
+        assert manifest.nbytes == reply.nbytes
+        return manifest
+
     def _spawn(self, argv: list[str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -103,11 +103,8 @@ class Rank:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssShmem"))
 
-    def do_open_version(self, deployment_id: str, version: int, nbytes: int) -> str:
-        manifest = statemanager_pb2.VersionManifest(
-            deployment_id=deployment_id, version=version, nbytes=nbytes
-        )
-        view = self.client.open_version(manifest)
+    def do_open_version(self, deployment_id: str, version: int) -> str:
+        view = self.client.open_version(deployment_id, version).data
         assert view.readonly
         self.held.append(view)
         return hashlib.sha256(view).hexdigest()

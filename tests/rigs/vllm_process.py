@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 from plexsvc.weights.checksums import block_checksums
-from plexsvc.weights.reading import Published
+from plexsvc.weights.reading import OpenedVersion, Published
 
 
 @contextmanager
@@ -64,9 +64,7 @@ def publish_arrays(
     file: Path, arrays: dict[str, npt.NDArray[np.float32]], *, version: int, shards: int = 1
 ) -> statemanager_pb2.VersionManifest:
     """Write a version as `shards` ranks would publish it: rows split, vectors copied by each."""
-    manifest = statemanager_pb2.VersionManifest(
-        deployment_id="actor", version=version, data_socket=str(file)
-    )
+    manifest = statemanager_pb2.VersionManifest(deployment_id="actor", version=version)
     data = bytearray()
     for rank in range(shards):
         for name, array in arrays.items():
@@ -90,11 +88,27 @@ def publish_arrays(
     file.write_bytes(data)
     manifest.nbytes = len(data)
     manifest.block_checksums.extend(block_checksums(memoryview(data)))
+    file.with_suffix(".manifest").write_bytes(manifest.SerializeToString())
     return manifest
 
 
-def _open_files(manifests: Sequence[statemanager_pb2.VersionManifest]) -> list[Published]:
-    return [Published(manifest=m, data=_map_file(Path(m.data_socket))) for m in manifests]
+def lying_in(file: Path, *, version: int) -> statemanager_pb2.PublishedVersion:
+    """Return a version that `publish_arrays` wrote as a scheduler would send it."""
+    holder = statemanager_pb2.VersionHolder(data_socket=str(file))
+    return statemanager_pb2.PublishedVersion(
+        deployment_id="actor", version=version, holders=[holder]
+    )
+
+
+def _open_files(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
+    opened = OpenedVersion()
+    for holder in version.holders:
+        file = Path(holder.data_socket)
+        text = file.with_suffix(".manifest").read_bytes()
+        manifest = statemanager_pb2.VersionManifest.FromString(text)
+        opened.manifests.append(manifest)
+        opened.parts.append(Published(manifest=manifest, data=_map_file(file)))
+    return opened
 
 
 def _map_file(path: Path) -> memoryview:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import plexclient as plex
-from plexsvc.scheduler.core.actions import CarryState
-from plexsvc.scheduler.core.events import Event
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.scheduler.core.vocabulary import RelocationStage
+from plexsvc.scheduler.ledger.jobs import Published
+from plexsvc.scheduler.orders.reach import Reach
 from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fill_other_devices, fixed_batch, run_interleaved
@@ -95,19 +95,16 @@ def test_a_moved_deployment_ends_with_the_bits_it_would_have_had(
 def test_state_is_streamed_to_a_node_that_cannot_map_it(
     inner: InnerCluster, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = inner.driver.handlers[CarryState]
+    locate, far = Reach.locate, list[str]()
 
-    async def far_away(action: CarryState) -> Event | None:
-        work = handler.perform(action)
-        assert work is not None, action
-        carried = await work
-        for manifest in inner.driver.registry.copies[action.move_id].manifests:
-            manifest.data_socket = ""  # as if the node were another host
-            far.append(manifest.node_id)
-        return carried
+    def far_away(reach: Reach, published: Published) -> statemanager_pb2.PublishedVersion:
+        version = locate(reach, published)
+        for holder in version.holders:
+            holder.data_socket = ""  # as if the node were another host
+            far.append(holder.node_id)
+        return version
 
-    far: list[str] = []
-    monkeypatch.setitem(inner.driver.handlers, CarryState, replace(handler, perform=far_away))
+    monkeypatch.setattr(Reach, "locate", far_away)
     with inner.connect() as connection, connection.job("far") as job:
         actor = deploy(job, tiny_model, parallel=plex.Parallel(tp=2), seed=0)
         run_interleaved([Program(actor, 0, steps=1)])

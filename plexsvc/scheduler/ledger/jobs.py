@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from plexclient.specs import Parallel
-from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
@@ -111,6 +111,15 @@ class WpgRecord:
         return self.deployment.is_rollout
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A frozen version of a WPG's state, and the nodes that hold pieces of it."""
+
+    deployment_id: str
+    version: int
+    nodes: tuple[NodeId, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Held:
     """An operation from its submission to its answer."""
@@ -124,15 +133,15 @@ class Held:
     lease_no: int = 0
     staged_on: tuple[NodeId, ...] = ()
     """Nodes whose staging memory has its payload."""
-    copies: tuple[statemanager_pb2.VersionManifest, ...] = ()
+    copies: Published | None = None
     """What an `Initialize` starts from instead of the model's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Complete copies of a WPG's state, one a node, and the operation that reads them."""
+    """Complete copies of a WPG's state, if it has any, and the operation that reads them."""
 
-    manifests: tuple[statemanager_pb2.VersionManifest, ...]
+    published: Published | None
     initialize_id: OperationId
     from_wpg_id: WpgId
     lease_no: int

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from plexclient.wire.v1 import operations_pb2, statemanager_pb2
+from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
@@ -35,6 +35,7 @@ from plexsvc.scheduler.ledger.jobs import (
     DeploymentRecord,
     Held,
     JobRecord,
+    Published,
     Registry,
     WpgRecord,
 )
@@ -113,7 +114,7 @@ class Recorder:
         operation: operations_pb2.Operation,
         kind: OperationKind,
         *,
-        copies: tuple[statemanager_pb2.VersionManifest, ...] = (),
+        copies: Published | None = None,
     ) -> None:
         """Keep an operation until it is answered.
 
@@ -199,15 +200,13 @@ class Recorder:
         """Note that the exits of a WPG's processes are wanted from here on."""
         wpg.is_stopping = True
 
-    def carried(
-        self, action: CarryState, manifests: tuple[statemanager_pb2.VersionManifest, ...]
-    ) -> None:
+    def carried(self, action: CarryState, published: Published | None) -> None:
         """Keep the copies of a WPG's state, and hold the `Initialize` that starts from them."""
         record = self._registry.deployments[action.deployment_id]
         initialize = messages.initialize(record, action.initialize_id)
-        self.hold(initialize, OperationKind.INITIALIZE, copies=manifests)
+        self.hold(initialize, OperationKind.INITIALIZE, copies=published)
         self._registry.copies[action.move_id] = Copies(
-            manifests=manifests,
+            published=published,
             initialize_id=action.initialize_id,
             from_wpg_id=action.from_wpg_id,
             lease_no=action.lease_no,

@@ -55,7 +55,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
     """
     record = reach.registry.by_wpg[action.from_wpg_id]
     if record.is_rollout:  # its manager brings the new instances to the version in use
-        reach.recorder.carried(action, ())
+        reach.recorder.carried(action, None)
         return _carried(action, nbytes=0)
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
@@ -64,10 +64,9 @@ async def carry(reach: Reach, action: CarryState) -> Event:
         version=int(action.move_id.rpartition(".")[2]),
         complete=True,
     )
-    replies = await managed.publish(reach, record, request)
-    manifests = tuple(reply.manifest for reply in replies)
-    reach.recorder.carried(action, manifests)
-    return _carried(action, nbytes=sum(manifest.nbytes for manifest in manifests))
+    published, replies = await managed.publish(reach, record, request)
+    reach.recorder.carried(action, published)
+    return _carried(action, nbytes=sum(reply.nbytes for reply in replies))
 
 
 async def drop(reach: Reach, action: DropCarried) -> None:
@@ -79,8 +78,8 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     copies = reach.recorder.carried_dropped(action)
     if copies is None:
         return
-    for manifest in copies.manifests:
-        await managed.release(reach, manifest)
+    if copies.published is not None:
+        await managed.release(reach, copies.published)
     record = reach.registry.by_wpg.get(copies.from_wpg_id)
     if record is None or not record.is_rollout or not record.is_current or record.is_stopping:
         return

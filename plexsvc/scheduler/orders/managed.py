@@ -14,7 +14,7 @@ from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
-from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
+from plexsvc.scheduler.ledger.jobs import Held, Published, WpgRecord
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -51,55 +51,53 @@ async def release_versions(
         gone = reach.versions.forget(deployment_id)
     else:
         gone = reach.versions.surplus(deployment_id, needed=needed)
-    for version in sorted(gone):
-        for manifest in gone[version]:
-            await release(reach, manifest)
+    for published in gone:
+        await release(reach, published)
 
 
-async def release(reach: Reach, manifest: statemanager_pb2.VersionManifest) -> None:
-    """Release one node's part of a version where it lies; a node that is gone has none."""
-    node_id = NodeId(manifest.node_id)
-    if not reach.nodes.is_up(node_id):
-        return
+async def release(reach: Reach, published: Published) -> None:
+    """Release a version where it lies; a node that is gone has none."""
     request = statemanager_pb2.ReleaseVersionRequest(
-        deployment_id=manifest.deployment_id,
-        version=manifest.version,
+        deployment_id=published.deployment_id,
+        version=published.version,
         fence=reach.fence(lease_no=0),
     )
-    try:
-        await reach.ask_state(
-            node_id, lambda state: state.ReleaseVersion(request, timeout=reach.rpc_s)
-        )
-    except (grpc.aio.AioRpcError, PlexError) as error:
-        log.warning("version not released", node=node_id, error=error)
+    for node_id in filter(reach.nodes.is_up, published.nodes):
+        try:
+            await reach.ask_state(
+                node_id, lambda state: state.ReleaseVersion(request, timeout=reach.rpc_s)
+            )
+        except (grpc.aio.AioRpcError, PlexError) as error:
+            log.warning("version not released", node=node_id, error=error)
 
 
 async def publish(
     reach: Reach, record: WpgRecord, request: statemanager_pb2.PublishRequest
-) -> list[statemanager_pb2.PublishReply]:
+) -> tuple[Published, list[statemanager_pb2.PublishReply]]:
     """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
 
     Raises:
         PlexError: what a state manager refused.
         AioRpcError: a state manager did not answer.
     """
-    replies: list[statemanager_pb2.PublishReply] = []
+    replies: dict[NodeId, statemanager_pb2.PublishReply] = {}
+
+    def published() -> Published:
+        return Published(
+            deployment_id=request.deployment_id, version=request.version, nodes=tuple(replies)
+        )
+
     try:
         for node_id in record.nodes:
-            link = reach.nodes.link(node_id)
             reply = await reach.ask_state(
                 node_id, lambda state: state.Publish(request, timeout=reach.move_s)
             )
             _check(reply)
-            manifest = reply.manifest
-            manifest.node_id = manifest.node_id or node_id
-            manifest.state_manager = manifest.state_manager or link.address.state_manager
-            replies.append(reply)
+            replies[node_id] = reply
     except (grpc.aio.AioRpcError, PlexError):
-        for reply in replies:
-            await release(reach, reply.manifest)
+        await release(reach, published())
         raise
-    return replies
+    return published(), list(replies.values())
 
 
 async def _publish(
@@ -118,13 +116,12 @@ async def _publish(
         deployment_id=record.deployment.deployment_id,
         version=version,
     )
-    replies = await publish(reach, record, request)
-    manifests = [reply.manifest for reply in replies]
-    result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
-    deployment_id = record.deployment.deployment_id
-    reach.versions.add(deployment_id, version, manifests)
+    published, replies = await publish(reach, record, request)
+    reach.versions.add(published)
     result.weight_version = version
-    result.metrics["nbytes"] = sum(manifest.nbytes for manifest in manifests)
+    result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
+    result.metrics["nbytes"] = sum(reply.nbytes for reply in replies)
+    deployment_id = record.deployment.deployment_id
     await release_versions(reach, deployment_id, needed=_pulled(reach, deployment_id))
 
 
@@ -145,7 +142,7 @@ async def _digest(
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
     async with _copies(reach, fence, held=held, record=record, complete=True) as copies:
-        request.copies.extend(copies)
+        request.copies.CopyFrom(copies)
         reply = await reach.ask_state(
             record.nodes[0], lambda state: state.Digest(request, timeout=reach.move_s)
         )
@@ -173,7 +170,7 @@ async def _materialize(
     async with _copies(
         reach, fence, held=held, record=record, complete=request.optimizer
     ) as copies:
-        request.copies.extend(copies)
+        request.copies.CopyFrom(copies)
         reply = await reach.ask_state(
             record.nodes[0], lambda state: state.Materialize(request, timeout=reach.move_s)
         )
@@ -191,10 +188,10 @@ async def _copies(
     held: Held,
     record: WpgRecord,
     complete: bool,
-) -> AsyncIterator[list[statemanager_pb2.VersionManifest]]:
+) -> AsyncIterator[statemanager_pb2.PublishedVersion]:
     """Have every node of a WPG that spans several copy its part, for one of them to read."""
     if len(record.nodes) == 1:
-        yield []
+        yield statemanager_pb2.PublishedVersion()
         return
     request = statemanager_pb2.PublishRequest(
         fence=fence,
@@ -204,12 +201,11 @@ async def _copies(
         complete=complete,
         mid_window=True,
     )
-    manifests = [reply.manifest for reply in await publish(reach, record, request)]
+    published, _ = await publish(reach, record, request)
     try:
-        yield manifests
+        yield reach.locate(published)
     finally:
-        for manifest in manifests:
-            await release(reach, manifest)
+        await release(reach, published)
 
 
 def _check(

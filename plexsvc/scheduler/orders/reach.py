@@ -8,12 +8,12 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2_grpc, worker_pb2
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import NodeId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.ledger.jobs import Registry
+from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
@@ -100,6 +100,26 @@ class Reach:
                 within_us=self.config.state_manager_retry_us,
             ),
             what=f"state manager of {node_id}",
+        )
+
+    def locate(self, published: Published) -> statemanager_pb2.PublishedVersion:
+        """Return a version with where its holders answer now.
+
+        Raises:
+            PlexError: `node_lost` when one of them is not up.
+        """
+        links = [self.nodes.link(node_id) for node_id in published.nodes]
+        return statemanager_pb2.PublishedVersion(
+            deployment_id=published.deployment_id,
+            version=published.version,
+            holders=[
+                statemanager_pb2.VersionHolder(
+                    node_id=link.node_id,
+                    data_socket=link.description.data_socket,
+                    state_manager=link.description.state_manager,
+                )
+                for link in links
+            ],
         )
 
     def fence(self, *, lease_no: int, incarnation: int = 1) -> common_pb2.Fence:

@@ -115,12 +115,13 @@ async def _execute(
     )
     if held.kind is OperationKind.INITIALIZE:
         request.deployment.CopyFrom(messages.deployment(record.deployment))
-        request.manifests.extend(held.copies)
+        if held.copies is not None:
+            request.published.CopyFrom(reach.locate(held.copies))
         request.instance_addresses.extend(rank.address for rank in ranks)
     elif held.kind is OperationKind.PULL:
         pull = held.operation.pull
         source = DeploymentId(pull.source_deployment_id)
-        request.manifests.extend(reach.versions.find(source, pull.version))
+        request.published.CopyFrom(reach.locate(reach.versions.find(source, pull.version)))
     if record.is_rollout:
         return [await reach.rollout.Execute(request, None)]
     if len(ranks) == 1:

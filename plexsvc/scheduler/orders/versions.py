@@ -1,29 +1,28 @@
-"""Published weight versions: which exist, which pulls need them, which may go."""
+"""Published weight versions by deployment: which exist, and which may go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId
-
-Manifests = list[statemanager_pb2.VersionManifest]
+from plexsvc.scheduler.ledger.jobs import Published
 
 
 class Versions:
-    """The manifests of each deployment's newest versions, one a node that holds pieces."""
+    """The newest versions of each deployment."""
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._known: dict[DeploymentId, dict[int, Manifests]] = {}
+        self._known: dict[DeploymentId, dict[int, Published]] = {}
 
-    def add(self, deployment_id: DeploymentId, version: int, manifests: Manifests) -> None:
+    def add(self, published: Published) -> None:
         """Record a published version; publishing it again replaces it."""
-        self._known.setdefault(deployment_id, {})[version] = manifests
+        known = self._known.setdefault(DeploymentId(published.deployment_id), {})
+        known[published.version] = published
 
-    def find(self, deployment_id: DeploymentId, version: int) -> Manifests:
-        """Return the manifests of a version, or of the newest for version 0.
+    def find(self, deployment_id: DeploymentId, version: int) -> Published:
+        """Return a version, or the newest for version 0.
 
         Raises:
             PlexError: `not_found` when it was not published or was released.
@@ -40,15 +39,13 @@ class Versions:
             )
         return known[wanted]
 
-    def surplus(
-        self, deployment_id: DeploymentId, *, needed: Iterable[int]
-    ) -> dict[int, Manifests]:
+    def surplus(self, deployment_id: DeploymentId, *, needed: Iterable[int]) -> list[Published]:
         """Take out and return the oldest versions beyond the bound that no pull still needs."""
         known = self._known.get(deployment_id, {})
         keep = set(sorted(known)[-self._keep :]) | set(needed)
-        gone = [version for version in sorted(known) if version not in keep]
-        return {version: known.pop(version) for version in gone}
+        return [known.pop(version) for version in sorted(known) if version not in keep]
 
-    def forget(self, deployment_id: DeploymentId) -> dict[int, Manifests]:
+    def forget(self, deployment_id: DeploymentId) -> list[Published]:
         """Take out and return all versions of a deployment that is gone."""
-        return self._known.pop(deployment_id, {})
+        known = self._known.pop(deployment_id, {})
+        return [known[version] for version in sorted(known)]

@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from plexclient.errors import ErrorCode
-from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc, statemanager_pb2
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
 from plexsvc.rpc.channels import open_channel
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
-from tests.rigs.vllm_process import publish_arrays, vllm_instance
+from tests.rigs.vllm_process import lying_in, publish_arrays, vllm_instance
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -121,34 +121,30 @@ async def test_a_stop_string_ends_a_sample_also_across_a_migration(stub: Stub) -
 async def test_weights_are_replaced_in_place_and_equal_a_fresh_engines(
     stub: Stub, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    manifest = publish_arrays(
-        tmp_path / "v5", load_file(models[1] / "model.safetensors"), version=5, shards=2
-    )
-    reply = await load(stub, manifest, version=5)
+    publish_arrays(tmp_path / "v5", load_file(models[1] / "model.safetensors"), version=5, shards=2)
+    reply = await load(stub, tmp_path / "v5", version=5)
     assert (reply.error.code, reply.version, len(reply.checksum)) == ("", 5, 32)
-    assert (await load(stub, manifest, version=5)).nbytes == 0
+    assert (await load(stub, tmp_path / "v5", version=5)).nbytes == 0
     found = await answers(stub, *batch())
     for index, prompt in enumerate(PROMPTS):
         answer = found[index, 0]
         assert set(answer.versions) == {5}
         expected = reference(models[1], prompt, answer.tokens)
         assert np.abs(np.array(answer.logprobs) - expected).max() <= 1e-3
-    restored = publish_arrays(
-        tmp_path / "v6", load_file(models[0] / "model.safetensors"), version=6
-    )
-    await load(stub, restored, version=6)
+    publish_arrays(tmp_path / "v6", load_file(models[0] / "model.safetensors"), version=6)
+    await load(stub, tmp_path / "v6", version=6)
 
 
 async def test_a_swap_under_way_says_which_tokens_each_version_made(
     stub: Stub, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     arrays = load_file(models[1] / "model.safetensors")
-    manifest = publish_arrays(tmp_path / "v7", arrays, version=7)
+    publish_arrays(tmp_path / "v7", arrays, version=7)
     found: dict[tuple[int, int], Answer] = {}
     asked = request(PROMPTS[0], max_tokens=100, ignore_eos=True)
     async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S):
         if not found:
-            await load(stub, manifest, version=7)
+            await load(stub, tmp_path / "v7", version=7)
         collect(frame.deltas, found)
     answer = found[0, 0]
     cut = answer.versions.index(7)
@@ -156,8 +152,8 @@ async def test_a_swap_under_way_says_which_tokens_each_version_made(
     assert set(answer.versions[cut:]) == {7}
     expected = reference(models[1], PROMPTS[0], answer.tokens)
     assert np.abs(np.array(answer.logprobs) - expected)[cut:].max() <= 1e-3
-    back = publish_arrays(tmp_path / "v8", load_file(models[0] / "model.safetensors"), version=8)
-    await load(stub, back, version=8)
+    publish_arrays(tmp_path / "v8", load_file(models[0] / "model.safetensors"), version=8)
+    await load(stub, tmp_path / "v8", version=8)
 
 
 async def test_damaged_or_foreign_weights_are_refused_and_the_old_ones_serve_on(
@@ -165,18 +161,20 @@ async def test_damaged_or_foreign_weights_are_refused_and_the_old_ones_serve_on(
 ) -> None:
     before = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
     arrays = load_file(models[1] / "model.safetensors")
-    damaged = publish_arrays(tmp_path / "damaged", arrays, version=20)
+    publish_arrays(tmp_path / "damaged", arrays, version=20)
     data = bytearray((tmp_path / "damaged").read_bytes())
     data[1000] ^= 1
     (tmp_path / "damaged").write_bytes(data)
     missing = {k: v for k, v in arrays.items() if "layers.1.mlp.up" not in k}
     wider = arrays | {"model.norm.weight": np.ones(65, np.float32)}
-    for manifest, code in (
-        (damaged, ErrorCode.CHECKSUM_MISMATCH),
-        (publish_arrays(tmp_path / "missing", missing, version=20), ErrorCode.BAD_REQUEST),
-        (publish_arrays(tmp_path / "wider", wider, version=20), ErrorCode.BAD_REQUEST),
+    publish_arrays(tmp_path / "missing", missing, version=20)
+    publish_arrays(tmp_path / "wider", wider, version=20)
+    for name, code in (
+        ("damaged", ErrorCode.CHECKSUM_MISMATCH),
+        ("missing", ErrorCode.BAD_REQUEST),
+        ("wider", ErrorCode.BAD_REQUEST),
     ):
-        reply = await load(stub, manifest, version=20)
+        reply = await load(stub, tmp_path / name, version=20)
         assert reply.error.code == code
         assert reply.version != 20
     after = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
@@ -190,11 +188,9 @@ def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
     ]
 
 
-async def load(
-    stub: Stub, manifest: statemanager_pb2.VersionManifest, *, version: int
-) -> rollout_pb2.LoadVersionReply:
+async def load(stub: Stub, file: Path, *, version: int) -> rollout_pb2.LoadVersionReply:
     return await stub.LoadVersion(
-        rollout_pb2.LoadVersionRequest(fence=FENCE, manifests=[manifest], version=version),
+        rollout_pb2.LoadVersionRequest(fence=FENCE, published=lying_in(file, version=version)),
         timeout=TIMEOUT_S,
     )
 

@@ -118,10 +118,10 @@ def test_a_move_that_was_done_is_answered_as_before(kept: KeptDaemon) -> None:
 def test_versions_stay_open_and_are_freed_with_their_last_reader(kept: KeptDaemon) -> None:
     rank(kept, "a")
     reader = kept.client("reader")
-    manifest = kept.publish("a", 1).manifest
-    digest = reader("open_version", deployment_id="job/actor", version=1, nbytes=manifest.nbytes)
+    manifest = kept.published("a", 1)
+    digest = reader("open_version", deployment_id="job/actor", version=1)
     kept.kill()
-    assert kept.publish("a", 1).manifest.block_checksums == manifest.block_checksums
+    assert kept.published("a", 1).block_checksums == manifest.block_checksums
     assert reader("hash_held") == digest
     release = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=1)
     kept.stub.ReleaseVersion(release, timeout=DEADLINE_S)
@@ -168,8 +168,8 @@ def test_a_rank_that_dies_meanwhile_is_freed_and_holds_nobody_up(kept: KeptDaemo
 def test_a_reader_that_is_slow_to_return_holds_nobody_up(kept: KeptDaemon) -> None:
     rank(kept, "a")
     reader = kept.client("reader")
-    nbytes = kept.publish("a", 1).manifest.nbytes
-    reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+    nbytes = kept.published("a", 1).nbytes
+    reader("open_version", deployment_id="job/actor", version=1)
     release = statemanager_pb2.ReleaseVersionRequest(deployment_id="job/actor", version=1)
     kept.stub.ReleaseVersion(release, timeout=DEADLINE_S)
     used = kept.inventory().host_bytes_used
@@ -243,9 +243,9 @@ def program(daemon: KeptDaemon) -> list[object]:
         reply = daemon.move("a", to, lease_no=lease_no, scheduler_epoch=1)
         seen += [reply.error.code, reply.residency]
         seen.append(daemon.digests("a", fence=FENCE))
-    manifest = daemon.publish("a", 5, complete=True, fence=FENCE).manifest
+    manifest = daemon.published("a", 5, complete=True, fence=FENCE)
     seen += [manifest.block_checksums, manifest.scalars_json, manifest.applied_seq]
-    opened = b("open_version", deployment_id="job/actor", version=5, nbytes=manifest.nbytes)
+    opened = b("open_version", deployment_id="job/actor", version=5)
     staging_id = b("create_staged", text="result", seal=True)
     seen += [opened, b("open_staged", staging_id=staging_id), b("hash", name="params")]
     b("drop_held")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import xxhash
 from safetensors.numpy import load_file
 
-from plexclient.wire.v1 import statemanager_pb2
+from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from tests.rigs.state_daemon import Client, Daemon
 
@@ -93,13 +96,13 @@ def test_a_changed_element_changes_the_digest(daemon: Daemon) -> None:
 def test_a_published_version_stays_frozen_while_training_goes_on(daemon: Daemon) -> None:
     (trainer,) = build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
-    manifest = daemon.publish("a", 5).manifest
-    assert (manifest.node_id, manifest.data_socket) == ("n0", daemon.ready["data_socket"])
-    opened = reader("open_version", deployment_id="job/actor", version=5, nbytes=manifest.nbytes)
+    manifest = daemon.published("a", 5)
+    assert manifest.node_id == "n0"
+    opened = reader("open_version", deployment_id="job/actor", version=5)
     trainer("put", name="params", offset=64, values=[99.0] * 24)
     assert reader("hash_held") == opened == hashlib.sha256(packed(WEIGHT)).hexdigest()
     assert [bytes(x) for x in manifest.block_checksums] == [xxhash.xxh3_128_digest(packed(WEIGHT))]
-    assert daemon.publish("a", 5).manifest == manifest
+    assert daemon.published("a", 5) == manifest
 
 
 @pytest.mark.parametrize("is_parked", [False, True])
@@ -109,15 +112,15 @@ def test_a_complete_copy_holds_moments_scalars_and_the_last_number(
     build(daemon, "a", [slice(0, 2), slice(2, 4)])
     if is_parked:
         daemon.move("a", "HOST")
-    manifest = daemon.publish("a", 1, complete=True).manifest
+    manifest = daemon.published("a", 1, complete=True)
     assert [piece.kind for piece in manifest.pieces] == ["exp_avg"] * 2 + ["param"] * 2
     assert json.loads(manifest.scalars_json) == {"0": {"adam_step": 2}, "1": {"adam_step": 2}}
     assert manifest.applied_seq == 5
     reader = daemon.client("reader")
-    got = reader("open_version", deployment_id="job/actor", version=1, nbytes=manifest.nbytes)
+    got = reader("open_version", deployment_id="job/actor", version=1)
     halves = [packed(array[rows]) for array in (WEIGHT * 10, WEIGHT) for rows in HALVES]
     assert got == hashlib.sha256(b"".join(halves)).hexdigest()
-    assert not daemon.publish("a", 2).manifest.scalars_json
+    assert not daemon.published("a", 2).scalars_json
 
 
 def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
@@ -128,7 +131,7 @@ def test_accumulated_gradients_are_in_no_complete_copy(daemon: Daemon) -> None:
     assert refused.code == "bad_request"
     assert "step or zero_grad" in refused.message
     rank("set", dirty=[])
-    assert daemon.publish("a", 1, complete=True).manifest.nbytes == 0
+    assert daemon.published("a", 1, complete=True).nbytes == 0
     rank("set", dirty=["grads"])
     assert daemon.publish("a", 2, complete=True, mid_window=True).error.code == ""
 
@@ -144,10 +147,18 @@ def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -
         build(here, "whole", [slice(0, 4)])
         build(here, "a", HALVES[:1])
         build(there, "a", HALVES[1:])
-        copies = []
         for daemon in daemons:
-            copies.append(daemon.publish("a", 7, complete=True).manifest)
-            copies[-1].state_manager = daemon.ready["address"]
+            assert daemon.publish("a", 7, complete=True).error.code == ""
+        copies = statemanager_pb2.PublishedVersion(
+            deployment_id="job/actor",
+            version=7,
+            holders=[
+                statemanager_pb2.VersionHolder(
+                    node_id=node_id, state_manager=daemon.ready["address"]
+                )
+                for node_id, daemon in zip(("n0", "n1"), daemons, strict=True)
+            ],
+        )
         assert here.digests("a", copies=copies) == here.digests("whole")
         assert materialize(here, tmp_path / "part").error.code == "bad_request"
         saved = materialize(here, tmp_path / "out", optimizer=True, copies=copies)
@@ -155,9 +166,41 @@ def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -
         assert np.array_equal(load_file(tmp_path / "out" / "model.safetensors")["w"], WEIGHT)
         moments = load_file(tmp_path / "out" / "optimizer.safetensors")
         assert np.array_equal(moments["exp_avg/w"], WEIGHT * 10)
-        copies[1].block_checksums[0] = bytes(16)
+        copies.holders[1].state_manager = stack.enter_context(altering(there))
         request = statemanager_pb2.DigestRequest(wpg_id="a", copies=copies)
         assert here.stub.Digest(request, timeout=30).error.code == "checksum_mismatch"
+
+
+class Altering(statemanager_pb2_grpc.StateManagerServicer):
+    """Passes a state manager's version on with bits of it turned."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._stub = daemon.stub
+
+    def GetManifest(  # noqa: N802 - named by the service
+        self, request: statemanager_pb2.GetManifestRequest, context: object
+    ) -> statemanager_pb2.VersionManifest:
+        del context
+        return self._stub.GetManifest(request, timeout=30)
+
+    def ReadVersion(  # noqa: N802 - named by the service
+        self, request: statemanager_pb2.ReadVersionRequest, context: object
+    ) -> Iterator[common_pb2.Chunk]:
+        del context
+        for chunk in self._stub.ReadVersion(request, timeout=30):
+            yield common_pb2.Chunk(offset=chunk.offset, data=bytes(b ^ 1 for b in chunk.data))
+
+
+@contextmanager
+def altering(daemon: Daemon) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    statemanager_pb2_grpc.add_StateManagerServicer_to_server(Altering(daemon), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
 
 
 def packed(array: np.ndarray) -> bytes:
@@ -169,8 +212,8 @@ def test_a_parked_deployment_publishes_from_host_memory(daemon: Daemon) -> None:
     build(daemon, "a", [slice(0, 2), slice(2, 4)])
     reader = daemon.client("reader")
     daemon.move("a", "HOST")
-    manifest = daemon.publish("a", 1).manifest
-    got = reader("open_version", deployment_id="job/actor", version=1, nbytes=manifest.nbytes)
+    manifest = daemon.published("a", 1)
+    got = reader("open_version", deployment_id="job/actor", version=1)
     halves = packed(WEIGHT[:2]) + packed(WEIGHT[2:])
     assert got == hashlib.sha256(halves).hexdigest()
     assert [list(p.start) for p in manifest.pieces] == [[0, 0], [2, 0]]
@@ -191,16 +234,16 @@ def test_versions_are_bounded_and_freed_with_their_last_reader(daemon: Daemon) -
     build(daemon, "a", [slice(0, 4)])
     reader = daemon.client("reader")
     used = daemon.inventory().host_bytes_used
-    nbytes = max(daemon.publish("a", v).manifest.nbytes for v in range(1, MAX_VERSIONS + 1))
+    nbytes = max(daemon.published("a", v).nbytes for v in range(1, MAX_VERSIONS + 1))
     refused = daemon.publish("a", MAX_VERSIONS + 1).error
     assert (refused.code, refused.retryable) == ("no_room", True)
     assert "max_versions_per_deployment" in refused.message
-    reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+    reader("open_version", deployment_id="job/actor", version=1)
     for version in range(1, MAX_VERSIONS + 1):
         release(daemon, version)
     assert daemon.inventory().host_bytes_used == used + nbytes
     with pytest.raises(PlexError) as gone:
-        reader("open_version", deployment_id="job/actor", version=1, nbytes=nbytes)
+        reader("open_version", deployment_id="job/actor", version=1)
     assert gone.value.code is ErrorCode.NOT_FOUND
     reader("drop_held")
     reader("allocate", regions=[])
@@ -218,7 +261,7 @@ def test_another_job_cannot_open_a_version(daemon: Daemon) -> None:
     daemon.publish("a", 1)
     stranger = daemon.client("stranger", job_id="other")
     with pytest.raises(PlexError, match="not_found"):
-        stranger("open_version", deployment_id="job/actor", version=1, nbytes=96)
+        stranger("open_version", deployment_id="job/actor", version=1)
 
 
 @pytest.mark.parametrize("is_parked", [False, True])

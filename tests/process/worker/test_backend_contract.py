@@ -209,14 +209,12 @@ def test_a_pulled_version_replaces_the_parameters(
     settings, split = GROUPS[name]
     other = make_qwen3(tmp_path / "other", seed=9, vocab=51, layers=4)
     source = start_group(model=str(other))
-    (wire,) = source.ask("publish", "job/source", 5)
-    (data,) = source.ask("version_bytes", "job/source", 5)
-    manifest = statemanager_pb2.VersionManifest.FromString(wire)
+    ((wire, data),) = source.ask("publish", "job/source", 5)
 
     target = start_group(**settings, role="reference", optimizer=None)
     target.ask("adopt_version", wire, data)
     replies = target.execute(
-        operation(1, "pull", source_deployment_id="job/source", version=5), [manifest]
+        operation(1, "pull", source_deployment_id="job/source", version=5), on_this_node(5)
     )
     assert errors(replies) == [""] * len(replies)
     wanted = assemble(source.ask("held"), "param")
@@ -233,6 +231,14 @@ def test_a_pulled_version_replaces_the_parameters(
     assert set(errors(refused)) == {"bad_request"}
 
 
+def on_this_node(version: int) -> statemanager_pb2.PublishedVersion:
+    """Return a version that each rank's own state manager holds."""
+    holder = statemanager_pb2.VersionHolder()
+    return statemanager_pb2.PublishedVersion(
+        deployment_id="job/source", version=version, holders=[holder]
+    )
+
+
 def rounded(values: np.ndarray) -> np.ndarray:
     """Return values as bfloat16 holds them."""
     found: np.ndarray = torch.from_numpy(values).bfloat16().float().numpy()
@@ -241,12 +247,10 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 def test_a_version_that_was_altered_is_refused(start_group: StartGroup) -> None:
     group = start_group(role="reference", optimizer=None)
-    (wire,) = group.ask("publish", "job/source", 1)
-    (data,) = group.ask("version_bytes", "job/source", 1)
-    manifest = statemanager_pb2.VersionManifest.FromString(wire)
+    ((wire, data),) = group.ask("publish", "job/source", 1)
     group.ask("adopt_version", wire, bytes([data[0] ^ 1]) + data[1:])
     replies = group.execute(
-        operation(1, "pull", source_deployment_id="job/source", version=1), [manifest]
+        operation(1, "pull", source_deployment_id="job/source", version=1), on_this_node(1)
     )
     assert errors(replies) == ["checksum_mismatch"]
 

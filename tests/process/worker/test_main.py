@@ -256,7 +256,9 @@ def test_a_published_version_is_pulled_through_the_state_manager(
         wpg_id="reference",
         operation=operation(1, "pull", source_deployment_id="job/actor", version=3),
         fence=common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1),
-        manifests=[published.manifest],
+        published=statemanager_pb2.PublishedVersion(
+            deployment_id="job/actor", version=3, holders=[statemanager_pb2.VersionHolder()]
+        ),
     )
     calls = [stub.Execute.future(pull, timeout=DEADLINE_S) for stub in reference.stubs]
     replies = [call.result() for call in calls]

@@ -95,9 +95,7 @@ class Bench:
 
     async def pull(self, version: int, **manifest: Any) -> operations_pb2.OperationResult:  # noqa: ANN401 - fields of a message
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
-        return await self.execute(
-            self.operation(pull=body), manifests=[publish(version, **manifest)]
-        )
+        return await self.execute(self.operation(pull=body), published=publish(version, **manifest))
 
     async def frames(
         self, operation_id: bytes, *, after: int = 0
@@ -288,10 +286,9 @@ async def test_a_pull_loads_a_verified_version_that_later_tokens_carry() -> None
 async def test_a_damaged_version_is_refused_and_the_old_one_serves_on() -> None:
     async with bench() as b:
         await b.pull(1)
-        manifest = publish(2)
-        publish(2, data=b"x" * 100)
+        damaged = publish(2, is_damaged=True)
         pull = operations_pb2.Pull(source_deployment_id="actor", version=2)
-        result = await b.execute(b.operation(pull=pull), manifests=[manifest])
+        result = await b.execute(b.operation(pull=pull), published=damaged)
         assert result.error.code == ErrorCode.CHECKSUM_MISMATCH
         operation = b.generate()
         assert (await b.execute(operation)).weight_version == 1

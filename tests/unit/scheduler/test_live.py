@@ -274,7 +274,7 @@ async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: P
                 rig.scheduler.submit(pull), rig.scheduler.submit(publish)
             )
             assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
-        assert rig.behaviour.manifests == [1, 2, 3]
+        assert rig.behaviour.versions == [1, 2, 3]
         assert rig.behaviour.released == [("job-1/actor", 1)]
         gone = rig.operation("job-1", "pull", name="rollout")
         gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 1

@@ -4,94 +4,141 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TypeAlias
 
+import grpc
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
-from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rpc.channels import new_server
+from plexsvc.statelink import opening
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checksums import verify
+from plexsvc.weights.reading import Published
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import SHELF, FakeInstance, publish
+
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 DATA = bytes(range(256)) * 3000
 
 
 class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
-    """Streams what is on the shelf."""
+    """Answers with what is on the shelf; breaks off the first `breaks` calls."""
 
-    def __init__(self, *, extra: bytes = b"") -> None:
-        self.extra = extra
+    def __init__(self, *, extra: bytes = b"", breaks: int = 0) -> None:
+        self.extra, self.breaks = extra, breaks
+
+    async def GetManifest(  # noqa: N802 - named by the service
+        self, request: statemanager_pb2.GetManifestRequest, context: Context
+    ) -> statemanager_pb2.VersionManifest:
+        if self.breaks:
+            self.breaks -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+        return SHELF[request.version].manifest
 
     async def ReadVersion(  # noqa: N802 - named by the service
-        self, request: statemanager_pb2.ReadVersionRequest, context: object
+        self, request: statemanager_pb2.ReadVersionRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         del context
-        data = SHELF[request.version] + self.extra
+        data = bytes(SHELF[request.version].data) + self.extra
         for at in range(0, len(data), 1 << 18):
             yield common_pb2.Chunk(offset=at, data=data[at : at + (1 << 18)])
 
 
-async def read(
-    manifest: statemanager_pb2.VersionManifest, servicer: FakeStateManager
-) -> memoryview:
-    server = new_server()
+def far_version() -> statemanager_pb2.PublishedVersion:
+    version = publish(9, data=DATA)
+    version.holders[0].node_id = "far"
+    return version
+
+
+async def read(servicer: FakeStateManager) -> Published:
+    version, server = far_version(), new_server()
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
-    manifest.state_manager = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = server.add_insecure_port("127.0.0.1:0")
+    version.holders[0].state_manager = f"127.0.0.1:{port}"
     await server.start()
     try:
         opener = VersionOpener(FakeInstance(FakeEngine()).config)
-        (part,) = await asyncio.to_thread(opener.open, [manifest])
-        return part.data
+        opened = await asyncio.to_thread(opener.open, version)
     finally:
         await server.stop(None)
+    (part,) = opened.parts
+    assert opened.manifests == [part.manifest]
+    return part
 
 
 async def test_a_version_of_another_host_arrives_whole() -> None:
-    manifest = publish(9, data=DATA)
-    manifest.node_id = "far"
-    data = await read(manifest, FakeStateManager())
-    assert bytes(data) == DATA
-    assert data.readonly
-    assert verify(manifest, data)
+    part = await read(FakeStateManager())
+    assert bytes(part.data) == DATA
+    assert part.data.readonly
+    assert verify(part.manifest, part.data)
+
+
+async def test_a_holder_that_breaks_off_is_asked_again_and_one_that_stays_away_is_named() -> None:
+    assert bytes((await read(FakeStateManager(breaks=1))).data) == DATA
+    with pytest.raises(PlexError, match="version 9 of actor could not be read") as caught:
+        await read(FakeStateManager(breaks=2))
+    assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
 async def test_a_stream_longer_than_its_manifest_is_not_taken_for_it() -> None:
-    manifest = publish(9, data=DATA)
-    manifest.node_id = "far"
-    assert len(await read(manifest, FakeStateManager(extra=b"x"))) == len(DATA)
+    assert len((await read(FakeStateManager(extra=b"x"))).data) == len(DATA)
 
 
 def test_a_version_out_of_reach_names_its_node() -> None:
-    manifest = publish(9, data=DATA)
-    manifest.node_id = "far"
     with pytest.raises(PlexError, match="node far") as caught:
-        VersionOpener(FakeInstance(FakeEngine()).config).open([manifest])
+        VersionOpener(FakeInstance(FakeEngine()).config).open(far_version())
     assert caught.value.code == ErrorCode.NOT_FOUND
 
 
-def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here() -> None:
-    def manifest(node_id: str, *starts: int) -> statemanager_pb2.VersionManifest:
-        parts = [
-            statemanager_pb2.CanonicalPiece(kind="param", name="w", start=[low, 0], size=[2, 5])
-            for low in starts
+def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = {
+        node_id: Published(
+            manifest=statemanager_pb2.VersionManifest(
+                node_id=node_id,
+                pieces=[
+                    statemanager_pb2.CanonicalPiece(kind="param", name="w", start=[low], size=[2])
+                    for low in lows
+                ],
+            ),
+            data=memoryview(b""),
+        )
+        for node_id, lows in (("here", [0]), ("copy", [0]), ("rest", [2, 4]))
+    }
+    streamed: list[str] = []
+
+    def stream(
+        manifest: statemanager_pb2.VersionManifest, holder: statemanager_pb2.VersionHolder
+    ) -> Published:
+        streamed.append(holder.node_id)
+        return Published(manifest=manifest, data=memoryview(b""))
+
+    def asked(
+        _: object, holder: statemanager_pb2.VersionHolder
+    ) -> statemanager_pb2.VersionManifest:
+        return held[holder.node_id].manifest
+
+    monkeypatch.setattr(opening, "read_manifest", asked)
+    monkeypatch.setattr(opening, "read_whole", stream)
+    config = replace(FakeInstance(FakeEngine()).config, node_id="here")
+    opener = VersionOpener(config, here=lambda *_: held["here"])
+
+    def opened(*node_ids: str) -> list[str]:
+        streamed.clear()
+        holders = [
+            statemanager_pb2.VersionHolder(node_id=node_id, state_manager="there")
+            for node_id in node_ids
         ]
-        return statemanager_pb2.VersionManifest(node_id=node_id, pieces=parts)
+        found = opener.open(statemanager_pb2.PublishedVersion(holders=holders))
+        assert {manifest.node_id for manifest in found.manifests} == set(node_ids)
+        return [part.manifest.node_id for part in found.parts]
 
-    def opened(*manifests: statemanager_pb2.VersionManifest) -> list[str]:
-        config = InstanceConfig(
-            wpg_id="wpg", rank=0, incarnation=1, scheduler_epoch=1, job_id="job",
-            deployment_id="actor", model="", node_id="here",
-        )  # fmt: skip
-        opener = VersionOpener(config, here=lambda _: memoryview(b""))
-        opener._map = lambda *_, **__: memoryview(b"")  # type: ignore[method-assign]
-        return [part.manifest.node_id for part in opener.open(manifests)]
-
-    here, copy, rest = manifest("here", 0), manifest("copy", 0), manifest("rest", 2, 4)
-    for far in (copy, rest):
-        far.data_socket = "/"
-    assert opened(copy, here, rest) == ["here", "rest"]
-    assert opened(copy) == ["copy"]
+    assert opened("copy", "here", "rest") == ["here", "rest"]
+    assert streamed == ["rest"]
+    assert opened("copy") == streamed == ["copy"]
     assert opened() == []

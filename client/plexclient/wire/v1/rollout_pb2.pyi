@@ -51,14 +51,12 @@ class InstanceAbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadVersionRequest(_message.Message):
-    __slots__ = ("fence", "manifests", "version")
+    __slots__ = ("fence", "published")
     FENCE_FIELD_NUMBER: _ClassVar[int]
-    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
-    manifests: _containers.RepeatedCompositeFieldContainer[_statemanager_pb2.VersionManifest]
-    version: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., manifests: _Optional[_Iterable[_Union[_statemanager_pb2.VersionManifest, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    published: _statemanager_pb2.PublishedVersion
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., published: _Optional[_Union[_statemanager_pb2.PublishedVersion, _Mapping]] = ...) -> None: ...
 
 class LoadVersionReply(_message.Message):
     __slots__ = ("error", "nbytes", "load_us", "version", "checksum")

@@ -60,25 +60,51 @@ class PublishRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ...) -> None: ...
 
 class PublishReply(_message.Message):
-    __slots__ = ("error", "manifest", "copy_us")
+    __slots__ = ("error", "nbytes", "copy_us")
     ERROR_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
     COPY_US_FIELD_NUMBER: _ClassVar[int]
     error: _common_pb2.Error
-    manifest: VersionManifest
+    nbytes: int
     copy_us: int
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., manifest: _Optional[_Union[VersionManifest, _Mapping]] = ..., copy_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
+
+class PublishedVersion(_message.Message):
+    __slots__ = ("deployment_id", "version", "holders")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    holders: _containers.RepeatedCompositeFieldContainer[VersionHolder]
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[VersionHolder, _Mapping]]] = ...) -> None: ...
+
+class VersionHolder(_message.Message):
+    __slots__ = ("node_id", "data_socket", "state_manager")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    data_socket: str
+    state_manager: str
+    def __init__(self, node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
+
+class GetManifestRequest(_message.Message):
+    __slots__ = ("deployment_id", "version")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class VersionManifest(_message.Message):
-    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "data_socket", "state_manager", "scalars_json", "applied_seq")
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "scalars_json", "applied_seq")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    DATA_SOCKET_FIELD_NUMBER: _ClassVar[int]
-    STATE_MANAGER_FIELD_NUMBER: _ClassVar[int]
     SCALARS_JSON_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
@@ -87,11 +113,9 @@ class VersionManifest(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[CanonicalPiece]
     block_checksums: _containers.RepeatedScalarFieldContainer[bytes]
     node_id: str
-    data_socket: str
-    state_manager: str
     scalars_json: str
     applied_seq: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
 
 class CanonicalPiece(_message.Message):
     __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
@@ -144,8 +168,8 @@ class MaterializeRequest(_message.Message):
     path: str
     optimizer: bool
     model: str
-    copies: _containers.RepeatedCompositeFieldContainer[VersionManifest]
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[VersionManifest, _Mapping]]] = ...) -> None: ...
+    copies: PublishedVersion
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ...) -> None: ...
 
 class MaterializeReply(_message.Message):
     __slots__ = ("error", "nbytes", "files")
@@ -174,8 +198,8 @@ class DigestRequest(_message.Message):
     COPIES_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     fence: _common_pb2.Fence
-    copies: _containers.RepeatedCompositeFieldContainer[VersionManifest]
-    def __init__(self, wpg_id: _Optional[str] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., copies: _Optional[_Iterable[_Union[VersionManifest, _Mapping]]] = ...) -> None: ...
+    copies: PublishedVersion
+    def __init__(self, wpg_id: _Optional[str] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ...) -> None: ...
 
 class DigestReply(_message.Message):
     __slots__ = ("error", "digests", "applied_seq")

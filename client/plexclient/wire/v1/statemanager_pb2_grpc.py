@@ -51,6 +51,11 @@ class StateManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionReply.FromString,
                 _registered_method=True)
+        self.GetManifest = channel.unary_unary(
+                '/plexsvc.v1.StateManager/GetManifest',
+                request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.FromString,
+                _registered_method=True)
         self.Materialize = channel.unary_unary(
                 '/plexsvc.v1.StateManager/Materialize',
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.SerializeToString,
@@ -112,6 +117,13 @@ class StateManagerServicer:
 
     def ReleaseVersion(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetManifest(self, request, context):
+        """The manifest of this node's part of a published version; not_found once it is released.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -184,6 +196,11 @@ def add_StateManagerServicer_to_server(servicer, server):
                     servicer.ReleaseVersion,
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionReply.SerializeToString,
+            ),
+            'GetManifest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetManifest,
+                    request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.SerializeToString,
             ),
             'Materialize': grpc.unary_unary_rpc_method_handler(
                     servicer.Materialize,
@@ -307,6 +324,33 @@ class StateManager:
             '/plexsvc.v1.StateManager/ReleaseVersion',
             plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionRequest.SerializeToString,
             plexsvc_dot_v1_dot_statemanager__pb2.ReleaseVersionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetManifest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.StateManager/GetManifest',
+            plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.SerializeToString,
+            plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class StateManagerStub:
     Publish: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.PublishRequest, _statemanager_pb2.PublishReply]
     """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block."""
     ReleaseVersion: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]
+    GetManifest: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]
+    """The manifest of this node's part of a published version; not_found once it is released."""
     Materialize: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]
     """Writes managed state as Hugging Face safetensors (and optimizer state)."""
     ReadVersion: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]
@@ -58,6 +60,8 @@ class StateManagerAsyncStub(StateManagerStub):
     Publish: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.PublishRequest, _statemanager_pb2.PublishReply]  # type: ignore[assignment]
     """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block."""
     ReleaseVersion: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]  # type: ignore[assignment]
+    GetManifest: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]  # type: ignore[assignment]
+    """The manifest of this node's part of a published version; not_found once it is released."""
     Materialize: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
     """Writes managed state as Hugging Face safetensors (and optimizer state)."""
     ReadVersion: _aio.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]  # type: ignore[assignment]
@@ -90,6 +94,13 @@ class StateManagerServicer:
         request: _statemanager_pb2.ReleaseVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_statemanager_pb2.ReleaseVersionReply, _abc.Awaitable[_statemanager_pb2.ReleaseVersionReply]]: ...
+
+    def GetManifest(
+        self,
+        request: _statemanager_pb2.GetManifestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_statemanager_pb2.VersionManifest, _abc.Awaitable[_statemanager_pb2.VersionManifest]]:
+        """The manifest of this node's part of a published version; not_found once it is released."""
 
     def Materialize(
         self,

@@ -68,7 +68,9 @@ async def test_new_ranks_start_from_copies_and_the_deployment_is_shown_there(pai
 
     pair.behaviour.on_execute = note
     assert (await move(pair, ("node-1", 1), ("node-0", 0))).fault is None
-    assert {m.node_id for request in seen for m in request.manifests} == {"node-0"}
+    holders = [holder for request in seen for holder in request.published.holders]
+    assert {holder.node_id for holder in holders} == {"node-0"}
+    assert all(holder.state_manager for holder in holders)
     assert {request.fence.incarnation for request in seen} == {2}
     told = await view(pair)
     assert (told.wpg_id, told.incarnation, told.state) == ("wpg-1-2", 2, "ready")
@@ -125,7 +127,7 @@ async def test_versions_are_released_where_they_lie(pair: Rig) -> None:
     await move(pair, ("node-1", 0))
     await pair.run("job-1", "publish")
     found = pair.driver.reach.versions.find(DeploymentId("job-1/actor"), 1)
-    assert [manifest.node_id for manifest in found] == ["node-0"]
+    assert found.nodes == ("node-0",)
     await pair.end("job-1")
     assert ("job-1/actor", 1) in pair.behaviour.released
     assert ("job-1/actor", 2) in pair.behaviour.released
