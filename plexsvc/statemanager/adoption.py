@@ -1,14 +1,12 @@
 """Takes over what a state manager left that died: its memory files, tables and unanswered moves.
 
 The records say what was true between two moves (`records`), each written before it was acted on.
-What no record speaks of any more is let go. Ranks are awaited (`Node.await_ranks`): each says what
-it maps when it resumes, and is told what it should.
+What no record speaks of any more is let go. Ranks are awaited (`Clients.await_ranks`): each says
+what it maps when it resumes, and is told what it should.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Iterable, Sequence
 
 from plexclient.wire.v1 import statemanager_pb2
@@ -19,12 +17,14 @@ from plexsvc.residency import Residency
 from plexsvc.statelink import dataplane
 from plexsvc.statemanager import records
 from plexsvc.statemanager.book import Book, Entry, Key
+from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.links import RankLink
+from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import NUMBERS, Node
-from plexsvc.statemanager.records import RankRecord, WpgRecord
-from plexsvc.statemanager.tiers import ArenaFile, CpuArena, HostCopy
+from plexsvc.statemanager.records import WpgRecord
+from plexsvc.statemanager.tiers import ArenaFile
 
 log = Log(__name__)
 
@@ -41,16 +41,12 @@ def open_node(config: StateManagerConfig, book: Book) -> tuple[Node, list[Entry]
     arenas = {int(entry.key[1]): _arena(entry) for entry in entries if entry.key[0] == ARENA}
     node = Node(config, book=book, arenas=arenas)
     for index, tier in node.tiers.items():
-        if index not in arenas and isinstance(tier, CpuArena):
-            facts = {"nbytes": tier.nbytes, "page_bytes": tier.file.page_bytes}
-            book.put((ARENA, str(index)), facts, fds=(tier.file.fd,))
-        elif isinstance(tier, CpuArena) and os.fstat(tier.file.fd).st_size != tier.nbytes:
-            text = f"device {index} was left with another size than {tier.nbytes} bytes"
-            raise PlexError(ErrorCode.INTERNAL, f"{text}; start without its records")
+        if index not in arenas and (left := tier.left) is not None:
+            book.put((ARENA, str(index)), {"page_bytes": left.page_bytes}, fds=(left.fd,))
     return node, [entry for entry in entries if entry.key[0] != ARENA]
 
 
-def adopt(node: Node, mover: Mover, entries: Sequence[Entry]) -> None:
+def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) -> None:
     """Rebuild a predecessor's tables; its ranks are awaited from now on.
 
     Raises:
@@ -71,11 +67,8 @@ def adopt(node: Node, mover: Mover, entries: Sequence[Entry]) -> None:
         dataplane.close_all(entry.fds)
         node.book.drop(entry.key)
     for tier in node.tiers.values():
-        if isinstance(tier, CpuArena):
-            tier.tidy()
-    last = max((link.client_id for link in node.links.values()), default=0)
-    node.client_ids = itertools.count(last + 1)
-    node.await_ranks(node.links)
+        tier.tidy()
+    clients.await_ranks(node.links)
     if entries:
         log.warning("adopted what was left", wpgs=len(node.ledger.wpgs), ranks=len(node.links))
 
@@ -90,29 +83,25 @@ def _take(left: dict[Key, Entry], kind: str) -> Iterable[Entry]:
 
 
 def _adopt_wpg(node: Node, record: WpgRecord, left: dict[Key, Entry]) -> None:
-    node.ledger.adopt(record.state)
+    state = record.state
+    node.ledger.adopt(state)
     for rank, known in record.ranks.items():
-        link = _link(node, record, rank, known)
-        for name, region in record.state.ranks[rank].regions.items():
-            entry = _needed(left, records.host_key(record.state.wpg_id, rank, name))
-            link.hosts[name] = HostCopy(region.nbytes, fd=entry.fds[0])
-        index = left.pop(records.index_key(record.state.wpg_id, rank), None)
+        link = RankLink(
+            None,
+            client_id=known.client_id,
+            wpg_id=state.wpg_id,
+            rank=rank,
+            job_id=state.job_id,
+            memory=RankMemory(node.tiers[state.ranks[rank].device_index]),
+        )
+        link.last_export = known.export
+        for name, region in state.ranks[rank].regions.items():
+            entry = _needed(left, records.host_key(state.wpg_id, rank, name))
+            link.memory.adopt(region, host_fd=entry.fds[0], extents=known.extents.get(name))
+        index = left.pop(records.index_key(state.wpg_id, rank), None)
         if index is not None:
             link.pieces = tuple(statemanager_pb2.VersionManifest.FromString(index.body).pieces)
-        node.links[record.state.wpg_id, rank] = link
-
-
-def _link(node: Node, record: WpgRecord, rank: int, known: RankRecord) -> RankLink:
-    state = record.state
-    link = RankLink(
-        None, client_id=known.client_id, wpg_id=state.wpg_id, rank=rank, job_id=state.job_id
-    )
-    link.last_export = known.export
-    tier = node.tiers[state.ranks[rank].device_index]
-    for name, extents in known.extents.items():
-        assert isinstance(tier, CpuArena), tier  # no other outlives its owner, nor is kept
-        link.spans[name] = tier.claim(state.ranks[rank].regions[name].nbytes, extents)
-    return link
+        node.links[state.wpg_id, rank] = link
 
 
 def _needed(left: dict[Key, Entry], key: Key) -> Entry:

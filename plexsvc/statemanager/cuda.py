@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.cuda import Driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.tiers import HostCopy, Span
@@ -22,6 +23,22 @@ class CudaDevice:
         self._driver = Driver(device_index)
         self._driver.enter()
         self._mapped: dict[int, tuple[int, int]] = {}  # by descriptor: address, handle
+
+    @property
+    def left(self) -> None:
+        """Nothing: the memory ends with its owner."""
+
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+        """Refuse: no predecessor's memory is left.
+
+        Raises:
+            PlexError: `internal`.
+        """
+        text = f"{nbytes} device bytes at {extents} ended with their state manager"
+        raise PlexError(ErrorCode.INTERNAL, f"{text}; start without its records")
+
+    def tidy(self) -> None:
+        """Do nothing: there is nothing to claim."""
 
     def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
         """Return new device memory.

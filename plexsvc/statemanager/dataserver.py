@@ -21,6 +21,7 @@ from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
+from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node, region_state
@@ -59,9 +60,10 @@ class Hello:
 class DataServer:
     """Accepts clients of `node` until closed."""
 
-    def __init__(self, node: Node, path: Path) -> None:
+    def __init__(self, node: Node, clients: Clients, path: Path) -> None:
         self.path = path
         self._node = node
+        self._clients = clients
         self._waiting: dict[str, RankLink] = {}  # by token, until the data connection comes
         self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._calls: Mapping[str, Call] = {
@@ -123,7 +125,7 @@ class DataServer:
                 _send_and_close(sock, self._answer(link, request))
         finally:
             self._waiting.pop(link.token, None)
-            self._node.disconnect(link)
+            self._clients.disconnect(link)
 
     def _connect(self, sock: socket.socket, header: Header) -> RankLink:
         try:
@@ -131,7 +133,7 @@ class DataServer:
         except (KeyError, TypeError, ValueError) as error:
             text = f"hello lacks or garbles {error}; this is the state manager's data socket"
             raise PlexError(ErrorCode.BAD_REQUEST, text) from error
-        link = self._resumed(sock, hello) or self._node.connect(
+        link = self._resumed(sock, hello) or self._clients.connect(
             sock,
             wpg_id=hello.wpg_id,
             job_id=hello.job_id,
@@ -140,8 +142,8 @@ class DataServer:
             device_index=hello.device_index,
         )
         self._waiting[link.token] = link
-        granted = link.grant()
-        answer = {"client_id": link.token, "kind": self._node.tier_of(link).kind, **granted.header}
+        granted = link.memory.grant()
+        answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
         dataplane.send(sock, Message(header=answer, fds=granted.fds))
         return link
 
@@ -149,7 +151,7 @@ class DataServer:
         """Return the link of a client that a predecessor knew; None for one that starts afresh."""
         if hello.returning is None:
             return None
-        link = self._node.resume(
+        link = self._clients.resume(
             sock,
             wpg_id=hello.wpg_id,
             rank=hello.rank,
@@ -173,7 +175,7 @@ class DataServer:
             return
         link.attach_data(sock, timeout_us=self._node.config.rank_timeout_us)
         dataplane.send(sock, Message(header={}))
-        self._node.settle(link)
+        self._clients.settle(link)
 
     def _answer(self, link: RankLink, request: Message) -> Message:
         call = self._calls.get(str(request.header.get("op")))
@@ -196,7 +198,7 @@ class DataServer:
         ]
         if not (request.header.get("repeat") and _has_all(link, regions)):
             self._node.allocate(link, regions)
-        granted = link.grant()
+        granted = link.memory.grant()
         names = {region.name for region in regions}
         only = {name: at for name, at in granted.header["regions"].items() if name in names}
         return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
@@ -258,7 +260,7 @@ def _returning(header: Header) -> Returning | None:
 
 def _has_all(link: RankLink, regions: Sequence[RegionState]) -> bool:
     """Whether a repeated `allocate` had been done when its answer was lost."""
-    sizes = {name: host.nbytes for name, host in link.hosts.items()}
+    sizes = {name: host.nbytes for name, host in link.memory.hosts.items()}
     return all(sizes.get(region.name) == region.nbytes for region in regions)
 
 

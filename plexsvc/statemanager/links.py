@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
-from plexsvc.statemanager.tiers import HostCopy, Span
+from plexsvc.statemanager.memory import RankMemory
 
 Scalars = Mapping[str, int | float | str]
 
@@ -39,6 +39,7 @@ class RankLink:
         wpg_id: WpgId,
         rank: int,
         job_id: JobId,
+        memory: RankMemory,
     ) -> None:
         self.client_id = client_id
         self.wpg_id = wpg_id
@@ -46,8 +47,7 @@ class RankLink:
         self.job_id = job_id
         self.token = secrets.token_hex(16)
         self.pieces: tuple[statemanager_pb2.CanonicalPiece, ...] = ()
-        self.spans: dict[str, Span] = {}
-        self.hosts: dict[str, HostCopy] = {}
+        self.memory = memory
         self.last_export = Export()
         self._call_sock = call_sock
         self._data_sock: socket.socket | None = None
@@ -94,21 +94,9 @@ class RankLink:
         Raises:
             PlexError: `worker_died`, or what the rank's handler raised.
         """
-        granted = self.grant()
+        granted = self.memory.grant()
         header = {"op": "ready", "scalars": dict(self.last_export.scalars), **granted.header}
         self._ask(Message(header=header, fds=granted.fds))
-
-    def grant(self) -> Message:
-        """Return what the client needs to map its spans."""
-        fds = tuple(dict.fromkeys(span.fd for span in self.spans.values()))
-        regions = {
-            name: {
-                "fd": fds.index(span.fd),
-                "extents": [[e.offset, e.nbytes] for e in span.extents],
-            }
-            for name, span in self.spans.items()
-        }
-        return Message(header={"regions": regions}, fds=fds)
 
     def cut(self) -> None:
         """Break both connections; the client's memory is freed by whoever serves `call`."""

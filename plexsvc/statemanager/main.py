@@ -30,6 +30,7 @@ from plexsvc.rpc.channels import new_server
 from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.statemanager import adoption
 from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
@@ -53,14 +54,14 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         loop.add_signal_handler(number, stop.set)
     config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     node, entries = adoption.open_node(config, book)
-    mover = Mover(node, clock=SystemClock())
-    adoption.adopt(node, mover, entries)
-    give_up = threading.Timer(config.resume_timeout_us / 1e6, node.drop_pending)
+    clients, mover = Clients(node), Mover(node, clock=SystemClock())
+    adoption.adopt(node, clients, mover, entries)
+    give_up = threading.Timer(config.resume_timeout_us / 1e6, clients.drop_pending)
     give_up.daemon = True
     give_up.start()
-    data = DataServer(node, config.runtime_dir / "data.sock")
+    data = DataServer(node, clients, config.runtime_dir / "data.sock")
     servicer = StateManagerServicer(
-        node, mover=mover, clock=SystemClock(), data_socket=str(data.path)
+        node, clients=clients, mover=mover, clock=SystemClock(), data_socket=str(data.path)
     )
     server = new_server()
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
@@ -77,6 +78,8 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         await server.stop(_GRACE_S)
         data.close()
         await loop.run_in_executor(None, servicer.close)
+        book.close()
+        await loop.run_in_executor(None, clients.close)
         await loop.run_in_executor(None, node.close)
         log.info("state manager ended", node_id=config.node_id)
 

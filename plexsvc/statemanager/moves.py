@@ -9,7 +9,7 @@ given back, or not yet taken, holds no state then, so a successor goes on from e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -20,9 +20,9 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
+from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.tiers import Span
 
 log = Log(__name__)
 
@@ -146,23 +146,25 @@ class Mover:
             raise
         with steps.time("return"):
             for link in links:
-                self._release_spans(link)
+                link.memory.leave_device()
         return nbytes
 
     def _load(self, links: Sequence[RankLink], steps: Steps, commit: Commit) -> int:
         try:
             with steps.time("populate"):
                 for link in links:
-                    self._reserve_spans(link)
+                    link.memory.reserve(self._regions(link))
             with steps.time("copy"):
-                nbytes = sum(self._on_all(links, self._copy_in))
+                nbytes = sum(
+                    self._on_all(links, lambda link: link.memory.copy_in(self._copied(link)))
+                )
             with steps.time("map"):
                 self._on_all(links, lambda link: link.ready())
             commit(nbytes)
         except Exception:
             self._on_living(links, lambda link: link.release())
             for link in links:
-                self._release_spans(link)
+                link.memory.leave_device()
             raise
         return nbytes
 
@@ -174,35 +176,16 @@ class Mover:
             ledger.note_applied(wpg_id, min(link.last_export.applied_seq for link in links))
 
     def _copy_out(self, link: RankLink) -> int:
-        tier, nbytes = self._node.tier_of(link), 0
-        for name in self._copied_regions(link):
-            tier.to_host(link.spans[name], link.hosts[name])
-            nbytes += link.hosts[name].nbytes
-        return nbytes
+        return link.memory.copy_out(self._copied(link))
 
     def _copy_in(self, link: RankLink) -> int:
-        tier, nbytes = self._node.tier_of(link), 0
-        for name in self._copied_regions(link):
-            tier.from_host(link.spans[name], link.hosts[name])
-            nbytes += link.hosts[name].nbytes
-        return nbytes
+        return link.memory.copy_in(self._copied(link))
 
-    def _copied_regions(self, link: RankLink) -> list[str]:
-        regions = self._node.state_of(link.wpg_id).ranks[link.rank].regions
-        return [region.name for region in regions.values() if region.has_host_copy]
+    def _regions(self, link: RankLink) -> Collection[RegionState]:
+        return self._node.state_of(link.wpg_id).ranks[link.rank].regions.values()
 
-    def _reserve_spans(self, link: RankLink) -> None:
-        tier = self._node.tier_of(link)
-        for region in self._node.state_of(link.wpg_id).ranks[link.rank].regions.values():
-            is_zeroed = not region.has_host_copy
-            link.spans[region.name] = tier.reserve(region.nbytes, is_zeroed=is_zeroed)
-
-    def _release_spans(self, link: RankLink) -> None:
-        spans: dict[str, Span] = link.spans
-        link.spans = {}
-        tier = self._node.tier_of(link)
-        for span in spans.values():
-            tier.release(span, is_final=False)
+    def _copied(self, link: RankLink) -> list[str]:
+        return [region.name for region in self._regions(link) if region.has_host_copy]
 
     def _on_all(self, links: Sequence[RankLink], step: Callable[[RankLink], T]) -> list[T]:
         """Run a step on every rank at once and raise the first failure after all ended."""

@@ -1,18 +1,16 @@
-"""The node's state, and how clients come, allocate and leave."""
+"""State of a node: its ledger, tiers, versions, staged bundles and connected clients."""
 
 from __future__ import annotations
 
-import itertools
-import socket
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Fence
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statelink import mapping
@@ -22,10 +20,10 @@ from plexsvc.statemanager.core import Ledger, RegionState, WpgState
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
-from plexsvc.statemanager.records import facts_of, host_key, index_key, without, wpg_key
-from plexsvc.statemanager.shelves import StagingRoom, VersionKey, VersionShelf
+from plexsvc.statemanager.records import facts_of, host_key, index_key, wpg_key
+from plexsvc.statemanager.shelves import StagingRoom, VersionShelf
 from plexsvc.statemanager.staging import Staging
-from plexsvc.statemanager.tiers import ArenaFile, DeviceTier, HostCopy, Span
+from plexsvc.statemanager.tiers import ArenaFile, DeviceTier
 from plexsvc.weights import pieces
 
 log = Log(__name__)
@@ -39,8 +37,7 @@ NUMBERS: Final[Key] = ("numbers",)
 class Node:
     """Everything the daemon holds. `lock` guards bookkeeping; a WPG's lock its memory and links.
 
-    `pending` are the clients of a predecessor that have not resumed; until the last one with
-    regions has, or is freed, no device memory is granted: it may still be mapped by one of them.
+    `pending` are the clients of a predecessor that have not resumed (`clients`).
     """
 
     def __init__(
@@ -60,12 +57,7 @@ class Node:
             max_wpgs=config.max_wpgs,
         )
         self.tiers: dict[int, DeviceTier] = {
-            device.index: open_tier(
-                device,
-                keep_pages=config.keep_pages,
-                huge_pages=config.huge_pages,
-                left=arenas.get(device.index),
-            )
+            device.index: open_tier(device, config, left=arenas.get(device.index))
             for device in config.devices
         }
         shelf = VersionShelf(
@@ -79,9 +71,8 @@ class Node:
         self.links: dict[tuple[WpgId, int], RankLink] = {}
         self.pending: set[tuple[WpgId, int]] = set()
         self.rank_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rank")
-        self.client_ids = itertools.count(1)
-        self._settled = threading.Event()
-        self._settled.set()
+        self.settled = threading.Event()
+        self.settled.set()
 
     def admit(self, fence: Fence, wpg_id: WpgId | None = None) -> None:
         """Admit a command and remember its epoch.
@@ -93,114 +84,11 @@ class Node:
             before = self.ledger.max_epoch
             self.ledger.check_fence(fence, wpg_id=wpg_id)
             if self.ledger.max_epoch != before:
-                self._write_numbers()
-
-    def await_ranks(self, keys: Collection[tuple[WpgId, int]]) -> None:
-        """Wait for these clients of a predecessor, which are in `links`."""
-        self._settled.clear()
-        self.pending.update(keys)
-        self._look_who_is_missing()
+                self.write_numbers()
 
     def wait_until_settled(self) -> None:
         """Return when every rank of a predecessor that has regions has resumed or was freed."""
-        self._settled.wait()
-
-    def connect(
-        self,
-        sock: socket.socket,
-        *,
-        wpg_id: WpgId,
-        rank: int,
-        incarnation: int,
-        device_index: int,
-        job_id: JobId,
-    ) -> RankLink:
-        """Register a client; ranks of an older incarnation of its WPG are freed first.
-
-        Raises:
-            PlexError: see `Ledger.register`.
-        """
-        with self.wpg_locks.hold(wpg_id):
-            with self.lock:
-                evicted = self.ledger.superseded(wpg_id, incarnation=incarnation)
-            for old_rank in evicted:
-                self._free(self.links[wpg_id, old_rank])
-            if (left := self._left_meanwhile(wpg_id, rank)) is not None:
-                self._free(left)
-            with self.lock:
-                self.ledger.register(
-                    wpg_id,
-                    rank=rank,
-                    incarnation=incarnation,
-                    device_index=device_index,
-                    job_id=job_id,
-                )
-                client_id = next(self.client_ids)
-                self._write_numbers()
-            link = RankLink(sock, client_id=client_id, wpg_id=wpg_id, rank=rank, job_id=job_id)
-            self.links[wpg_id, rank] = link
-            self.write_down(wpg_id)
-        log.info("client connected", rank=link.name, incarnation=incarnation)
-        return link
-
-    def resume(
-        self,
-        sock: socket.socket,
-        *,
-        wpg_id: WpgId,
-        rank: int,
-        incarnation: int,
-        held: Mapping[VersionKey, int],
-    ) -> RankLink | None:
-        """Return a rank of a predecessor that came back, None for one that is not awaited.
-
-        It holds what it says it maps; the rest comes with its data connection (`settle`).
-        """
-        with self.wpg_locks.hold(wpg_id):
-            link = self.links.get((wpg_id, rank))
-            wpg = self.ledger.wpgs.get(wpg_id)
-            is_awaited = (wpg_id, rank) in self.pending
-            if link is None or wpg is None or wpg.incarnation != incarnation or not is_awaited:
-                return None
-            link.take_call(sock)
-            self.publisher.hold_all(held, holder=link.client_id)
-        log.info("client resumed", rank=link.name, incarnation=incarnation)
-        return link
-
-    def settle(self, link: RankLink) -> None:
-        """Wait for a rank no longer: it has resumed, or is gone."""
-        if (link.wpg_id, link.rank) in self.pending:
-            with self.lock:
-                self.pending.discard((link.wpg_id, link.rank))
-            self._look_who_is_missing()
-
-    def _left_meanwhile(self, wpg_id: WpgId, rank: int) -> RankLink | None:
-        """Return a client without state that left a predecessor and comes anew."""
-        link = self.links.get((wpg_id, rank))
-        is_pending = link is not None and (wpg_id, rank) in self.pending
-        return link if is_pending and link is not None and not link.hosts else None
-
-    def _look_who_is_missing(self) -> None:
-        with self.lock:
-            has_all = not self.pending
-            missing = [self.links[key] for key in self.pending if key in self.links]
-        if has_all:
-            self.publisher.free_unneeded()
-        if not any(link.hosts for link in missing):
-            self._settled.set()
-
-    def drop_pending(self) -> None:
-        """Free the ranks of a predecessor that have not come back."""
-        for key in sorted(self.pending):
-            log.warning("client did not resume", wpg_id=key[0], rank=key[1])
-            if (link := self.links.get(key)) is not None:
-                self.disconnect(link)
-
-    def disconnect(self, link: RankLink) -> None:
-        """Free all that a client had; safe to repeat."""
-        with self.wpg_locks.hold(link.wpg_id):
-            if self.links.get((link.wpg_id, link.rank)) is link:
-                self._free(link)
+        self.settled.wait()
 
     def allocate(self, link: RankLink, regions: Sequence[RegionState]) -> None:
         """Give a client zeroed device memory for `regions`, all or none.
@@ -208,35 +96,27 @@ class Node:
         Raises:
             PlexError: `no_room`; `bad_request`.
         """
-        if len(link.spans) + len(regions) > MAX_REGIONS_PER_RANK:
+        count = len(link.memory.hosts) + len(regions)
+        if count > MAX_REGIONS_PER_RANK:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"{link.name} asks for region {len(link.spans) + len(regions)}; a rank has at most "
+                f"{link.name} asks for region {count}; a rank has at most "
                 f"{MAX_REGIONS_PER_RANK}, so pack tensors into fewer",
             )
         self.wait_until_settled()
         with self.wpg_locks.hold(link.wpg_id):
             with self.lock:
                 self.ledger.allocate(link.wpg_id, link.rank, regions)
-            tier = self.tier_of(link)
-            spans: dict[str, Span] = {}
-            hosts: dict[str, HostCopy] = {}
             try:
-                for region in regions:
-                    spans[region.name] = tier.reserve(region.nbytes, is_zeroed=True)
-                    hosts[region.name] = HostCopy(region.nbytes)
+                link.memory.allocate(regions)
             except PlexError:
-                for span in spans.values():
-                    tier.release(span, is_final=True)
-                for host in hosts.values():
-                    host.close()
                 with self.lock:
                     self.ledger.deallocate(link.wpg_id, link.rank, [r.name for r in regions])
                 raise
-            link.spans |= spans
-            link.hosts |= hosts
-            for name, host in hosts.items():
-                self.book.put(host_key(link.wpg_id, link.rank, name), {}, fds=(host.file.fd,))
+            for region in regions:
+                host = link.memory.hosts[region.name]
+                key = host_key(link.wpg_id, link.rank, region.name)
+                self.book.put(key, {}, fds=(host.file.fd,))
             self.write_down(link.wpg_id)
 
     def set_index(self, link: RankLink, index: Sequence[statemanager_pb2.CanonicalPiece]) -> None:
@@ -246,7 +126,7 @@ class Node:
             PlexError: `bad_request` for a piece that does not lie in a region of the client.
         """
         with self.wpg_locks.hold(link.wpg_id):
-            sizes = {name: host.nbytes for name, host in link.hosts.items()}
+            sizes = {name: host.nbytes for name, host in link.memory.hosts.items()}
             for piece in index:
                 pieces.check_piece(piece, sizes)
                 piece.rank = link.rank
@@ -254,30 +134,11 @@ class Node:
             body = statemanager_pb2.VersionManifest(pieces=index).SerializeToString()
             self.book.put(index_key(link.wpg_id, link.rank), {}, body=body)
 
-    def forget(self, wpg_id: WpgId, fence: Fence) -> int:
-        """Free all a WPG has on every tier and cut its clients off; return the bytes. Repeatable.
-
-        Raises:
-            PlexError: `stale_fence`.
-        """
-        with self.wpg_locks.hold(wpg_id):
-            self.admit(fence, wpg_id)
-            freed = sum(self._free(link) for link in self.links_of(wpg_id))
-            with self.lock:
-                self.ledger.forget(wpg_id)
-            self.book.drop(wpg_key(wpg_id))
-        log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
-        return freed
-
     def links_of(self, wpg_id: WpgId) -> list[RankLink]:
         """Return a WPG's clients by rank."""
         with self.lock:
             found = [link for key, link in self.links.items() if key[0] == wpg_id]
         return sorted(found, key=lambda link: link.rank)
-
-    def tier_of(self, link: RankLink) -> DeviceTier:
-        """Return the device that a client computes on."""
-        return self.tiers[self.state_of(link.wpg_id).ranks[link.rank].device_index]
 
     def state_of(self, wpg_id: WpgId) -> WpgState:
         """Return the ledger's record.
@@ -299,54 +160,15 @@ class Node:
         self.book.put(wpg_key(wpg_id), facts)
 
     def close(self) -> None:
-        """Free everything but the book; clients see their connections end."""
-        self.book.close()
-        with self.lock:
-            links = list(self.links.values())
-        for link in links:
-            link.cut()
-            self.disconnect(link)
+        """Free what is left when the clients are gone."""
         self.rank_threads.shutdown()
         self.publisher.close()
         self.staging.close()
         for tier in self.tiers.values():
             tier.close()
 
-    def _free(self, link: RankLink) -> int:
-        """Free a client's memory; the caller holds its WPG's lock."""
-        link.cut()
-        link.close()
-        self._cross_out(link)
-        with self.lock:
-            tier = self.tiers[self.ledger.wpgs[link.wpg_id].ranks[link.rank].device_index]
-        for span in link.spans.values():
-            tier.release(span, is_final=True)
-        for host in link.hosts.values():
-            host.close()
-        link.spans, link.hosts, link.pieces = {}, {}, ()
-        with self.lock:
-            freed = self.ledger.free_rank(link.wpg_id, link.rank)
-            del self.links[link.wpg_id, link.rank]
-        self.staging.drop_unsealed(link.client_id)
-        self.publisher.unhold_all(link.client_id)
-        self.settle(link)
-        log.info("client left", rank=link.name, freed_bytes=freed)
-        return freed
-
-    def _cross_out(self, link: RankLink) -> None:
-        """Take a rank out of the book before its memory is given to others."""
-        with self.lock:
-            left = without(self.ledger.wpgs[link.wpg_id], link.rank)
-        if left.ranks or left.lost:
-            facts = facts_of(left, self.links_of(link.wpg_id), residency=None, last_move=None)
-            self.book.put(wpg_key(link.wpg_id), facts)
-        else:
-            self.book.drop(wpg_key(link.wpg_id))
-        self.book.drop(index_key(link.wpg_id, link.rank))
-        for name in link.hosts:
-            self.book.drop(host_key(link.wpg_id, link.rank, name))
-
-    def _write_numbers(self) -> None:
+    def write_numbers(self) -> None:
+        """Note the fencing numbers for a successor."""
         facts = {
             "max_epoch": self.ledger.max_epoch,
             "incarnations": dict(self.ledger.incarnations),

@@ -129,7 +129,7 @@ def _facts_of_rank(rank: RankState, link: RankLink, *, is_on_device: bool) -> Fa
         ],
         "extents": {
             name: [[extent.offset, extent.nbytes] for extent in span.extents]
-            for name, span in (link.spans if is_on_device else {}).items()
+            for name, span in (link.memory.spans if is_on_device else {}).items()
         },
         "dirty": sorted(export.dirty),
         "scalars": dict(export.scalars),

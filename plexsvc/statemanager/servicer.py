@@ -27,6 +27,7 @@ from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import read_manifest, read_whole
 from plexsvc.statemanager import checkpoints, snapshot
+from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
@@ -48,8 +49,11 @@ MAX_CONTROL_CALLS: Final = 32
 class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     """Answers for one node; `data_socket` is told to those who may map."""
 
-    def __init__(self, node: Node, *, mover: Mover, clock: Clock, data_socket: str) -> None:
+    def __init__(
+        self, node: Node, *, clients: Clients, mover: Mover, clock: Clock, data_socket: str
+    ) -> None:
         self._node = node
+        self._clients = clients
         self._clock = clock
         self._data_socket = data_socket
         self._mover = mover
@@ -145,7 +149,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Free all a WPG has; its ranks are cut off."""
         wpg_id, fence = WpgId(request.wpg_id), request.fence
         try:
-            freed = await self._run(lambda: self._node.forget(wpg_id, fence))
+            freed = await self._run(lambda: self._clients.forget(wpg_id, fence))
         except PlexError as error:
             await abort_with(context, error)
         return statemanager_pb2.ForgetReply(freed_bytes=freed)

@@ -52,7 +52,7 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
     return Snapshot(
         job_id=wpg.job_id,
         index=tuple(piece for link in links for piece in link.pieces),
-        region=lambda rank, name: _region_bytes(node, wpg, by_rank[rank], name),
+        region=lambda rank, name: _region_bytes(wpg, by_rank[rank], name),
         scalars={link.rank: link.last_export.scalars for link in links},
         applied_seq=wpg.applied_seq,
         has_gradients=any(_has_gradients(wpg, link) for link in links),
@@ -113,11 +113,8 @@ def _update_pieces(
         found.update(np.ascontiguousarray(view).data)
 
 
-def _region_bytes(node: Node, wpg: WpgState, link: RankLink, name: str) -> Bytes:
-    region, host = wpg.ranks[link.rank].regions[name], link.hosts[name]
-    is_clean = region.is_droppable and name not in link.last_export.dirty
-    if is_clean:
-        return np.zeros(host.nbytes, dtype=np.uint8)
-    if wpg.residency is Residency.DEVICE:
-        return node.tier_of(link).view(link.spans[name], host)
-    return host.view()
+def _region_bytes(wpg: WpgState, link: RankLink, name: str) -> Bytes:
+    region = wpg.ranks[link.rank].regions[name]
+    if region.is_droppable and name not in link.last_export.dirty:  # clean, so zero
+        return np.zeros(region.nbytes, dtype=np.uint8)
+    return link.memory.view(name)

@@ -48,6 +48,23 @@ class DeviceTier(Protocol):
 
     kind: str
 
+    @property
+    def left(self) -> ArenaFile | None:
+        """The file that a successor takes over, None for memory that ends with its owner."""
+        ...
+
+    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> Span:
+        """Return a region that a predecessor had reserved.
+
+        Raises:
+            PlexError: `internal` when it cannot have been.
+        """
+        ...
+
+    def tidy(self) -> None:
+        """Return the pages of what nobody claimed, unless they are kept."""
+        ...
+
     def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
         """Return device memory for a region, zero-filled when asked; the ledger has admitted it.
 
@@ -158,7 +175,7 @@ class CpuArena:
             self._mapping.attach(self._fd, [whole], is_populated=False)
 
     @property
-    def file(self) -> ArenaFile:
+    def left(self) -> ArenaFile:
         """The file it lies in."""
         return ArenaFile(fd=self._fd, page_bytes=self.page_bytes)
 

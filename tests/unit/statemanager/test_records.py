@@ -12,7 +12,8 @@ from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
 from plexsvc.statemanager.core import RankState, RegionState, WpgState
 from plexsvc.statemanager.links import Export, RankLink
-from plexsvc.statemanager.tiers import Span
+from plexsvc.statemanager.memory import RankMemory
+from plexsvc.statemanager.tiers import CpuArena, Span
 
 W = WpgId("wpg_a")
 EXTENTS = (Extent(offset=0, nbytes=4096), Extent(offset=12288, nbytes=4096))
@@ -36,11 +37,18 @@ def state(residency: Residency) -> WpgState:
 
 def links() -> list[RankLink]:
     made = [
-        RankLink(None, client_id=10 + rank, wpg_id=W, rank=rank, job_id=JobId("job"))
+        RankLink(
+            None,
+            client_id=10 + rank,
+            wpg_id=W,
+            rank=rank,
+            job_id=JobId("job"),
+            memory=RankMemory(CpuArena(8192, keep_pages=False)),
+        )
         for rank in range(2)
     ]
     for link in made:
-        link.spans = {"params": Span(nbytes=8192, extents=EXTENTS, fd=-1)}
+        link.memory.spans = {"params": Span(nbytes=8192, extents=EXTENTS, fd=-1)}
         link.last_export = EXPORT
     return made
 

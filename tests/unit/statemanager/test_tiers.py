@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from plexsvc.errors import PlexError
 from plexsvc.statelink import cuda
 from plexsvc.statelink.regions import open_memory
 from plexsvc.statemanager import hugefiles
-from plexsvc.statemanager.config import DeviceConfig
+from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, HostCopy
@@ -44,6 +45,8 @@ def has_huge_pages() -> bool:
     return True
 
 
+CONFIG = StateManagerConfig(node_id="n0", runtime_dir=Path("/"), keep_pages=True)
+
 needs_huge_pages = pytest.mark.skipif(
     not has_huge_pages(), reason="this kernel or sandbox makes no tmpfs with huge pages: NOT RUN"
 )
@@ -52,7 +55,7 @@ needs_huge_pages = pytest.mark.skipif(
 @pytest.fixture
 def tier(request: pytest.FixtureRequest) -> Iterator[DeviceTier]:
     device = DeviceConfig(index=0, bytes_total=64 * PAGE, memory=request.param)
-    opened = open_tier(device, keep_pages=True)
+    opened = open_tier(device, CONFIG)
     yield opened
     opened.close()
 
@@ -181,7 +184,7 @@ def test_an_arena_cannot_hold_more_than_its_size() -> None:
 
 def test_an_unknown_kind_of_memory_is_refused() -> None:
     with pytest.raises(PlexError, match="bad_request"):
-        open_tier(DeviceConfig(index=0, bytes_total=1, memory="abacus"), keep_pages=True)
+        open_tier(DeviceConfig(index=0, bytes_total=1, memory="abacus"), CONFIG)
 
 
 def test_whole_units_are_aligned_and_the_rest_fills_gaps() -> None:
@@ -227,7 +230,7 @@ def test_an_arena_that_was_left_is_taken_over_with_what_lies_in_it() -> None:
     first.from_host(span, host_of(data))
     forgotten = first.reserve(PAGE, is_zeroed=True)
     first.from_host(forgotten, host_of(data[:PAGE]))
-    left = ArenaFile(fd=os.dup(first.file.fd), page_bytes=first.page_bytes)
+    left = ArenaFile(fd=os.dup(first.left.fd), page_bytes=first.page_bytes)
     first.close()
     second = CpuArena(8 * PAGE, keep_pages=False, left=left)
     again = second.claim(span.nbytes, span.extents)
@@ -237,3 +240,11 @@ def test_an_arena_that_was_left_is_taken_over_with_what_lies_in_it() -> None:
     second.tidy()
     assert second.resident_bytes == 2 * PAGE, "what nobody claims goes back"
     second.close()
+
+
+def test_an_arena_of_another_size_is_not_taken_over() -> None:
+    first = CpuArena(8 * PAGE, keep_pages=False)
+    left = ArenaFile(fd=os.dup(first.left.fd), page_bytes=first.page_bytes)
+    first.close()
+    with pytest.raises(PlexError, match="left with another size"):
+        open_tier(DeviceConfig(index=0, bytes_total=4 * PAGE), CONFIG, left=left)

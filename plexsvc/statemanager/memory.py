@@ -1,0 +1,112 @@
+"""Memory of one rank's regions on every tier: extents of its device, and copies on the host.
+
+Every use of a tier is here, so that a further tier has one place to be used from. Whoever holds
+the WPG's lock may use a rank's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from plexsvc.errors import PlexError
+from plexsvc.statelink.dataplane import Message
+from plexsvc.statelink.mapping import Extent
+from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span
+from plexsvc.weights.pieces import Bytes
+
+
+class RankMemory:
+    """What a rank has: `spans` of its device while it is there, and a host copy per region."""
+
+    def __init__(self, tier: DeviceTier) -> None:
+        self.tier = tier
+        self.spans: dict[str, Span] = {}
+        self.hosts: dict[str, HostCopy] = {}
+
+    def allocate(self, regions: Sequence[RegionState]) -> None:
+        """Take zeroed device memory and host memory for new regions, all or none.
+
+        Raises:
+            PlexError: `no_room` when the machine itself lacks the memory.
+        """
+        new = RankMemory(self.tier)
+        try:
+            for region in regions:
+                new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True)
+                new.hosts[region.name] = HostCopy(region.nbytes)
+        except PlexError:
+            new.free()
+            raise
+        self.spans |= new.spans
+        self.hosts |= new.hosts
+
+    def adopt(
+        self, region: RegionState, *, host_fd: int, extents: tuple[Extent, ...] | None
+    ) -> None:
+        """Take over a region that a predecessor had allocated; `extents` while on the device.
+
+        Raises:
+            PlexError: `internal` when it cannot have been.
+        """
+        self.hosts[region.name] = HostCopy(region.nbytes, fd=host_fd)
+        if extents is not None:
+            self.spans[region.name] = self.tier.claim(region.nbytes, extents)
+
+    def reserve(self, regions: Iterable[RegionState]) -> None:
+        """Take device memory for a load; what has no host copy to be loaded is zeroed.
+
+        Raises:
+            PlexError: `no_room` when the machine itself lacks the memory.
+        """
+        for region in regions:
+            is_zeroed = not region.has_host_copy
+            self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
+
+    def copy_out(self, names: Iterable[str]) -> int:
+        """Copy regions from the device to the host; return the bytes."""
+        nbytes = 0
+        for name in names:
+            self.tier.to_host(self.spans[name], self.hosts[name])
+            nbytes += self.hosts[name].nbytes
+        return nbytes
+
+    def copy_in(self, names: Iterable[str]) -> int:
+        """Copy regions from the host to the device; return the bytes."""
+        nbytes = 0
+        for name in names:
+            self.tier.from_host(self.spans[name], self.hosts[name])
+            nbytes += self.hosts[name].nbytes
+        return nbytes
+
+    def leave_device(self, *, is_final: bool = False) -> None:
+        """Give the device memory back; `is_final` returns its pages to the machine."""
+        spans, self.spans = self.spans, {}
+        for span in spans.values():
+            self.tier.release(span, is_final=is_final)
+
+    def free(self) -> None:
+        """Give everything back."""
+        self.leave_device(is_final=True)
+        for host in self.hosts.values():
+            host.close()
+        self.hosts = {}
+
+    def view(self, name: str) -> Bytes:
+        """Return a region's bytes from where it is, as an array that must not outlive it."""
+        host = self.hosts[name]
+        if name in self.spans:
+            return self.tier.view(self.spans[name], host)
+        return host.view()
+
+    def grant(self) -> Message:
+        """Return what the rank needs to map its spans."""
+        fds = tuple(dict.fromkeys(span.fd for span in self.spans.values()))
+        regions = {
+            name: {
+                "fd": fds.index(span.fd),
+                "extents": [[extent.offset, extent.nbytes] for extent in span.extents],
+            }
+            for name, span in self.spans.items()
+        }
+        return Message(header={"regions": regions}, fds=fds)

@@ -1,0 +1,63 @@
+"""A rank's memory keeps its bytes over a move and gives everything back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statelink.mapping import PAGE_BYTES
+from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.memory import RankMemory
+from plexsvc.statemanager.tiers import CpuArena, Span
+
+REGIONS = [
+    RegionState(name="params", nbytes=2 * PAGE_BYTES, is_droppable=False, has_host_copy=True),
+    RegionState(name="grads", nbytes=PAGE_BYTES, is_droppable=True),
+]
+
+
+class ShortArena(CpuArena):
+    """An arena whose machine runs out of memory at the second region."""
+
+    def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
+        if nbytes == PAGE_BYTES:
+            raise PlexError(ErrorCode.NO_ROOM, "the machine has no memory")
+        return super().reserve(nbytes, is_zeroed=is_zeroed)
+
+
+@pytest.fixture
+def arena() -> Iterator[CpuArena]:
+    opened = CpuArena(8 * PAGE_BYTES, keep_pages=False, huge_pages=False)
+    yield opened
+    opened.close()
+
+
+def test_regions_come_back_from_the_host_and_dropped_ones_as_zeroes(arena: CpuArena) -> None:
+    memory = RankMemory(arena)
+    memory.allocate(REGIONS)
+    assert set(memory.grant().header["regions"]) == {"params", "grads"}
+    memory.view("params")[:] = 7
+    memory.view("grads")[:] = 9
+    assert memory.copy_out(["params"]) == 2 * PAGE_BYTES
+    memory.leave_device()
+    assert arena.resident_bytes == 0
+    assert not memory.grant().header["regions"]
+    assert np.all(memory.view("params") == 7), "read from the host"
+    memory.reserve(REGIONS)
+    assert memory.copy_in(["params"]) == 2 * PAGE_BYTES
+    assert np.all(memory.view("params") == 7)
+    assert np.all(memory.view("grads") == 0)
+    memory.free()
+    assert (memory.spans, memory.hosts, arena.resident_bytes) == ({}, {}, 0)
+
+
+def test_an_allocation_that_fails_takes_nothing() -> None:
+    arena = ShortArena(8 * PAGE_BYTES, keep_pages=False, huge_pages=False)
+    memory = RankMemory(arena)
+    with pytest.raises(PlexError, match="no memory"):
+        memory.allocate(REGIONS)
+    assert (memory.spans, memory.hosts, arena.resident_bytes) == ({}, {}, 0)
+    arena.close()
