@@ -31,7 +31,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import grpc
 
@@ -41,6 +42,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import RegionSpec, StateClient
 from plexsvc.statelink.mapping import Extent, FixedMapping
+from plexsvc.statelink.session import Member
 from plexsvc.statemanager import hugefiles
 
 MIB: Final = 1 << 20
@@ -150,15 +152,8 @@ def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def client(wpg_id: str, nbytes: int, socket_path: str) -> None:
     """Hold `nbytes` of written device memory until stdin closes."""
-    connection = StateClient(
-        socket_path,
-        wpg_id=wpg_id,
-        rank=0,
-        incarnation=1,
-        device_index=0,
-        job_id="bench",
-        handlers=None,
-    )
+    member = SimpleNamespace(wpg_id=wpg_id, rank=0, incarnation=1, device_index=0, job_id="bench")
+    connection = StateClient(socket_path, cast("Member", member), handlers=None)
     region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
     ctypes.memset(region.memory.address, 7, nbytes)
     print(json.dumps({"ready": wpg_id}), flush=True)

@@ -38,7 +38,7 @@ from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.regions import RegionMemory, open_memory
-from plexsvc.statelink.session import StateSession
+from plexsvc.statelink.session import Member, StateSession
 from plexsvc.weights.reading import Published
 
 if TYPE_CHECKING:
@@ -137,27 +137,25 @@ class StateClient:
     def __init__(
         self,
         socket_path: str,
+        member: Member,
         *,
-        wpg_id: str,
-        rank: int,
-        incarnation: int,
-        device_index: int,
-        job_id: str,
         handlers: MoveHandlers | None,
+        device_index: int | None = None,
     ) -> None:
+        """Connect as `member`; `device_index` where the node's devices are not its own."""
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._handlers = handlers if handlers is not None else _NoHandlers()
         self._closed_versions: deque[VersionName] = deque()
         self._held_versions: Counter[VersionName] = Counter()
         self._is_closed = False
-        self._device_index = device_index
+        self._device_index = member.device_index if device_index is None else device_index
         identity = {
-            "wpg_id": wpg_id,
-            "rank": rank,
-            "incarnation": incarnation,
-            "device_index": device_index,
-            "job_id": job_id,
+            "wpg_id": member.wpg_id,
+            "rank": member.rank,
+            "incarnation": member.incarnation,
+            "device_index": self._device_index,
+            "job_id": member.job_id,
         }
         self._session = StateSession(
             socket_path,

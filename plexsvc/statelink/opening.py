@@ -19,6 +19,7 @@ from plexclient.wire.v1.statemanager_pb2 import (
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
+from plexsvc.statelink.session import Member
 from plexsvc.weights.manifests import adds_pieces
 from plexsvc.weights.reading import OpenedVersion, Published
 
@@ -30,48 +31,20 @@ OpenHere = Callable[[str, int], Published]
 READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
 
-
 MAX_READS: Final = 2
 """Times a version is asked for: its holder may die and be replaced."""
 
 
-class Reader(Protocol):
+class Reader(Member, Protocol):
     """Who reads: the configuration of a rank or an instance."""
-
-    @property
-    def wpg_id(self) -> str:
-        """Its group."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """Its number in the group."""
-        ...
-
-    @property
-    def incarnation(self) -> int:
-        """Which generation of the group's processes it is."""
-        ...
-
-    @property
-    def job_id(self) -> str:
-        """Its job: others' versions are not found."""
-        ...
 
     @property
     def node_id(self) -> str:
         """Its node."""
-        ...
 
     @property
     def data_socket(self) -> str:
         """The data plane of its node."""
-        ...
-
-    @property
-    def device_index(self) -> int:
-        """Its device on its node."""
-        ...
 
 
 class VersionOpener:
@@ -128,16 +101,9 @@ class VersionOpener:
         )
 
     def _map(self, version: PublishedVersion, socket: str, *, device_index: int) -> Published:
-        config = self._config
         if socket not in self._clients:
             self._clients[socket] = StateClient(
-                socket,
-                wpg_id=config.wpg_id,
-                rank=config.rank,
-                incarnation=config.incarnation,
-                device_index=device_index,
-                job_id=config.job_id,
-                handlers=None,
+                socket, self._config, device_index=device_index, handlers=None
             )
         try:
             return self._clients[socket].open_version(version.deployment_id, version.version)

@@ -44,15 +44,7 @@ def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
 def _connect(config: WorkerConfig, executor: Executor) -> StateClient | None:
     if not config.data_socket:
         return None
-    return StateClient(
-        config.data_socket,
-        wpg_id=config.wpg_id,
-        rank=config.rank,
-        incarnation=config.incarnation,
-        device_index=config.device_index,
-        job_id=config.job_id,
-        handlers=executor,
-    )
+    return StateClient(config.data_socket, config, handlers=executor)
 
 
 async def _serve(

@@ -11,7 +11,8 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
+from plexsvc.statelink.session import Member
 
 
 class Rank:
@@ -33,7 +35,9 @@ class Rank:
         self.kill_on, self.kill_pid = "", 0
         self.regions: dict[str, Region] = {}
         self.held: list[memoryview] = []
-        self.client = StateClient(table.pop("socket"), handlers=self, **table)
+        self.client = StateClient(
+            table.pop("socket"), cast("Member", SimpleNamespace(**table)), handlers=self
+        )
 
     def reached(self, step: str) -> None:
         """Kill the state manager where the test wants it dead."""
