@@ -1,1 +1,1 @@
-"""The scheduler's planning and runtime decisions under a virtual clock, on simulated clusters."""
+"""Simulation: drivers of the scheduler under a virtual clock, with faults and cluster events."""

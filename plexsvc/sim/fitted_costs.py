@@ -1,4 +1,4 @@
-"""What actions take, fitted to a part of a live run: lines over tokens and bytes, and their noise.
+"""Costs of actions fitted to a part of a live run: lines over tokens and bytes, and their noise.
 
 The part is the first `share` of each class of samples, so what comes after is predicted and not
 copied. Noise is drawn by seed from the part's own residuals: where jobs queue, its mean alone would

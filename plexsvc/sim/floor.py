@@ -1,4 +1,4 @@
-"""What is on a simulated cluster: jobs that play, groups with their runtimes, the clock's heap.
+"""Floor of the simulator: jobs that play, groups with their runtimes, the clock's heap.
 
 The floor performs what planning and runtime decided and asks them at the moments the service would;
 which moments those are is the simulator's part.

@@ -1,4 +1,4 @@
-"""A job as the simulator plays it: what it samples, when its operations appear, when it is done.
+"""Jobs of a trace: their samples, when their operations appear, when they are done.
 
 An asynchronous job runs two chains. Rollouts follow each other; rollout r starts when rollout r - 1
 is over and the weights of batch r - 2 are published (one step of staleness). Bursts train the

@@ -1,4 +1,4 @@
-"""What a cold job's cycle turns out to be: guessed at first, then measured as the service does."""
+"""Cycles of cold jobs: guessed at first, then measured as the service does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal tells of a live run: what each action took, and who did what when.
+"""Observations of a live run from its journal: the time of each action, and each job's moments.
 
 One pass through a core. Durations run from the event that led to an order to the event that is its
 outcome, so they hold all that lies between, calls and queues of the driver included.

@@ -1,4 +1,4 @@
-"""What `--out DIR` holds: a summary, lines to check each job by, plots, a Perfetto trace."""
+"""Outputs of a run (`--out`): a summary, lines to check each job by, plots, a Perfetto trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a live run takes, by a virtual run of its journal's jobs through the same core."""
+"""Prediction of a live run's wall time by a virtual run of its jobs through the same core."""
 
 from __future__ import annotations
 

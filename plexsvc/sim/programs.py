@@ -1,4 +1,4 @@
-"""A live job as a program: which event follows how long after which answers.
+"""Programs of live jobs: which event follows how long after which answers.
 
 What a client posted waits for its previous post and for the answers that came in between (older
 ones its previous posts waited for); the rest of the time it thought, or its tools worked. Posts

@@ -1,4 +1,4 @@
-"""What became of each job of a run, and of the run."""
+"""Records of a run: the outcome of each job, and of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live journal through a fresh core: the same events must lead to the same actions."""
+"""Replay of a live journal through a fresh core: the same events must give the same actions."""
 
 from __future__ import annotations
 

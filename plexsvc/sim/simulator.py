@@ -1,4 +1,4 @@
-"""The virtual-time driver: plays jobs and time, performs what planning and runtime decide.
+"""Simulator of planning and the groups' runtime: plays jobs and time, performs the decisions.
 
 It holds the clock, the samples and the faults, and decides nothing: placement comes from `Planner`,
 grants, switches and prefetches from `GroupRuntime`. Events of one instant happen in the order in

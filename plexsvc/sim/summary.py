@@ -1,4 +1,4 @@
-"""The one object a simulation comes to: drain, GPU-hours, slowdowns, waits, against `isolated`."""
+"""Summary of a run against `isolated`: drain, GPU-hours, slowdowns, waits."""
 
 from __future__ import annotations
 

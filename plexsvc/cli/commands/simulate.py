@@ -41,8 +41,8 @@ def simulate(
     A line of TRACE needs job_id, arrival_s, nodes, cycles, period_s and
     segments, a list of {phase, offset_s, duration_s}. It may have mode (sync,
     async1), sync_at (update, boundary), jitter_cv, max_slowdown, state_gb,
-    rollout_nodes, priority and tenant. A cluster needs {"nodes": N}. What they
-    mean, and what else there is: docs/simulator.md.
+    rollout_nodes, deployments, priority and tenant. A cluster needs {"nodes": N}.
+    docs/simulator.md says what they mean, and what else there is.
     """
     from plexsvc.scheduler.core.planning.policies import policy_named
     from plexsvc.sim.output import make_directory, write_outputs
