@@ -51,7 +51,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.life import deployments, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.queues import admission, lanes
+from plexsvc.scheduler.core.queues import admission, endings, lanes
 from plexsvc.scheduler.core.relocate import departures, packing, relocation
 from plexsvc.scheduler.core.timers import (
     AfterTimer,
@@ -103,7 +103,7 @@ class Scheduler:
             case PayloadStaged() | PayloadRefused():
                 admission.payload(cluster.queues, event)
             case Acknowledged():
-                lanes.acknowledge(cluster.queues, event)
+                endings.acknowledge(cluster.queues, event)
             case TimerFired():
                 _fire(cluster, timers.parse(event.key))
             case JobSubmitted():

@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, lease
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Switch, Wpg
 from plexsvc.scheduler.core.timers import RetryTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
@@ -156,7 +156,7 @@ def _put_off(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
         devices.set_timer(RetryTimer(wpg.wpg_id), at_us=wpg.retry_us)
         return True
     is_first = operation.kind is OperationKind.INITIALIZE
-    lanes.refuse(devices.queues, operation, fault, is_final=is_first)
+    endings.refuse(devices.queues, operation, fault, is_final=is_first)
     if not is_first:
         lanes.watch_gap(devices.queues, devices.deployments[wpg.deployment_id])
     return not is_first

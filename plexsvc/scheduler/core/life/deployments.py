@@ -9,7 +9,7 @@ from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import wpgs
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
 from plexsvc.scheduler.core.transitions import JOB_TRANSITIONS, JobTrigger, step
@@ -103,7 +103,7 @@ def refuse_waiting(cluster: Cluster, deployment: Deployment, fault: Fault) -> No
     if wpg is not None:
         wpgs.refuse_waiting(cluster, wpg, fault)
     for seq in sorted(deployment.pending):
-        lanes.refuse(cluster.queues, deployment.pending[seq], fault)
+        endings.refuse(cluster.queues, deployment.pending[seq], fault)
     deployment.gap_seq = None
 
 

@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.life import deployments, jobs, wpgs
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.transitions import WpgTrigger
 from plexsvc.scheduler.core.vocabulary import (
@@ -169,11 +169,11 @@ def finished(cluster: Cluster, event: OperationFinished) -> None:
     if operation.kind is OperationKind.INITIALIZE:
         _initialized(cluster, wpg, operation, event)
     elif event.fault is None:
-        lanes.answer(cluster.queues, operation, run_us=event.run_us)
+        endings.answer(cluster.queues, operation, run_us=event.run_us)
         if operation.kind is OperationKind.PUBLISH:
             learning.published(cluster.devices, deployment)
     else:
-        lanes.end_running(cluster.queues, operation, event.fault, is_refusal=event.is_refusal)
+        endings.end_running(cluster.queues, operation, event.fault, is_refusal=event.is_refusal)
     lanes.watch_gap(cluster.queues, deployment)
     cluster.touch(wpg.wpg_id)
     wpgs.stop_when_idle(cluster, wpg)
@@ -184,11 +184,11 @@ def _initialized(
 ) -> None:
     if event.fault is not None:
         wpg.shift(ResidencyTrigger.BUILD_FAILED)
-        lanes.end_running(cluster.queues, operation, event.fault)
+        endings.end_running(cluster.queues, operation, event.fault)
         deployments.fail_wpg(cluster, wpg, event.fault)
         return
     wpg.shift(ResidencyTrigger.BUILT)
-    lanes.answer(cluster.queues, operation, run_us=event.run_us)
+    endings.answer(cluster.queues, operation, run_us=event.run_us)
     if cluster.is_current(wpg):
         deployment = cluster.deployments[wpg.deployment_id]
         deployment.state = DeploymentState.READY

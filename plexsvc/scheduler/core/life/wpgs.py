@@ -10,7 +10,7 @@ from plexsvc.ids import OperationId, WpgId
 from plexsvc.scheduler.core.actions import SpawnWpg, StopWpg
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import lease, space, switch
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.timers import SpawnTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger, WpgTrigger
@@ -71,7 +71,7 @@ def end_running(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     """End what a WPG runs: its processes are gone."""
     for operation in list(wpg.running.values()):
         del wpg.running[operation.operation_id]
-        lanes.end_running(cluster.queues, operation, fault)
+        endings.end_running(cluster.queues, operation, fault)
 
 
 def refuse_waiting(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
@@ -79,7 +79,7 @@ def refuse_waiting(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
     if wpg.switch is not None:
         switch.withdraw(cluster.devices, wpg)
     if wpg.initialize is not None:
-        lanes.refuse(cluster.queues, wpg.initialize, fault)
+        endings.refuse(cluster.queues, wpg.initialize, fault)
 
 
 def stop(cluster: Cluster, wpg: Wpg) -> None:

@@ -13,7 +13,7 @@ from plexsvc.scheduler.core.events import (
     PayloadRefused,
     PayloadStaged,
 )
-from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Deployment, Operation
 from plexsvc.scheduler.core.timers import StageTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
@@ -43,7 +43,7 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         if not event.is_staged and fault.code not in RETRYABLE:
             queues.emit(DropPayload(operation_id=event.operation_id))
         if fault.code is ErrorCode.DEPLOYMENT_FAILED:
-            lanes.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
+            endings.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
         return
     _queue(queues, event)
 
