@@ -8,14 +8,11 @@ from typing import Any
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
-from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
-    CarryState,
-    CutOver,
     DeploymentChanged,
-    DropCarried,
     JobChanged,
     KeepProfile,
     RefuseOperation,
@@ -200,30 +197,24 @@ class Recorder:
         """Note that the exits of a WPG's processes are wanted from here on."""
         wpg.is_stopping = True
 
-    def carried(self, action: CarryState, published: Published | None) -> None:
+    def carried(self, move_id: MoveId, copies: Copies, *, of: DeploymentRecord) -> None:
         """Keep the copies of a WPG's state, and hold the `Initialize` that starts from them."""
-        record = self._registry.deployments[action.deployment_id]
-        initialize = messages.initialize(record, action.initialize_id)
-        self.hold(initialize, OperationKind.INITIALIZE, copies=published)
-        self._registry.copies[action.move_id] = Copies(
-            published=published,
-            initialize_id=action.initialize_id,
-            from_wpg_id=action.from_wpg_id,
-            lease_no=action.lease_no,
-        )
+        initialize = messages.initialize(of, copies.initialize_id)
+        self.hold(initialize, OperationKind.INITIALIZE, copies=copies.published)
+        self._registry.copies[move_id] = copies
 
-    def carried_dropped(self, action: DropCarried) -> Copies | None:
+    def carried_dropped(self, move_id: MoveId) -> Copies | None:
         """Forget the copies of a relocation that is over; return what they were."""
-        copies = self._registry.copies.pop(action.move_id, None)
+        copies = self._registry.copies.pop(move_id, None)
         if copies is not None:
             self._registry.let_go(copies.initialize_id)
         return copies
 
-    def cut_over(self, action: CutOver) -> None:
-        """Note that another WPG of a deployment took the place of its current one."""
-        record = self._registry.deployments[action.deployment_id]
+    def cut_over(self, wpg: WpgRecord) -> None:
+        """Note that a WPG took the place of its deployment's current one."""
+        record = wpg.deployment
         known = dict.fromkeys((*record.former_nodes, *record.nodes))
-        record.wpg = self._registry.by_wpg[action.to_wpg_id]
+        record.wpg = wpg
         record.former_nodes = tuple(n for n in known if n not in record.nodes)
 
     def relocation_changed(self, action: RelocationChanged) -> None:

@@ -30,7 +30,7 @@ from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages
-from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
+from plexsvc.scheduler.ledger.jobs import Copies, Held, Published, WpgRecord
 from plexsvc.scheduler.orders import managed
 from plexsvc.scheduler.orders.reach import Reach
 
@@ -55,8 +55,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
     """
     record = reach.registry.by_wpg[action.from_wpg_id]
     if record.is_rollout:  # its manager brings the new instances to the version in use
-        reach.recorder.carried(action, None)
-        return _carried(action, nbytes=0)
+        return _carried(reach, action, record=record)
     request = statemanager_pb2.PublishRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.from_wpg_id,
@@ -65,8 +64,8 @@ async def carry(reach: Reach, action: CarryState) -> Event:
         complete=True,
     )
     published, replies = await managed.publish(reach, record, request)
-    reach.recorder.carried(action, published)
-    return _carried(action, nbytes=sum(reply.nbytes for reply in replies))
+    nbytes = sum(reply.nbytes for reply in replies)
+    return _carried(reach, action, record=record, published=published, nbytes=nbytes)
 
 
 async def drop(reach: Reach, action: DropCarried) -> None:
@@ -75,7 +74,7 @@ async def drop(reach: Reach, action: DropCarried) -> None:
     If it failed, the rollout manager is told to use the deployment's instances again: it may have
     gone over to others just before those died.
     """
-    copies = reach.recorder.carried_dropped(action)
+    copies = reach.recorder.carried_dropped(action.move_id)
     if copies is None:
         return
     if copies.published is not None:
@@ -95,11 +94,26 @@ async def drop(reach: Reach, action: DropCarried) -> None:
 
 def cut_over(reach: Reach, action: CutOver) -> Work:
     """Let a deployment be where its second WPG is, and have its staged payloads follow."""
-    reach.recorder.cut_over(action)
-    return _bring_payloads(reach, action)
+    wpg = reach.registry.by_wpg[action.to_wpg_id]
+    reach.recorder.cut_over(wpg)
+    return _bring_payloads(reach, wpg)
 
 
-def _carried(action: CarryState, *, nbytes: int) -> Event:
+def _carried(
+    reach: Reach,
+    action: CarryState,
+    *,
+    record: WpgRecord,
+    published: Published | None = None,
+    nbytes: int = 0,
+) -> Event:
+    copies = Copies(
+        published=published,
+        initialize_id=action.initialize_id,
+        from_wpg_id=action.from_wpg_id,
+        lease_no=action.lease_no,
+    )
+    reach.recorder.carried(action.move_id, copies, of=record.deployment)
     return StateCarried(deployment_id=action.deployment_id, move_id=action.move_id, nbytes=nbytes)
 
 
@@ -121,14 +135,11 @@ async def bring_payload(reach: Reach, held: Held, record: WpgRecord) -> None:
             reach.recorder.staged(held, on=(*held.staged_on, node_id))
 
 
-async def _bring_payloads(reach: Reach, action: CutOver) -> None:
+async def _bring_payloads(reach: Reach, record: WpgRecord) -> None:
     """Pass on what waits for a deployment that has just arrived, before its devices wait for it.
 
     What cannot be passed on is told when its operation starts.
     """
-    record = reach.registry.by_wpg.get(action.to_wpg_id)
-    if record is None:
-        return
     waiting = [
         held
         for held in reach.registry.held.values()

@@ -11,7 +11,6 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, wor
 from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.log import Log
-from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.ledger.jobs import Held, Published, WpgRecord
@@ -22,15 +21,13 @@ log = Log(__name__)
 Result = operations_pb2.OperationResult
 
 
-async def execute(
-    reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
-) -> worker_pb2.ExecuteReply:
+async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.ExecuteReply:
     """Run a managed operation and answer as a rank would.
 
     Raises:
         PlexError: what a state manager refused.
     """
-    fence = reach.fence(lease_no=action.lease_no, incarnation=record.incarnation)
+    fence = reach.fence(lease_no=held.lease_no, incarnation=record.incarnation)
     result = Result(
         operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
     )

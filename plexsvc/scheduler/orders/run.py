@@ -106,7 +106,7 @@ async def _execute(
     reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
 ) -> Replies:
     if held.kind in MANAGED_KINDS:
-        return [await managed.execute(reach, action, held=held, record=record)]
+        return [await managed.execute(reach, held=held, record=record)]
     ranks = reach.ranks.of(action.wpg_id)
     request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
