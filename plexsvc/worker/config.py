@@ -53,8 +53,6 @@ class WorkerConfig:
     """The node this rank runs on."""
     data_socket: str = ""
     """The state manager's data plane; also carries staged payloads."""
-    node_staging: int = 0
-    """Bytes of staging memory of the node, for messages."""
     kv: dict[str, str] = field(default_factory=dict)
     """Backend-specific settings by name."""
     max_recorded_replies: int = 256
