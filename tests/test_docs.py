@@ -1,0 +1,45 @@
+"""Documents name what is there: files, and the functions of the four lives."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FUNCTION = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
+FILE = re.compile(r"`((?:plexsvc|client|tests|examples|benchmarks|docs|proto)/[\w./]*\w)`")
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a story: below plexsvc, or the client's own."""
+    return ROOT / ("client" if name.startswith("plexclient/") else "plexsvc") / name
+
+
+def names_in(path: Path) -> set[str]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, kinds)}
+
+
+def functions_named() -> list[tuple[str, str]]:
+    found = [FUNCTION.findall(page.read_text()) for page in PAGES]
+    return sorted({pair for pairs in found for pair in pairs})
+
+
+def test_the_lives_name_functions() -> None:
+    assert len(functions_named()) > 50
+
+
+@pytest.mark.parametrize(("file", "name"), functions_named())
+def test_a_function_of_a_life_exists(file: str, name: str) -> None:
+    assert set(name.split(".")) <= names_in(path_of(file))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    named = FILE.findall(page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
