@@ -32,25 +32,25 @@ MAX_EARLY_BYTES: Final = 64 << 20
 
 
 class Operations:
-    """Submissions of one scheduler: checks what only the driver can know, and posts the facts."""
+    """Submissions: checks what only the scheduler can know, and posts the facts."""
 
-    def __init__(self, driver: LiveScheduler) -> None:
-        self._driver = driver
-        keep_us = driver.config.staging_timeout_us
-        self._early = EarlyPayloads(driver.clock, max_bytes=MAX_EARLY_BYTES, keep_us=keep_us)
+    def __init__(self, scheduler: LiveScheduler) -> None:
+        self._scheduler = scheduler
+        keep_us = scheduler.config.staging_timeout_us
+        self._early = EarlyPayloads(scheduler.clock, max_bytes=MAX_EARLY_BYTES, keep_us=keep_us)
 
     async def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
         """Run, attach to or answer an operation from the record; errors travel in the result."""
         operation_id = OperationId(operation.operation_id)
-        known = self._driver.results.get(operation_id)
+        known = self._scheduler.results.get(operation_id)
         if known is not None:
             return known
-        if operation_id not in self._driver.registry.held:
+        if operation_id not in self._scheduler.registry.held:
             try:
                 self._take(operation)
             except PlexError as error:
                 return refused(operation_id, error)
-        return await self._driver.results.wait(operation_id)
+        return await self._scheduler.results.wait(operation_id)
 
     async def get_result(
         self, request: service_pb2.GetResultRequest
@@ -60,18 +60,18 @@ class Operations:
         Raises:
             PlexError: `not_found` job, or `result_gone`.
         """
-        self._driver.registry.job(request.job_id, tenant=request.tenant)
+        self._scheduler.registry.job(request.job_id, tenant=request.tenant)
         operation_id = OperationId(request.operation_id)
-        known = self._driver.results.get(operation_id)
+        known = self._scheduler.results.get(operation_id)
         if known is not None:
             return known
-        if operation_id not in self._driver.registry.held:
+        if operation_id not in self._scheduler.registry.held:
             raise PlexError(
                 ErrorCode.RESULT_GONE,
                 f"{show(operation_id)} is not known: its answer was acknowledged or dropped "
                 "(scheduler.max_result_bytes)",
             )
-        return await self._driver.results.wait(operation_id)
+        return await self._scheduler.results.wait(operation_id)
 
     async def payload_staged(
         self, request: service_pb2.PayloadStagedRequest
@@ -82,13 +82,13 @@ class Operations:
             PlexError: `staging_full` when too much is announced for operations that have not come.
         """
         operation_id = OperationId(request.operation_id)
-        cluster = self._driver.cluster
+        cluster = self._scheduler.cluster
         if operation_id in cluster.operations or operation_id in cluster.released:
             self._announce(request)
         else:
             for expired in self._early.keep(request):
                 # The core does not know the operation, so it orders that the bytes are dropped.
-                self._driver.post(PayloadStaged(operation_id=expired))
+                self._scheduler.post(PayloadStaged(operation_id=expired))
         return service_pb2.PayloadStagedReply()
 
     def _take(self, operation: operations_pb2.Operation) -> None:
@@ -101,8 +101,8 @@ class Operations:
         operation_id = OperationId(operation.operation_id)
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
-        self._driver.recorder.hold(operation, kind)
-        posted = self._driver.post(
+        self._scheduler.recorder.hold(operation, kind)
+        posted = self._scheduler.post(
             OperationSubmitted(
                 operation_id=operation_id,
                 job_id=JobId(operation.job_id),
@@ -116,14 +116,14 @@ class Operations:
         )
         if is_refused:
             fault = fault_from_wire(operation.refusal)
-            self._driver.post(PayloadRefused(operation_id=operation_id, fault=fault))
+            self._scheduler.post(PayloadRefused(operation_id=operation_id, fault=fault))
         elif not is_staged:
             posted.decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
 
     def _decided(self, operation_id: OperationId, decision: Decision) -> None:
         """Announce what was staged before the operation came, unless the core refused it."""
         is_decided = not decision.cancelled() and decision.exception() is None
-        if is_decided and operation_id in self._driver.cluster.operations:
+        if is_decided and operation_id in self._scheduler.cluster.operations:
             request = self._early.take(operation_id)
             if request is not None:
                 self._announce(request)
@@ -132,18 +132,18 @@ class Operations:
         operation_id = OperationId(request.operation_id)
         if request.HasField("error"):
             fault = fault_from_wire(request.error)
-            self._driver.post(PayloadRefused(operation_id=operation_id, fault=fault))
+            self._scheduler.post(PayloadRefused(operation_id=operation_id, fault=fault))
             return
-        held = self._driver.registry.held.get(operation_id)
+        held = self._scheduler.registry.held.get(operation_id)
         if held is not None:
             plan = request.plan if request.HasField("plan") else None
-            self._driver.recorder.staged(held, on=map(NodeId, request.node_ids), plan=plan)
-        self._driver.post(PayloadStaged(operation_id=operation_id))
+            self._scheduler.recorder.staged(held, on=map(NodeId, request.node_ids), plan=plan)
+        self._scheduler.post(PayloadStaged(operation_id=operation_id))
 
     def _check(self, operation: operations_pb2.Operation) -> OperationKind:
         """Refuse what no deployment could run; return the operation's kind."""
-        self._driver.check_open()
-        self._driver.registry.job(operation.job_id, tenant=operation.tenant)
+        self._scheduler.check_open()
+        self._scheduler.registry.job(operation.job_id, tenant=operation.tenant)
         body = operation.WhichOneof("body")
         if len(operation.operation_id) != OPERATION_ID_BYTES:
             raise PlexError(
