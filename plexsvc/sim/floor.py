@@ -290,7 +290,7 @@ class Floor:
             left[playing.group_id] = None
             if runtime.members[job_id].is_running:
                 playing.record.lost.append((playing.started_us, self.now))
-            self._cut_switch(playing.record)
+            self._cut(playing.record)
             playing.record.restarts.append(self.now)
             runtime.abort(job_id)
             runtime.leave(job_id)
@@ -301,8 +301,9 @@ class Floor:
             self.planner.submit(demand)
         self.wake([*left, *self.settle_groups()])
 
-    def _cut_switch(self, record: Record) -> None:
-        for spans in (record.switch, record.prefetch):
+    def _cut(self, record: Record) -> None:
+        """End what was under way of a job that lost its nodes: a switch, a prefetch or a move."""
+        for spans in (record.switch, record.prefetch, record.moves):
             if spans and spans[-1][1] > self.now:
                 spans[-1] = (spans[-1][0], self.now)
 

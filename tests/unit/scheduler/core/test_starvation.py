@@ -10,7 +10,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import DeploymentId
@@ -22,6 +22,8 @@ from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
 
 MOVE_US = 2_000
+TICKS_US = 100
+"""Each event takes a microsecond of the virtual clock; no wait sees this many."""
 KINDS = [OperationKind.FORWARD_BACKWARD, OperationKind.STEP]
 
 
@@ -117,6 +119,7 @@ class Play:
         max_size=4,
     )
 )
+@example([(38_001, 11, 5), (38_001, 11, 5), (3_000, 11, 2)])
 def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) -> None:
     switch_us = 4 * (MOVE_US + 1_000)
     clients = {}
@@ -131,4 +134,5 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
     for job, waited_us in play.waits:
         own_us = clients[job].run_us + switch_us
         bound_us = 2 * PLEX_RULES.starve_factor * own_us + (len(clients) + 1) * slowest_us
+        bound_us += TICKS_US
         assert waited_us <= bound_us, (job, waited_us, bound_us)
