@@ -182,8 +182,17 @@ class SetTimer:
     at_us: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteFailedSpawn:
+    """Write down that a WPG's processes could not be started."""
+
+    wpg_id: WpgId
+    message: str
+
+
 Action = (
-    SpawnWpg
+    NoteFailedSpawn
+    | SpawnWpg
     | StopWpg
     | ForgetWpg
     | StartOperation

@@ -12,6 +12,7 @@ from plexsvc.scheduler.core.actions import (
     DropCarried,
     DropPayload,
     KeepProfile,
+    NoteFailedSpawn,
     ReleaseOperation,
     RelocationChanged,
 )
@@ -22,7 +23,15 @@ from plexsvc.sim.clients import Alarm, Client, Outside, Post, Posts
 from plexsvc.sim.virtual_driver import PERFORM, VirtualDriver
 from tests.unit.sim.test_predict import FakeCosts, loops, nodes
 
-FREE = {CutOver, DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
+FREE = {
+    CutOver,
+    DropCarried,
+    DropPayload,
+    KeepProfile,
+    NoteFailedSpawn,
+    ReleaseOperation,
+    RelocationChanged,
+}
 """Actions that take no time and answer nobody."""
 
 
