@@ -182,17 +182,8 @@ class SetTimer:
     at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteFailedSpawn:
-    """Write down that a WPG's processes could not be started."""
-
-    wpg_id: WpgId
-    message: str
-
-
 Action = (
-    NoteFailedSpawn
-    | SpawnWpg
+    SpawnWpg
     | StopWpg
     | ForgetWpg
     | StartOperation

@@ -15,7 +15,7 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.retry import Patience, retry
-from plexsvc.scheduler.core.actions import ForgetWpg, NoteFailedSpawn, SpawnWpg, StopWpg
+from plexsvc.scheduler.core.actions import ForgetWpg, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgReady, WpgStopped
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
@@ -41,13 +41,7 @@ def handlers(reach: Reach) -> list[Handler[Any]]:
         Handler(SpawnWpg, partial(spawn, reach), _spawn_failed),
         Handler(StopWpg, partial(stop, reach), _stop_failed),
         Handler(ForgetWpg, partial(forget, reach), _forget_failed),
-        Handler(NoteFailedSpawn, note_failed_spawn),
     ]
-
-
-def note_failed_spawn(action: NoteFailedSpawn) -> None:
-    """Log why a WPG did not come up."""
-    log.warning("spawn failed", wpg=action.wpg_id, why=action.message)
 
 
 def spawn(reach: Reach, action: SpawnWpg) -> Work:

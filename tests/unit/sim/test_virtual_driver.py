@@ -12,7 +12,6 @@ from plexsvc.scheduler.core.actions import (
     DropCarried,
     DropPayload,
     KeepProfile,
-    NoteFailedSpawn,
     ReleaseOperation,
     RelocationChanged,
 )
@@ -23,15 +22,7 @@ from plexsvc.sim.clients import Alarm, Client, Outside, Post, Posts
 from plexsvc.sim.virtual_driver import PERFORM, VirtualDriver
 from tests.unit.sim.test_predict import FakeCosts, loops, nodes
 
-FREE = {
-    CutOver,
-    DropCarried,
-    DropPayload,
-    KeepProfile,
-    NoteFailedSpawn,
-    ReleaseOperation,
-    RelocationChanged,
-}
+FREE = {CutOver, DropCarried, DropPayload, KeepProfile, ReleaseOperation, RelocationChanged}
 """Actions that take no time and answer nobody."""
 
 

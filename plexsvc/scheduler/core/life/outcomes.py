@@ -11,7 +11,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId, show
 from plexsvc.residency import ResidencyTrigger
-from plexsvc.scheduler.core.actions import ForgetWpg, NoteFailedSpawn
+from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import learning, lease, space, switch
 from plexsvc.scheduler.core.events import (
@@ -67,7 +67,6 @@ def did_not_spawn(cluster: Cluster, event: SpawnFailed) -> None:
     """Fail a WPG whose processes could not be started."""
     wpg = cluster.wpgs.get(event.wpg_id)
     if wpg is not None:
-        cluster.emit(NoteFailedSpawn(wpg_id=wpg.wpg_id, message=event.fault.message))
         deployments.fail_wpg(cluster, wpg, event.fault)
 
 
