@@ -90,7 +90,7 @@ def test_a_payload_refused_for_good_ends_its_operation(router: FakeRouter) -> No
         cluster.job("refused") as job,
     ):
         actor = job.deploy("actor", model="/model", backend="noop")
-        router.fail("StagePayload", Fault(refuse=bad))
+        router.fail("StagePayload", *[Fault(refuse=bad)] * 9)  # gRPC may lose the first refusal
         with pytest.raises(PlexError, match="token 9 is not") as caught:
             actor.forward(large_batch())
         assert caught.value.facts["array"] == "tokens"
