@@ -1,4 +1,4 @@
-"""What an operation must satisfy before it takes a place in a queue: complete messages."""
+"""Validation of operations before they take a place in a queue: complete messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a gRPC call ends with an error: a status for any client, the wire `Error` for ours."""
+"""Errors on gRPC calls: a status for any client, the wire `Error` for ours."""
 
 from __future__ import annotations
 

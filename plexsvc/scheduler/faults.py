@@ -1,4 +1,4 @@
-"""From errors of any origin to the faults the core understands, and back to the wire."""
+"""Faults that the core understands, from errors of any origin, and back to the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes over what a state manager left that died: its memory files, tables and unanswered moves.
+"""Adoption of a dead state manager's memory files, tables and unanswered moves.
 
 The records say what was true between two moves (`records`), each written before it was acted on.
 What no record speaks of any more is let go. Ranks are awaited (`Clients.await_ranks`): each says

@@ -1,4 +1,4 @@
-"""Which extents of a device arena are free."""
+"""Free extents of a device arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node keeps beside live state: published versions and staged bundles, bounded."""
+"""Shelves of a node: published versions and staged bundles, bounded, beside live state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a rank's operations one at a time, in order, and turns whatever happens into an answer.
+"""Executor of a rank: runs operations one at a time, in order, and answers each.
 
 In a group of several ranks an unexpected failure may leave peers waiting inside a collective, and
 one while weights are written may leave them half old, half new: the rank answers, then asks to

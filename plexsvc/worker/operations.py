@@ -1,4 +1,4 @@
-"""What each kind of operation does on a rank's backend, and the accumulation window they share.
+"""Operations on a rank's backend, by kind, and the accumulation window they share.
 
 Theory of operation. The window is clean, open (gradients accumulated) or broken. An operation is
 validated completely before it touches anything; one that fails after it began to change gradients

@@ -1,4 +1,4 @@
-"""Where a rank takes its operations without gRPC: frames on TCP, run on the thread that reads them.
+"""Order port of a rank: operations as frames on TCP, run on the thread that reads them.
 
 A frame holds an `ExecuteRequest`, its answer an `ExecuteReply` under the same number. A line that
 breaks stops nothing: the operation that runs ends, and a repeat on another line is answered from

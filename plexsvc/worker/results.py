@@ -1,4 +1,4 @@
-"""What an operation answers: metrics, arrays as shards inline or staged, and a digest of both."""
+"""Results of a rank's operation: metrics, arrays as shards inline or staged, a digest of both."""
 
 from __future__ import annotations
 

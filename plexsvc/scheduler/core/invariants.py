@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happened; tests check it, nothing else calls it."""
+"""Invariants of the core, which hold after every event. Tests check them; nothing else does."""
 
 from __future__ import annotations
 

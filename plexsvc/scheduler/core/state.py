@@ -1,4 +1,4 @@
-"""What the core knows: nodes, devices, jobs, deployments, WPGs, operations, orders of one event."""
+"""Records of the core: nodes, devices, jobs, deployments, WPGs, operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices did: a bounded list of spans, oldest dropped first."""
+"""Timeline of devices: a bounded list of spans, the oldest dropped first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where deployments go: the planner's board of the live places, kept in step with its processes.
+"""Placement of deployments: the planner's board of live places, kept in step with processes.
 
 Theory of operation. A *unit* of planning is one device; devices of a kind have a planner of their
 own (`core/planning`). A training deployment is a resident of the board from the moment it is placed

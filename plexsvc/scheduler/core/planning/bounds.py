@@ -1,4 +1,4 @@
-"""Whether a job may live in a place: bounds over its units, and what sharing is predicted to cost.
+"""Bounds on a place: its units, and what sharing it is predicted to cost each job.
 
 Where every job of a group lives on all of its units, the group's sums are the units'. Where jobs
 live on some, each unit has its own sums, and jobs that share no unit do not slow each other.

@@ -1,4 +1,4 @@
-"""Where in a group's cycle a job fits: micro-shift, clean if there is one, else priced overlap.
+"""Fit of a job into a group's cycle: micro-shift, clean if there is one, else priced overlap.
 
 Minimal shift first is our reading of the paper's Eq. 1. Strict non-overlap is rarely possible, so a
 soft fit takes the shift with the least overlap, of equals the least shift.

@@ -1,4 +1,4 @@
-"""What sharing a group is predicted to cost: the slowdown of each job that would live there.
+"""Predicted interference of a group: the slowdown of each job that would live there.
 
 Phases drift by jitter, so the prediction takes arrivals as random and operations as what they are:
 a burst finds another's operation running with the probability of its duty, and waits for the rest

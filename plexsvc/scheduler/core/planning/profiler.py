@@ -1,4 +1,4 @@
-"""From a job's finished operations to its cycle: period, segments, jitter, what tokens cost.
+"""Profiler: a job's cycle from its finished operations: period, segments, jitter, token costs.
 
 Consecutive operations of one phase are one segment. A cycle ends where its first phase comes again.
 Cycles of the known shape are averaged exponentially; a shape, or a period far from the known one,

@@ -1,4 +1,4 @@
-"""Which units make a gang: aligned blocks inside a host, whole hosts, or any units of one size.
+"""Gangs that units can form: aligned blocks inside a host, whole hosts, any units of one size.
 
 Live, a planning unit is one device of a host: it carries its host and its index there. Ranks that
 talk a lot then get an aligned power-of-two block inside one host, or whole hosts of equal size.

@@ -1,4 +1,4 @@
-"""Who runs on one group of units: grants, switches and prefetches, decided event by event.
+"""Runtime of one group in the planning simulator: grants, switches, prefetches, event by event.
 
 Each job of the group is *away*, *on* its units, *switching* onto them (for an operation, or ahead
 of one: a prefetch) or *running* there. Jobs that share no unit go on side by side; where all live

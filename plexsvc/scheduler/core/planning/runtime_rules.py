@@ -1,4 +1,4 @@
-"""How operations of jobs that share a group are ordered: rules as values, and the choice itself.
+"""Order of operations that share a group: rules as values, and the choice itself.
 
 `fcfs`, `sjf` and `hrrs` are for comparison: first come, shortest effective service `S' = S + I*C`,
 and the highest `(W + S') / S'`. `plex` asks, in this order:

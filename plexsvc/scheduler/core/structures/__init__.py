@@ -1,1 +1,1 @@
-"""What planning computes with: ring, footprints, free-node tree, interval sets, bit slices."""
+"""Data structures of planning: ring, footprints, free-node tree, interval sets, bit slices."""

@@ -1,4 +1,4 @@
-"""Which of many node groups are busy in each slot: one bit a group, 64 groups in a slot's word.
+"""Bit slices: which of many groups are busy in each slot, 64 groups in a word of the slot.
 
 A question about a shift is then answered for 64 groups at once: fold the ring on the period, smear
 the busy bits over each segment's length, and read the row of the shift. The answer prefilters

@@ -1,4 +1,4 @@
-"""What one job occupies on the ring: its segments, repeated every period, as sorted cell ranges."""
+"""Footprint of a job on the ring: its segments, repeated every period, as sorted cell ranges."""
 
 from __future__ import annotations
 
