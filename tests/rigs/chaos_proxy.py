@@ -121,7 +121,7 @@ class ChaosProxy:
     def start_replay(self, data: bytes) -> None:
         """Replay in the background, for at most a second."""
         self.counts.duplicates += 1
-        self._start(self.replay(data))
+        _ = self._start(self.replay(data))
 
     def turn(self, faults: Faults) -> None:
         """Cut all lines; new ones behave as `faults` says. For threads beside the proxy's."""

@@ -176,7 +176,8 @@ def _serve(command: tuple[Any, ...], groups: Ranks) -> Any:  # noqa: ANN401 - by
             _kill(groups[number])
             groups[number] = []
             return None
-    raise ValueError(command)
+        case _:
+            raise ValueError(command)
 
 
 def _collect(ranks: list[tuple[int, Connection]]) -> list[Any]:

@@ -174,8 +174,8 @@ def test_what_waits_during_the_move_runs_after_it_payloads_included(
     def train(actor: plex.Actor, *, moves: bool) -> dict[str, str]:
         actor.forward_backward(fixed_batch(1), loss="ppo")
         actor.step()
-        if moves:
-            gate = Gate(inner, monkeypatch)
+        gate = Gate(inner, monkeypatch) if moves else None
+        if gate is not None:
             inner.relocate(actor, ("right", 1))
             gate.wait_until_entered()
         waiting: list[Future[Any]] = [
@@ -183,7 +183,7 @@ def test_what_waits_during_the_move_runs_after_it_payloads_included(
             actor.step.submit(),
             actor.forward.submit(big),
         ]
-        if moves:
+        if gate is not None:
             with pytest.raises(TimeoutError):
                 waiting[0].result(1)
             gate.open()

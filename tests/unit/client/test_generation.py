@@ -93,6 +93,7 @@ def test_a_stream_yields_each_sample_when_it_has_finished(loop: Loop) -> None:
 def test_deltas_add_up_to_the_samples(loop: Loop, router: FakeRouter) -> None:
     router.fail("StreamGenerate", Fault(cut_after=1), Fault(replay=True))
     grown: list[int] = []
+    is_last = False
     for delta in loop.rollout.generate.deltas([[1, 2]], max_tokens=8):
         assert delta.position == len(grown)
         grown += delta.tokens

@@ -142,6 +142,8 @@ class FakeLoop(Client):
                 return () if self.open else self._next(now_us)
             case JobChanged(state=JobState.COMPLETED):
                 self.is_over = True
+            case _:
+                pass
         return ()
 
     def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - as the base

@@ -95,8 +95,10 @@ def test_jobs_an_earlier_scheduler_left_open_are_failed(url: str) -> None:
 
 
 def test_history_of_schedulers_replaced_long_ago_is_deleted_and_no_other(url: str) -> None:
+    stores = []
     for number, now_us in enumerate((10, 20, 30), start=1):
         store = open_store(url, now_us=now_us)
+        stores.append(store)
         name = f"cycle-{number}"
         profile = ProfileRow(tenant="lab", model="", layout="", name=name, at_us=now_us, body="{}")
         operation_id = bytes([number] * 16)
@@ -104,6 +106,7 @@ def test_history_of_schedulers_replaced_long_ago_is_deleted_and_no_other(url: st
         store.append([entry(1)], [job(), done, profile])
         if number < 3:
             store.close()
+    store = stores[-1]
     assert store.forget(before_us=10) == 0
     assert store.forget(before_us=25) == 4
     assert [len(list(store.journal(epoch=epoch))) for epoch in (1, 2, 3)] == [0, 1, 1]

@@ -44,9 +44,11 @@ def test_each_place_goes_to_the_best_of_those_left(facts: list[tuple[int, int, i
 
 def test_a_burst_is_not_torn_by_a_waiter_until_that_one_starves() -> None:
     follow_up = entry("f", waited_us=0, burst=True)
-    for waited_us, first in ((1_200, "f"), (1_300, "w")):
-        waiter = entry("w", waited_us=waited_us, service_us=60, setup_us=100)
-        assert in_turn([waiter, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].resident_id == first
+    patient, waiter = (
+        entry("w", waited_us=waited_us, service_us=60, setup_us=100) for waited_us in (1_200, 1_300)
+    )
+    for other, first in ((patient, "f"), (waiter, "w")):
+        assert in_turn([other, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].resident_id == first
     assert in_turn([waiter, follow_up], rules=HRRS, now_us=NOW_US)[0] is waiter
 
 

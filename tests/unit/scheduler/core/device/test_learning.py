@@ -201,11 +201,12 @@ def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:
         world.submit(f"r{cycle}", job="a", to="rollout", seq=cycle, kind=OperationKind.GENERATE)
         rollout = start(world, f"r{cycle}")
         began_us = world.now_us
+        foreign = None
         if wait_us and cycle > 4:
             world.submit(f"b{cycle}", job="b", seq=cycle - 4)
             foreign = start(world, f"b{cycle}")
         world.submit(f"a{cycle}", job="a", seq=cycle, kind=OperationKind.STEP)
-        if wait_us and cycle > 4:
+        if foreign is not None:
             world.tick(wait_us)
             world.report(foreign)
         own = start(world, f"a{cycle}")
