@@ -101,6 +101,7 @@ def test_a_given_gradient_is_applied_as_it_is() -> None:
 
 
 def test_every_built_in_loss_of_the_client_is_known() -> None:
+    assert losses._FUNCTIONS.keys() == BUILT_IN_LOSSES.keys()
     for name in BUILT_IN_LOSSES:
         run(name)
 
