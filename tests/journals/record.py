@@ -1,7 +1,7 @@
 """Recorder of the journals here: runs the tests that make them and keeps what they left behind.
 
-`python -m tests.journals.record` makes all of them anew, `python -m tests.journals.record waits` one.
-Record after a change that is meant to change decisions, never to make a test pass.
+`python -m tests.journals.record` makes all of them anew; with names, only these. Record after a
+change that is meant to change decisions, never to make a test pass.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def keep(name: str, folder: Path) -> None:
         raise SystemExit(f"{name}: not kept, its own replay differs: {verdict.difference}")
     text = "\n".join(json.dumps([line.idx, line.kind, line.body]) for line in lines)
     (HERE / f"{name}.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=9))
-    print(f"{name}: {verdict.events} events, {verdict.actions} actions", flush=True)
+    sys.stdout.write(f"{name}: {verdict.events} events, {verdict.actions} actions\n")
 
 
 def main(names: list[str]) -> None:
