@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,13 +20,23 @@ OPTIONS = (
 )
 
 
-def _unprivileged() -> dict[str, object]:
-    """Return how to run as somebody else: PostgreSQL refuses root."""
+BECOME = """
+import os, sys
+uid, gid, *argv = sys.argv[1:]
+os.setgroups([]); os.setgid(int(gid)); os.setuid(int(uid))
+os.execvp(argv[0], argv)
+"""
+"""A program that runs another as somebody else. `Popen(user=...)` would fork this process, whose
+gRPC threads do not survive that; without it, Popen does not fork."""
+
+
+def _unprivileged() -> tuple[int, int] | None:
+    """Return as whom to run, user and group, where this is root: PostgreSQL refuses root."""
     if os.geteuid() != 0:
-        return {}
+        return None
     names = {entry.pw_name: entry for entry in pwd.getpwall()}
     user = names.get("postgres") or names["nobody"]
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    return user.pw_uid, user.pw_gid
 
 
 def _binaries(root: Path) -> Path:
@@ -52,18 +63,18 @@ class Postgres:
         self.root = root
         self.bin = _binaries(root)
         self._as = _unprivileged()
-        if self._as:
-            os.chown(root, int(str(self._as["user"])), int(str(self._as["group"])))
+        if self._as is not None:
+            os.chown(root, *self._as)
 
     def run(self, *argv: str) -> None:
         path = os.pathsep.join([str(self.bin), "/usr/bin", "/bin"])
+        become = [] if self._as is None else [sys.executable, "-c", BECOME, *map(str, self._as)]
         subprocess.run(
-            argv,
+            [*become, *argv],
             check=True,
             capture_output=True,
             cwd=self.root,
             env={"PATH": path, "LC_ALL": "C", "HOME": str(self.root)},
-            **self._as,  # type: ignore[call-overload] # user, group, extra_groups
         )
 
     def start(self) -> None:
