@@ -176,7 +176,7 @@ class StateClient:
         wanted = [{"name": r.name, "nbytes": r.nbytes, "droppable": r.droppable} for r in regions]
         reply = self._call({"op": "allocate", "regions": wanted})
         for spec in regions:
-            memory = open_memory(self._session.kind, spec.nbytes, device_index=self._device_index)
+            memory = open_memory(self._session.kind, spec.nbytes)
             self._regions[spec.name] = Region(spec, memory)
         self._map(reply)
         return {spec.name: self._regions[spec.name] for spec in regions}

@@ -3,14 +3,16 @@
 The driver's virtual memory management gives a GPU what memory files give a CPU host: the state
 manager creates physical memory and passes a descriptor (CUDA's shareable handle, its IPC by
 descriptor), a rank maps it at a reserved address, unmaps it to park, and maps another there later.
-Pointers and views stay valid, and parked memory is really gone from the device. NOT RUN on a GPU
-yet; see docs/status.md.
+Pointers and views stay valid, and parked memory is really gone from the device. The driver is
+called through NVIDIA's `cuda-bindings`. NOT RUN on a GPU yet; see docs/status.md.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
+import importlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,188 +22,212 @@ from plexsvc.statelink.mapping import Extent
 if TYPE_CHECKING:
     import torch
 
-_ALLOCATION_PINNED: Final = 1
-_HANDLE_POSIX_FD: Final = 1
-_LOCATION_DEVICE: Final = 1
-_ACCESS_READ_WRITE: Final = 3
-_GRANULARITY_MINIMUM: Final = 0
 _OUT_OF_MEMORY: Final = 2
+_NAME_BYTES: Final = 256
 
 
-class _Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]  # type: ignore[mutable-override]  # ctypes' way
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU of this machine."""
+
+    index: int
+    name: str
+    nbytes: int
 
 
-class _AllocationFlags(ctypes.Structure):
-    _fields_ = [  # type: ignore[mutable-override]  # ctypes' way
-        ("compression_type", ctypes.c_ubyte),
-        ("gpu_direct_rdma_capable", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    ]
+def load_api() -> Any:  # noqa: ANN401 - the bindings are untyped
+    """Return NVIDIA's bindings of the CUDA driver, not yet initialised.
+
+    Raises:
+        ImportError: `requirements/gpu.txt` is not installed.
+    """
+    return importlib.import_module("cuda.bindings.driver")
 
 
-class _AllocationProperties(ctypes.Structure):
-    _fields_ = [  # type: ignore[mutable-override]  # ctypes' way
-        ("type", ctypes.c_int),
-        ("requested_handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("win32_metadata", ctypes.c_void_p),
-        ("flags", _AllocationFlags),
-    ]
-
-
-class _AccessDescription(ctypes.Structure):
-    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]  # type: ignore[mutable-override]  # ctypes' way
+def gpus() -> list[Gpu]:
+    """Return the GPUs that this process sees; none without a driver. Creates no context."""
+    try:
+        api = load_api()
+        _check(api, "cuInit", api.cuInit(0), where="this machine")
+    except (ImportError, RuntimeError, PlexError):  # no bindings, no libcuda, no device
+        return []
+    (count,) = _check(api, "cuDeviceGetCount", api.cuDeviceGetCount(), where="this machine")
+    return [_describe(api, index) for index in range(count)]
 
 
 def is_available() -> bool:
     """Whether this machine has a CUDA driver and a device."""
-    count = ctypes.c_int()
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return False
-    return count.value > 0
+    return bool(gpus())
+
+
+def _describe(api: Any, index: int) -> Gpu:  # noqa: ANN401 - the bindings are untyped
+    where = f"GPU {index}"
+    (device,) = _check(api, "cuDeviceGet", api.cuDeviceGet(index), where=where)
+    (name,) = _check(api, "cuDeviceGetName", api.cuDeviceGetName(_NAME_BYTES, device), where=where)
+    (nbytes,) = _check(api, "cuDeviceTotalMem", api.cuDeviceTotalMem(device), where=where)
+    return Gpu(index=index, name=bytes(name).rstrip(b"\0").decode(), nbytes=int(nbytes))
+
+
+@functools.cache
+def open_driver(gpu: int) -> Driver:
+    """Return this process's driver of a GPU: one, and so one reference to its primary context."""
+    return Driver(gpu)
 
 
 class Driver:
-    """The CUDA driver calls of this module on one device, in its primary context."""
+    """The CUDA driver calls of this module on one GPU, in its primary context.
 
-    def __init__(self, device_index: int) -> None:
+    Copies run on streams of their own, one in each direction, so that an offload and a load overlap
+    with each other and with nothing else. Every method may raise `internal` with CUDA's words.
+    """
+
+    def __init__(self, gpu: int) -> None:
+        """Take the GPU that this process knows as `gpu`.
+
+        Raises:
+            PlexError: `bad_request` without the bindings, a driver or that GPU.
+        """
+        self.gpu = gpu
         try:
-            self._library: Any = ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
-            text = f"device {device_index} is configured as cuda, but there is no CUDA driver"
-            raise PlexError(ErrorCode.BAD_REQUEST, f"{text}: {error}") from error
-        self.device_index = device_index
-        device, self._context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuInit", ctypes.c_uint(0))
-        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(device_index))
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-        self._properties = _AllocationProperties(
-            type=_ALLOCATION_PINNED,
-            requested_handle_types=_HANDLE_POSIX_FD,
-            location=_Location(type=_LOCATION_DEVICE, id=device_index),
-        )
-        self.granularity = self._find_granularity()
+            self._api = api = load_api()
+            self._call("cuInit", 0)
+        except (ImportError, RuntimeError) as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"GPU {gpu} is configured as a device, but CUDA cannot be used here: {error}; "
+                "install requirements/gpu.txt and NVIDIA's driver, or use memory = 'cpu'",
+            ) from error
+        (device,) = self._call("cuDeviceGet", gpu)
+        (self._context,) = self._call("cuDevicePrimaryCtxRetain", device)
+        self._handle_type = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._properties = api.CUmemAllocationProp()
+        self._properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.requestedHandleTypes = self._handle_type
+        self._properties.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._properties.location.id = gpu
+        self._access = api.CUmemAccessDesc()
+        self._access.location = self._properties.location
+        self._access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        minimum = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        (unit,) = self._call("cuMemGetAllocationGranularity", self._properties, minimum)
+        self.granularity = int(unit)
+        self.enter()
+        is_own = api.CUstream_flags.CU_STREAM_NON_BLOCKING
+        (self._out,) = self._call("cuStreamCreate", int(is_own))
+        (self._in,) = self._call("cuStreamCreate", int(is_own))
 
     def enter(self) -> None:
-        """Make the device's context this thread's."""
+        """Make the GPU's context this thread's."""
         self._call("cuCtxSetCurrent", self._context)
 
     def settle(self) -> None:
-        """Wait for the device's work."""
+        """Wait for all work of this process on the GPU."""
         self.enter()
         self._call("cuCtxSynchronize")
 
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the GPU."""
+        self.enter()
+        free, total = self._call("cuMemGetInfo")
+        return int(free), int(total)
+
     def round_up(self, nbytes: int) -> int:
-        """Return `nbytes` in whole units of the device's granularity."""
+        """Return `nbytes` in whole units of the GPU's granularity."""
         return -(-nbytes // self.granularity) * self.granularity
 
     def create(self, nbytes: int) -> tuple[int, int]:
-        """Return (handle, descriptor) of new physical memory of rounded size.
+        """Return (handle, descriptor) of new physical memory of rounded size; its bytes are stale.
 
         Raises:
-            PlexError: `no_room` when the device lacks it.
+            PlexError: `no_room` when the GPU lacks it.
         """
-        handle, fd = ctypes.c_ulonglong(), ctypes.c_int()
-        size = ctypes.c_size_t(self.round_up(nbytes))
-        properties = ctypes.byref(self._properties)
-        self._call("cuMemCreate", ctypes.byref(handle), size, properties, ctypes.c_ulonglong(0))
-        self._call(
-            "cuMemExportToShareableHandle",
-            ctypes.byref(fd),
-            handle,
-            ctypes.c_int(_HANDLE_POSIX_FD),
-            ctypes.c_ulonglong(0),
-        )
-        return handle.value, fd.value
+        (handle,) = self._call("cuMemCreate", self.round_up(nbytes), self._properties, 0)
+        with ExitStack() as undo:
+            undo.callback(self.release, int(handle))
+            (fd,) = self._call("cuMemExportToShareableHandle", handle, self._handle_type, 0)
+            undo.pop_all()
+        return int(handle), int(fd)
 
     def import_fd(self, fd: int) -> int:
         """Return the handle of memory that another process created."""
-        handle = ctypes.c_ulonglong()
-        self._call(
-            "cuMemImportFromShareableHandle",
-            ctypes.byref(handle),
-            ctypes.c_void_p(fd),
-            ctypes.c_int(_HANDLE_POSIX_FD),
-        )
-        return handle.value
+        (handle,) = self._call("cuMemImportFromShareableHandle", fd, self._handle_type)
+        return int(handle)
 
     def release(self, handle: int) -> None:
         """Let go of a handle; the memory lives while it is mapped or held elsewhere."""
-        self._call("cuMemRelease", ctypes.c_ulonglong(handle))
+        self._call("cuMemRelease", self._api.CUmemGenericAllocationHandle(handle))
 
     def reserve(self, nbytes: int) -> int:
         """Return a fresh range of device addresses of rounded size."""
-        address, none = ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
-        size = ctypes.c_size_t(self.round_up(nbytes))
-        alignment = ctypes.c_size_t(0)
-        self._call("cuMemAddressReserve", ctypes.byref(address), size, alignment, none, none)
-        return address.value
+        (address,) = self._call("cuMemAddressReserve", self.round_up(nbytes), 0, self._at(0), 0)
+        return int(address)
 
     def map(self, address: int, nbytes: int, handle: int) -> None:
-        """Back a reserved range with memory, readable and writable."""
-        at, size = ctypes.c_ulonglong(address), ctypes.c_size_t(self.round_up(nbytes))
-        none = ctypes.c_ulonglong(0)
-        self._call("cuMemMap", at, size, ctypes.c_size_t(0), ctypes.c_ulonglong(handle), none)
-        access = _AccessDescription(location=self._properties.location, flags=_ACCESS_READ_WRITE)
-        self._call("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
+        """Back a reserved range with memory, readable and writable, or leave it as it was."""
+        size = self.round_up(nbytes)
+        self._call(
+            "cuMemMap",
+            *(self._at(address), size, 0),
+            *(self._api.CUmemGenericAllocationHandle(handle), 0),
+        )
+        with ExitStack() as undo:
+            undo.callback(self.unmap, address, nbytes)
+            self._call("cuMemSetAccess", self._at(address), size, [self._access], 1)
+            undo.pop_all()
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Take the memory from a range; the addresses stay reserved."""
-        size = ctypes.c_size_t(self.round_up(nbytes))
-        self._call("cuMemUnmap", ctypes.c_ulonglong(address), size)
+        self._call("cuMemUnmap", self._at(address), self.round_up(nbytes))
 
     def free_address(self, address: int, nbytes: int) -> None:
         """Give a reserved range back."""
-        size = ctypes.c_size_t(self.round_up(nbytes))
-        self._call("cuMemAddressFree", ctypes.c_ulonglong(address), size)
+        self._call("cuMemAddressFree", self._at(address), self.round_up(nbytes))
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Write zeroes."""
-        at, size = ctypes.c_ulonglong(address), ctypes.c_size_t(self.round_up(nbytes))
-        self._call("cuMemsetD8_v2", at, ctypes.c_ubyte(0), size)
+        """Write `nbytes` zeroes and return when they are there."""
+        self.enter()
+        self._call("cuMemsetD8Async", self._at(address), 0, nbytes, self._in)
+        self._call("cuStreamSynchronize", self._in)
 
     def to_host(self, target: int, address: int, nbytes: int) -> None:
         """Copy to host memory and return when it is there."""
-        at, size = ctypes.c_ulonglong(address), ctypes.c_size_t(nbytes)
-        self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(target), at, size)
+        self.enter()
+        self._call("cuMemcpyDtoHAsync", target, self._at(address), nbytes, self._out)
+        self._call("cuStreamSynchronize", self._out)
 
     def from_host(self, address: int, source: int, nbytes: int) -> None:
-        """Copy from host memory and return when it is there."""
-        at, size = ctypes.c_ulonglong(address), ctypes.c_size_t(nbytes)
-        self._call("cuMemcpyHtoD_v2", at, ctypes.c_void_p(source), size)
-        self._call("cuCtxSynchronize")
+        """Copy from host memory and return when it is there, for other processes too."""
+        self.enter()
+        self._call("cuMemcpyHtoDAsync", self._at(address), source, nbytes, self._in)
+        self._call("cuStreamSynchronize", self._in)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock host memory so that copies run at the bus's speed."""
-        size = ctypes.c_size_t(nbytes)
-        self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), size, ctypes.c_uint(0))
+        """Page-lock host memory so that copies run at the bus's speed; about 0.3 s a GiB."""
+        self.enter()
+        self._call("cuMemHostRegister", address, nbytes, 0)
 
     def unpin(self, address: int) -> None:
         """Undo `pin`, before the memory is unmapped."""
-        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        self.enter()
+        self._call("cuMemHostUnregister", address)
 
-    def _find_granularity(self) -> int:
-        found = ctypes.c_size_t()
-        option = ctypes.c_int(_GRANULARITY_MINIMUM)
-        properties = ctypes.byref(self._properties)
-        self._call("cuMemGetAllocationGranularity", ctypes.byref(found), properties, option)
-        return found.value
+    def _at(self, address: int) -> Any:  # noqa: ANN401 - the bindings are untyped
+        return self._api.CUdeviceptr(address)
 
-    def _call(self, name: str, *arguments: object) -> None:
-        code = int(getattr(self._library, name)(*arguments))
-        if code == 0:
-            return
-        text = ctypes.c_char_p()
-        self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
-        reason = (text.value or b"unknown error").decode()
-        kind = ErrorCode.NO_ROOM if code == _OUT_OF_MEMORY else ErrorCode.INTERNAL
-        raise PlexError(kind, f"{name} on CUDA device {self.device_index}: {reason}", cuda=code)
+    def _call(self, name: str, *arguments: object) -> Sequence[Any]:
+        answer = getattr(self._api, name)(*arguments)
+        return _check(self._api, name, answer, where=f"GPU {self.gpu}")
+
+
+def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequence[Any]:  # noqa: ANN401 - untyped
+    """Return what a call of the bindings answered after its code."""
+    code, *values = answer
+    if int(code) == 0:
+        return values
+    _, text = api.cuGetErrorString(code)
+    reason = (text or b"unknown error").decode()
+    kind = ErrorCode.NO_ROOM if int(code) == _OUT_OF_MEMORY else ErrorCode.INTERNAL
+    raise PlexError(kind, f"{name} on {where}: {reason}", cuda=int(code))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +249,13 @@ class _DeviceArray:
 
 
 class CudaMemory:
-    """One region of a rank on a CUDA device: `plexsvc.statelink.regions.RegionMemory`."""
+    """One region of a rank on its GPU: `plexsvc.statelink.regions.RegionMemory`.
 
-    def __init__(self, nbytes: int, *, device_index: int) -> None:
-        self._driver = Driver(device_index)
+    A process sees its own GPU alone, as GPU 0 (`plexsvc.node.gpus`).
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._driver = open_driver(0)
         self._driver.enter()
         self._nbytes = nbytes
         self._address = self._driver.reserve(nbytes)
@@ -241,12 +270,12 @@ class CudaMemory:
         """Map the memory behind `fd`; a CUDA region is one extent."""
         assert len(extents) == 1, extents
         self._driver.enter()
-        handle = self._driver.import_fd(fd)
-        try:
+        self.park()
+        with ExitStack() as done:
+            handle = self._driver.import_fd(fd)
+            done.callback(self._driver.release, handle)  # the mapping keeps the memory
             self._driver.map(self._address, self._nbytes, handle)
-        finally:
-            self._driver.release(handle)  # the mapping keeps the memory
-        self._is_attached = True
+            self._is_attached = True
 
     def settle(self) -> None:
         """Wait for the device's work, before others read."""
@@ -256,12 +285,14 @@ class CudaMemory:
         """Unmap; the memory is the state manager's alone again."""
         if self._is_attached:
             self._driver.settle()
-            self._driver.unmap(self._address, self._nbytes)
             self._is_attached = False
+            self._driver.unmap(self._address, self._nbytes)
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return a tensor over the memory; it does not own it."""
         import torch  # noqa: PLC0415 - routers import this package and have no torch
 
         array = _DeviceArray(address=self._address, nbytes=nbytes)
-        return torch.as_tensor(array, device=f"cuda:{self._driver.device_index}")
+        tensor = torch.as_tensor(array, device=f"cuda:{self._driver.gpu}")
+        assert tensor.data_ptr() == self._address, "torch copied the region instead of viewing it"
+        return tensor

@@ -69,8 +69,8 @@ class CpuMemory:
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-def open_memory(kind: str, nbytes: int, *, device_index: int) -> RegionMemory:
-    """Return unmapped memory for a region of `nbytes` on a device of `kind`.
+def open_memory(kind: str, nbytes: int) -> RegionMemory:
+    """Return unmapped memory for a region of `nbytes` on this process's device, which is of `kind`.
 
     Raises:
         PlexError: `bad_request` for a kind this build does not know.
@@ -78,7 +78,5 @@ def open_memory(kind: str, nbytes: int, *, device_index: int) -> RegionMemory:
     if kind == "cpu":
         return CpuMemory(nbytes)
     if kind == "cuda":
-        return CudaMemory(nbytes, device_index=device_index)
-    raise PlexError(
-        ErrorCode.BAD_REQUEST, f"device {device_index} has memory of unknown kind {kind!r}"
-    )
+        return CudaMemory(nbytes)
+    raise PlexError(ErrorCode.BAD_REQUEST, f"this device has memory of unknown kind {kind!r}")

@@ -20,7 +20,15 @@ class DeviceConfig:
     """What it is used for; `train` and `rollout` devices are budgeted alike."""
 
     memory: str = "cpu"
-    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: the GPU of the same index."""
+    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: memory of a GPU."""
+
+    gpu: int | None = None
+    """The GPU of a `cuda` device, which others may share; by default the one of its index."""
+
+    @property
+    def gpu_index(self) -> int:
+        """The GPU it lies on."""
+        return self.index if self.gpu is None else self.gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

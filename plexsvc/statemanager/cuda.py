@@ -6,23 +6,24 @@ NOT RUN on a GPU yet; see docs/status.md.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.statelink.cuda import Driver
+from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.tiers import HostCopy, Span
 from plexsvc.weights.pieces import Bytes
 
 
 class CudaDevice:
-    """Memory of one CUDA device; each region is one physical allocation, mapped here and there."""
+    """Memory of one GPU; each region is one physical allocation, mapped here and there."""
 
     kind = "cuda"
 
-    def __init__(self, device_index: int) -> None:
-        self._driver = Driver(device_index)
-        self._driver.enter()
-        self._mapped: dict[int, tuple[int, int]] = {}  # by descriptor: address, handle
+    def __init__(self, gpu: int) -> None:
+        self._driver = open_driver(gpu)
+        self.granule_bytes = self._driver.granularity
+        self._mapped: dict[int, tuple[int, int, int]] = {}  # by descriptor: address, bytes, handle
 
     @property
     def left(self) -> None:
@@ -40,42 +41,44 @@ class CudaDevice:
     def tidy(self) -> None:
         """Do nothing: there is nothing to claim."""
 
+    def prepare(self, host: HostCopy) -> None:
+        """Page-lock a host copy when it is allocated, so that no move waits for it."""
+        host.pin(self._driver.pin, self._driver.unpin)
+
     def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
-        """Return new device memory.
+        """Return new device memory; the rest of its last granule is zeroed in any case.
 
         Raises:
             PlexError: `no_room` when the device lacks it.
         """
-        self._driver.enter()
-        handle, fd = self._driver.create(nbytes)
-        address = self._driver.reserve(nbytes)
-        self._driver.map(address, nbytes, handle)
-        if is_zeroed:
-            self._driver.zero(address, nbytes)
-            self._driver.settle()
-        self._mapped[fd] = address, handle
+        driver = self._driver
+        driver.enter()
+        with ExitStack() as undo:
+            handle, fd = driver.create(nbytes)
+            undo.callback(driver.release, handle)
+            undo.callback(os.close, fd)
+            address = driver.reserve(nbytes)
+            undo.callback(driver.free_address, address, nbytes)
+            driver.map(address, nbytes, handle)
+            undo.callback(driver.unmap, address, nbytes)
+            start = 0 if is_zeroed else nbytes
+            if rest := driver.round_up(nbytes) - start:
+                driver.zero(address + start, rest)
+            undo.pop_all()
+        self._mapped[fd] = address, nbytes, handle
         return Span(nbytes=nbytes, extents=(Extent(offset=0, nbytes=nbytes),), fd=fd)
 
     def release(self, span: Span, *, is_final: bool) -> None:
         """Free the memory on the device; every release is final here."""
         del is_final
-        self._driver.settle()
-        address, handle = self._mapped.pop(span.fd)
-        self._driver.unmap(address, span.nbytes)
-        self._driver.free_address(address, span.nbytes)
-        self._driver.release(handle)
-        os.close(span.fd)
+        self._free(span.fd)
 
     def to_host(self, span: Span, host: HostCopy) -> None:
         """Copy to pinned memory at the bus's speed."""
-        self._driver.enter()
-        host.pin(self._driver.pin, self._unpin)
         self._driver.to_host(host.address, self._mapped[span.fd][0], span.nbytes)
 
     def from_host(self, span: Span, host: HostCopy) -> None:
         """Copy from pinned memory at the bus's speed."""
-        self._driver.enter()
-        host.pin(self._driver.pin, self._unpin)
         self._driver.from_host(self._mapped[span.fd][0], host.address, span.nbytes)
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
@@ -86,10 +89,14 @@ class CudaDevice:
     def close(self) -> None:
         """Free everything."""
         for fd in list(self._mapped):
-            _, handle = self._mapped.pop(fd)
-            self._driver.release(handle)
-            os.close(fd)
+            self._free(fd)
 
-    def _unpin(self, address: int) -> None:
-        self._driver.enter()
-        self._driver.unpin(address)
+    def _free(self, fd: int) -> None:
+        """Undo `reserve`, each step whatever becomes of the others."""
+        address, nbytes, handle = self._mapped.pop(fd)
+        with ExitStack() as steps:
+            steps.callback(os.close, fd)
+            steps.callback(self._driver.release, handle)
+            steps.callback(self._driver.free_address, address, nbytes)
+            steps.callback(self._driver.unmap, address, nbytes)
+            self._driver.settle()

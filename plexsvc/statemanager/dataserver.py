@@ -192,7 +192,10 @@ class DataServer:
     def _allocate(self, link: RankLink, request: Message) -> Message:
         regions = [
             region_state(
-                str(wanted["name"]), int(wanted["nbytes"]), is_droppable=bool(wanted["droppable"])
+                str(wanted["name"]),
+                int(wanted["nbytes"]),
+                is_droppable=bool(wanted["droppable"]),
+                granule=link.memory.tier.granule_bytes,
             )
             for wanted in request.header["regions"]
         ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statelink.cuda import open_driver
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier
@@ -30,9 +32,30 @@ def _open_arena(
     return arena
 
 
+def check_budgets(devices: Sequence[DeviceConfig]) -> None:
+    """Refuse devices whose budgets together are more than their GPU has by its driver's word.
+
+    Raises:
+        PlexError: `bad_request`, naming both.
+    """
+    asked = Counter[int]()
+    for device in devices:
+        if device.memory == "cuda":
+            asked[device.gpu_index] += device.bytes_total
+    for gpu, nbytes in asked.items():
+        _, total = open_driver(gpu).memory()
+        if nbytes > total:
+            text = f"the devices of GPU {gpu} have {nbytes} bytes together (bytes_total)"
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{text}, the GPU has {total}; give them less, and leave room for what the budget "
+                "does not hold: contexts, activations, the buffers of NCCL",
+            )
+
+
 TIERS: Final[Mapping[str, Open]] = {
     "cpu": _open_arena,
-    "cuda": lambda device, _config, _left: CudaDevice(device.index),
+    "cuda": lambda device, _config, _left: CudaDevice(device.gpu_index),
 }
 
 

@@ -7,6 +7,7 @@ the WPG's lock may use a rank's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from plexsvc.errors import PlexError
 from plexsvc.statelink.dataplane import Message
@@ -34,7 +35,8 @@ class RankMemory:
         try:
             for region in regions:
                 new.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=True)
-                new.hosts[region.name] = HostCopy(region.nbytes)
+                new.hosts[region.name] = host = HostCopy(region.nbytes)
+                self.tier.prepare(host)
         except PlexError:
             new.free()
             raise
@@ -82,15 +84,17 @@ class RankMemory:
     def leave_device(self, *, is_final: bool = False) -> None:
         """Give the device memory back; `is_final` returns its pages to the machine."""
         spans, self.spans = self.spans, {}
-        for span in spans.values():
-            self.tier.release(span, is_final=is_final)
+        with ExitStack() as releases:  # one that fails keeps none of the others
+            for span in spans.values():
+                releases.callback(self.tier.release, span, is_final=is_final)
 
     def free(self) -> None:
         """Give everything back."""
-        self.leave_device(is_final=True)
-        for host in self.hosts.values():
-            host.close()
-        self.hosts = {}
+        hosts, self.hosts = self.hosts, {}
+        with ExitStack() as closes:
+            for host in hosts.values():
+                closes.callback(host.close)
+            self.leave_device(is_final=True)
 
     def view(self, name: str) -> Bytes:
         """Return a region's bytes from where it is, as an array that must not outlive it."""

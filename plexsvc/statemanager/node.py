@@ -13,11 +13,10 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
-from plexsvc.statelink import mapping
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgState
-from plexsvc.statemanager.devices import open_tier
+from plexsvc.statemanager.devices import check_budgets, open_tier
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.statemanager.records import facts_of, host_key, index_key, wpg_key
@@ -56,6 +55,7 @@ class Node:
             host_bytes=config.host_bytes,
             max_wpgs=config.max_wpgs,
         )
+        check_budgets(config.devices)
         self.tiers: dict[int, DeviceTier] = {
             device.index: open_tier(device, config, left=arenas.get(device.index))
             for device in config.devices
@@ -176,8 +176,8 @@ class Node:
         self.book.put(NUMBERS, facts)
 
 
-def region_state(name: str, nbytes: int, *, is_droppable: bool) -> RegionState:
-    """Return the ledger's record of a region a client asks for.
+def region_state(name: str, nbytes: int, *, is_droppable: bool, granule: int) -> RegionState:
+    """Return the ledger's record of a region a client asks for, in whole granules of its device.
 
     Raises:
         PlexError: `bad_request` for a size that is none.
@@ -185,5 +185,5 @@ def region_state(name: str, nbytes: int, *, is_droppable: bool) -> RegionState:
     if nbytes <= 0 or not name:
         text = f"region {name!r} of {nbytes} bytes; give it a name and at least one byte"
         raise PlexError(ErrorCode.BAD_REQUEST, text)
-    rounded = mapping.round_to_pages(nbytes)
+    rounded = -(-nbytes // granule) * granule
     return RegionState(name=name, nbytes=rounded, is_droppable=is_droppable)

@@ -14,6 +14,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -47,6 +48,8 @@ class DeviceTier(Protocol):
     """One device's memory. Not thread-safe per span; different spans may be used at once."""
 
     kind: str
+    granule_bytes: int
+    """Regions take whole multiples of this."""
 
     @property
     def left(self) -> ArenaFile | None:
@@ -63,6 +66,14 @@ class DeviceTier(Protocol):
 
     def tidy(self) -> None:
         """Return the pages of what nobody claimed, unless they are kept."""
+        ...
+
+    def prepare(self, host: HostCopy) -> None:
+        """Make a new host copy ready to be copied to and from, so that no move waits for that.
+
+        Raises:
+            PlexError: `no_room` when the machine itself lacks the memory.
+        """
         ...
 
     def reserve(self, nbytes: int, *, is_zeroed: bool) -> Span:
@@ -131,13 +142,14 @@ class HostCopy:
 
     def close(self) -> None:
         """Free it."""
-        if self._mapping is not None and self._unpin is not None:
-            self._unpin(self._mapping.address)
-            self._unpin = None
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
-        self.file.close()
+        mapped, self._mapping = self._mapping, None
+        unpin, self._unpin = self._unpin, None
+        with ExitStack() as steps:
+            steps.callback(self.file.close)
+            if mapped is not None:
+                steps.callback(mapped.close)
+            if mapped is not None and unpin is not None:
+                unpin(mapped.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +164,7 @@ class CpuArena:
     """A device on a CPU host: one memory file of fixed size that ranks map extents of."""
 
     kind = "cpu"
+    granule_bytes = mapping.PAGE_BYTES
 
     def __init__(
         self,
@@ -194,6 +207,9 @@ class CpuArena:
         """Return the pages of what nobody claimed, unless they are kept."""
         for extent in () if self._keep_pages else self._pool.free_extents():
             mapping.punch(self._fd, extent)
+
+    def prepare(self, host: HostCopy) -> None:
+        """Do nothing: a copy that is never made needs no pages."""
 
     @property
     def resident_bytes(self) -> int:

@@ -21,11 +21,13 @@ from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.devices import open_tier
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier, HostCopy
+from tests.fakes.fake_cuda import FakeCuda
 
 PAGE = 4096
 HUGE = 2 << 20
 KINDS = [
     pytest.param("cpu", id="cpu"),
+    pytest.param("fake", id="cuda-on-a-fake-driver"),
     pytest.param(
         "cuda",
         id="cuda",
@@ -53,11 +55,17 @@ needs_huge_pages = pytest.mark.skipif(
 
 
 @pytest.fixture
-def tier(request: pytest.FixtureRequest) -> Iterator[DeviceTier]:
-    device = DeviceConfig(index=0, bytes_total=64 * PAGE, memory=request.param)
-    opened = open_tier(device, CONFIG)
+def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceTier]:
+    fake = FakeCuda() if request.param == "fake" else None
+    if fake is not None:
+        monkeypatch.setattr(cuda, "load_api", lambda: fake)
+    cuda.open_driver.cache_clear()
+    memory = "cpu" if request.param == "cpu" else "cuda"
+    opened = open_tier(DeviceConfig(index=0, bytes_total=64 * PAGE, memory=memory), CONFIG)
     yield opened
     opened.close()
+    cuda.open_driver.cache_clear()
+    assert fake is None or fake.is_balanced
 
 
 def host_of(data: np.ndarray) -> HostCopy:
@@ -100,7 +108,7 @@ def test_a_region_in_scattered_extents_reads_and_maps_as_one() -> None:
     data = np.arange(2 * PAGE, dtype=np.uint64).astype(np.uint8)
     tier.from_host(span, host_of(data))
     assert np.array_equal(tier.view(span, HostCopy(data.size)), data)
-    memory = open_memory("cpu", 2 * PAGE, device_index=0)
+    memory = open_memory("cpu", 2 * PAGE)
     memory.attach(span.fd, span.extents)
     assert np.array_equal(memory.tensor(2 * PAGE).numpy(), data)
     memory.tensor(2 * PAGE)[PAGE] = 77

@@ -1,0 +1,240 @@
+"""The device tier of a GPU on a driver that counts: copies, leaks, stale bytes, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexsvc.errors import PlexError
+from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.residency import Residency
+from plexsvc.statelink import cuda
+from plexsvc.statemanager import snapshot
+from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.cuda import CudaDevice
+from plexsvc.statemanager.devices import check_budgets
+from plexsvc.statemanager.links import Export, RankLink
+from plexsvc.statemanager.memory import RankMemory
+from plexsvc.statemanager.node import Node, region_state
+from plexsvc.statemanager.shelves import VersionKey
+from plexsvc.statemanager.tiers import HostCopy
+from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
+
+LAYERS, HIDDEN = 24, 64
+WPG = WpgId("w")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda, "load_api", lambda: fake)
+    cuda.open_driver.cache_clear()
+    yield fake
+    cuda.open_driver.cache_clear()
+
+
+def num_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def failing_at_each_call(fake: FakeCuda, act: Callable[[], None]) -> int:
+    """Fail each driver call of `act` in turn; return how many there are."""
+    for number in range(1, 100):
+        fake.fail_at = number
+        try:
+            act()
+        except PlexError:
+            fake.fail_at = None
+        else:
+            fake.fail_at = None
+            return number - 1
+    raise AssertionError("it has no end")
+
+
+def test_whatever_call_fails_in_an_allocation_nothing_is_kept(fake: FakeCuda) -> None:
+    device = CudaDevice(0)
+    before = num_fds()
+
+    def allocate() -> None:
+        memory = RankMemory(device)
+        regions = [RegionState(name=n, nbytes=GRANULARITY, is_droppable=False) for n in "ab"]
+        try:
+            memory.allocate(regions)
+        except PlexError:
+            assert fake.is_balanced
+            assert num_fds() == before
+            raise
+        fake.fail_at = None
+        memory.free()
+
+    assert failing_at_each_call(fake, allocate) > 15
+    assert fake.is_balanced
+    assert num_fds() == before
+
+
+def test_whatever_call_fails_in_a_release_the_rest_is_given_back(fake: FakeCuda) -> None:
+    device = CudaDevice(0)
+
+    def release() -> None:
+        fail_at, fake.fail_at = fake.fail_at, None
+        span = device.reserve(GRANULARITY, is_zeroed=False)
+        fake.fail_at = fail_at
+        try:
+            device.release(span, is_final=True)
+        finally:
+            assert fake.is_balanced
+
+    assert failing_at_each_call(fake, release) == 5
+
+
+def test_a_rank_maps_what_it_was_granted_whatever_call_failed_before(fake: FakeCuda) -> None:
+    device = CudaDevice(0)
+    span = device.reserve(GRANULARITY, is_zeroed=True)
+    memory = cuda.CudaMemory(GRANULARITY)
+    held, before = dict(fake.handles), num_fds()
+
+    def attach() -> None:
+        try:
+            memory.attach(span.fd, span.extents)
+        finally:
+            memory.park()
+            assert fake.handles == held
+            assert num_fds() == before
+
+    number = failing_at_each_call(fake, attach)
+    assert number > 5
+    address = memory.address
+    memory.attach(span.fd, span.extents)
+    assert memory.address == address
+    memory.park()
+
+
+def test_a_device_without_room_says_so(fake: FakeCuda) -> None:
+    device = CudaDevice(0)
+    fake.fail_at, fake.fail_with = 2, Code.OUT_OF_MEMORY
+    with pytest.raises(PlexError, match=r"no_room.*cuMemCreate on GPU 0"):
+        device.reserve(GRANULARITY, is_zeroed=True)
+
+
+def test_bytes_of_the_last_owner_are_nowhere_in_a_granule_that_is_loaded(fake: FakeCuda) -> None:
+    device = CudaDevice(0)
+    nbytes = GRANULARITY + 4096
+    source, whole = HostCopy(nbytes), HostCopy(2 * GRANULARITY)
+    source.view()[:] = 7
+    span = device.reserve(nbytes, is_zeroed=False)
+    device.from_host(span, source)
+    (address,) = (r.mapping.address for r in fake.ranges.values())
+    cuda.open_driver(0).to_host(whole.address, address, 2 * GRANULARITY)
+    assert (whole.view()[:nbytes] == 7).all()
+    assert not whole.view()[nbytes:].any()
+    device.release(span, is_final=True)
+
+
+def test_a_ledger_counts_what_a_region_takes_on_its_device() -> None:
+    def taken(nbytes: int, granule: int) -> int:
+        return region_state("r", nbytes, is_droppable=False, granule=granule).nbytes
+
+    assert taken(4097, 4096) == 8192
+    assert taken(4097, GRANULARITY) == GRANULARITY
+
+
+def test_host_memory_is_locked_when_it_is_allocated_and_not_in_a_move(fake: FakeCuda) -> None:
+    memory = RankMemory(CudaDevice(0))
+    memory.allocate([RegionState(name="p", nbytes=GRANULARITY, is_droppable=False)])
+    assert fake.calls["cuMemHostRegister"] == 1
+    memory.copy_out(["p"])
+    memory.copy_in(["p"])
+    assert fake.calls["cuMemHostRegister"] == 1
+    memory.free()
+    assert fake.is_balanced
+
+
+def test_copies_run_on_a_stream_for_each_direction_and_end_before_they_are_told_of(
+    fake: FakeCuda,
+) -> None:
+    device = CudaDevice(0)
+    span, host = device.reserve(GRANULARITY, is_zeroed=False), HostCopy(GRANULARITY)
+    device.to_host(span, host)
+    device.from_host(span, host)
+    assert fake.calls["cuStreamCreate"] == 2
+    assert not fake.unfinished
+    assert fake.calls["cuCtxSynchronize"] == 0, "it would wait for other regions' copies"
+    device.close()
+    assert fake.is_balanced
+
+
+def test_budgets_of_one_gpu_fit_together_or_are_refused(fake: FakeCuda) -> None:
+    fake.nbytes = 100
+    half = DeviceConfig(index=0, gpu=0, bytes_total=50, memory="cuda")
+    other = DeviceConfig(index=1, gpu=0, bytes_total=51, memory="cuda", kind="rollout")
+    check_budgets([half, DeviceConfig(index=1, gpu=0, bytes_total=50, memory="cuda")])
+    with pytest.raises(PlexError, match=r"bad_request.*GPU 0 have 101 bytes.*the GPU has 100"):
+        check_budgets([half, other])
+
+
+def test_a_publish_and_a_digest_copy_each_region_off_the_device_once(
+    fake: FakeCuda, tmp_path: Path
+) -> None:
+    device = DeviceConfig(index=0, bytes_total=1 << 30, memory="cuda")
+    config = StateManagerConfig(node_id="n", runtime_dir=tmp_path, devices=(device,))
+    node = Node(config, book=Book(), arenas={})
+    pieces = model_pieces()
+    nbytes = sum(4 * int(np.prod(piece.size)) for piece in pieces)
+    add_resident_rank(node, pieces, nbytes=nbytes)
+    taken = snapshot.take(node, WPG)
+    key = VersionKey(DeploymentId("d"), 1)
+    manifest = node.publisher.publish(key, taken.index, job_id=JobId("j"), region=taken.region)
+    assert manifest.nbytes == nbytes
+    assert nbytes <= fake.moved["off"] <= 1.05 * nbytes
+    fake.moved.clear()
+    snapshot.digests(snapshot.take(node, WPG))
+    assert nbytes <= fake.moved["off"] <= 1.05 * nbytes
+    node.close()
+
+
+def model_pieces() -> list[CanonicalPiece]:
+    """Return the tensors of 24 layers of 12 and two more, as a model of half a billion has."""
+    names = [f"{layer}.{part}" for layer in range(LAYERS) for part in range(12)]
+    found = []
+    for at, name in enumerate([*names, "embed", "norm"]):
+        found.append(
+            CanonicalPiece(
+                kind="param",
+                name=name,
+                dtype="F32",
+                region="params",
+                global_shape=[HIDDEN, HIDDEN * 8],
+                start=[0, 0],
+                size=[HIDDEN, HIDDEN * 8],
+                offset=at * HIDDEN * HIDDEN * 32,
+                stride=[HIDDEN * 8, 1],
+            )
+        )
+    return found
+
+
+def add_resident_rank(node: Node, pieces: list[CanonicalPiece], *, nbytes: int) -> None:
+    node.ledger.register(WPG, rank=0, incarnation=1, device_index=0, job_id=JobId("j"))
+    link = AskedNothing(
+        None, client_id=1, wpg_id=WPG, rank=0, job_id=JobId("j"), memory=RankMemory(node.tiers[0])
+    )
+    node.links[WPG, 0] = link
+    region = region_state(
+        "params", nbytes, is_droppable=False, granule=link.memory.tier.granule_bytes
+    )
+    node.allocate(link, [region])
+    node.set_index(link, pieces)
+    assert node.state_of(WPG).residency is Residency.DEVICE
+
+
+class AskedNothing(RankLink):
+    """A rank whose state is as it last said."""
+
+    def export(self) -> Export:
+        return self.last_export
