@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
     return Snapshot(
         job_id=wpg.job_id,
         index=tuple(piece for link in links for piece in link.pieces),
-        region=lambda rank, name: _region_bytes(wpg, by_rank[rank], name),
+        # A region of a GPU is copied off it once, however many tensors lie in it.
+        region=functools.cache(lambda rank, name: _region_bytes(wpg, by_rank[rank], name)),
         scalars={link.rank: link.last_export.scalars for link in links},
         applied_seq=wpg.applied_seq,
         has_gradients=any(_has_gradients(wpg, link) for link in links),
