@@ -56,6 +56,7 @@ class Generation:
                     async with aclosing(self._frames()) as frames:
                         async for frame in frames:
                             retry.progress()
+                            self._ticket.patience.progress()
                             for delta in self._record.add(frame):
                                 yield delta
                 except PlexError as error:

@@ -21,7 +21,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import OperationId, new_operation_id, show
 from plexclient.payloads import Arrays, Inputs, inputs, upload
 from plexclient.results import check
-from plexclient.retry import persist
+from plexclient.retry import Retry, persist
 from plexclient.session import FATAL, Session
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import operations_pb2
@@ -37,6 +37,8 @@ class Ticket:
 
     operation: operations_pb2.Operation
     inputs: Inputs | None
+    patience: Retry = field(compare=False)
+    """How long its answer is waited for; whoever sees it get further says so."""
     sent: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
     """Set when the operation is on its way, or never will be."""
 
@@ -92,7 +94,7 @@ class Lane:
         operation.after.extend(after)
         if given is not None:
             operation.payload.CopyFrom(given.payload(operation.operation_id))
-        return Ticket(operation=operation, inputs=given)
+        return self._ticket(operation, given)
 
     async def answer(self, ticket: Ticket) -> operations_pb2.OperationResult:
         """Return the answer of an operation that was applied.
@@ -103,6 +105,7 @@ class Lane:
         try:
             async with self._gate:
                 ticket.sent.set()
+                ticket.patience.progress()
                 given = ticket.inputs
                 is_inline = given is None or given.is_inline
                 result = await (self._persist if is_inline else self._submit_staged)(ticket)
@@ -119,18 +122,21 @@ class Lane:
         """Note that the operation's answer has been read: the service may forget it."""
         self.session.answered(self.deployment_id, ticket.seq)
 
+    def _ticket(self, operation: operations_pb2.Operation, given: Inputs | None) -> Ticket:
+        patience = self.session.retry(self._name(operation))
+        return Ticket(operation=operation, inputs=given, patience=patience)
+
     async def _persist(self, ticket: Ticket) -> operations_pb2.OperationResult:
         link, timeout_s = self.session.link, self.session.options.attempt_timeout_s
-        retry = self.session.retry(self._name(ticket))
         return await persist(
-            lambda: link.submit(ticket.operation, timeout_s=timeout_s), retry=retry
+            lambda: link.submit(ticket.operation, timeout_s=timeout_s), retry=ticket.patience
         )
 
     async def _submit_staged(self, ticket: Ticket) -> operations_pb2.OperationResult:
         """Submit and upload at once; the service's answer counts, whatever the upload met."""
         assert ticket.inputs is not None, ticket
         link, options = self.session.link, self.session.options
-        retry = self.session.retry(f"the payload of {self._name(ticket)}")
+        retry = self.session.retry(f"the payload of {self._name(ticket.operation)}")
         sending = upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(outcome(self._persist(ticket)))
@@ -158,11 +164,11 @@ class Lane:
             noop=operations_pb2.Noop(),
         )
         with suppress(PlexError):  # the line is gone, too: nothing left to do
-            await self._persist(Ticket(operation=filler, inputs=None))
+            await self._persist(self._ticket(filler, None))
 
-    def _name(self, ticket: Ticket) -> str:
-        kind = ticket.operation.WhichOneof("body")
-        return f"{kind} {show(ticket.operation_id)} (number {ticket.seq} of {self.deployment_id})"
+    def _name(self, operation: operations_pb2.Operation) -> str:
+        kind, name = operation.WhichOneof("body"), show(OperationId(operation.operation_id))
+        return f"{kind} {name} (number {operation.seq} of {self.deployment_id})"
 
 
 async def outcome(work: Awaitable[R]) -> R | PlexError:

@@ -20,7 +20,8 @@ class ClientOptions:
     """Deadline of one attempt of a short call (create, keep alive, end, status)."""
 
     operation_timeout_s: float = 3600.0
-    """How long an operation may stay unanswered in all before `operation_timeout` is raised."""
+    """How long an operation may stay unanswered before `operation_timeout` is raised; a generate,
+    without a new token."""
 
     deploy_timeout_s: float = 900.0
     """How long a deployment may take to become ready before `operation_timeout` is raised."""

@@ -38,12 +38,16 @@ class Retry:
         self._give_up_after_s = give_up_after_s
         self._what = what
         self._jitter = jitter
-        self._started_s = clock.monotonic_s()
         self._suspect = 0
         self.progress()
 
     def progress(self) -> None:
-        """Note that the service answered something."""
+        """Note that the call got further: all patience starts anew."""
+        self._started_s = self._clock.monotonic_s()
+        self._recover()
+
+    def _recover(self) -> None:
+        """Note that the service lives."""
         self._failing_since_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
@@ -52,14 +56,14 @@ class Retry:
 
         Raises:
             PlexError: `error` when it is final or patience is over; `operation_timeout` when the
-                call stayed unanswered for too long in all.
+                call got no further for too long.
         """
         if not error.retryable:
             raise error
         status = error.facts.get(STATUS_FACT)
         self._check_total(error)
         if status == "DEADLINE_EXCEEDED":
-            self.progress()
+            self._recover()
             return
         self._suspect += status in {"UNKNOWN", "INTERNAL"}
         now_s = self._clock.monotonic_s()

@@ -59,11 +59,10 @@ class RolloutConfig:
     probe_us: int = 500_000
     """Pause between two looks at a lost instance."""
     stall_us: int = 120_000_000
-    """An instance that sends nothing for so long, with work to do, counts as lost."""
+    """An instance that sends no token of any sample for so long, with work to do, counts as
+    lost. A generate may take as long as it likes while tokens come."""
     call_us: int = 120_000_000
     """Deadline of a unary call to an instance (a weight update is the longest)."""
-    operation_us: int = 3_600_000_000
-    """Deadline of a generate as a whole."""
     frames_wait_us: int = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
     max_streams: int = 1024

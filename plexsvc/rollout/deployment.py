@@ -8,7 +8,6 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import show
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.fleet import Fleet
 from plexsvc.rollout.generation import Generation, metrics_of
@@ -88,8 +87,7 @@ class RolloutDeployment:
         """Generate every sample into a token record, whose frames others read meanwhile.
 
         Raises:
-            PlexError: `bad_request`, `payload_too_large`, `queue_full`, `worker_died`,
-                `operation_timeout`.
+            PlexError: `bad_request`, `payload_too_large`, `queue_full`, `worker_died`.
         """
         operation = request.operation
         check_generate(operation.generate, self._limits)
@@ -100,15 +98,7 @@ class RolloutDeployment:
         records.admit(record, most_tokens=most_tokens)
         generation = Generation(record, self.fleet, config=self._config, clock=self._clock)
         started_us = self._clock.monotonic_us()
-        try:
-            async with asyncio.timeout(self._config.operation_us / 1e6):
-                losses = await generation.run()
-        except TimeoutError as error:
-            raise PlexError(
-                ErrorCode.OPERATION_TIMEOUT,
-                f"{show(operation.operation_id)} generated {record.generated} tokens in "
-                f"{self._config.operation_us} us (rollout.operation_us) and was ended",
-            ) from error
+        losses = await generation.run()
         wall_us = self._clock.monotonic_us() - started_us
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import grpc.aio
@@ -41,17 +42,39 @@ Reply = TypeVar("Reply")
 PROBE_CALL_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
     """The connection to one instance."""
 
     address: str
     channel: grpc.aio.Channel
+    limits: set[asyncio.Timeout] = field(default_factory=set)
+    """When each call that waits for tokens gives the instance up."""
 
     @property
     def stub(self) -> rollout_pb2_grpc.RolloutInstanceAsyncStub:
         """Return the typed calls."""
         return rollout_pb2_grpc.RolloutInstanceStub(self.channel)
+
+    @asynccontextmanager
+    async def heard_within(self, stall_us: int) -> AsyncIterator[None]:
+        """Raise `TimeoutError` in the body when no call to the instance got any token for so long.
+
+        Samples of one call may wait until the instance has finished those of another.
+        """
+        async with asyncio.timeout(stall_us / 1e6) as limit:
+            self.limits.add(limit)
+            try:
+                yield
+            finally:
+                self.limits.remove(limit)
+
+    def hear(self, stall_us: int) -> None:
+        """Note that the instance sent tokens."""
+        at_s = asyncio.get_running_loop().time() + stall_us / 1e6
+        for limit in self.limits:
+            if not limit.expired():
+                limit.reschedule(at_s)
 
 
 class Fleet:

@@ -174,16 +174,14 @@ class Generation:
         request = rollout_pb2.InstanceGenerateRequest(
             fence=self._fleet.fence, requests=requests, min_version=version
         )
-        stream = line.stub.Generate(request, timeout=self._config.operation_us / 1e6)
+        stream = line.stub.Generate(request)
         try:
-            while True:
-                async with asyncio.timeout(self._config.stall_us / 1e6):
-                    frame = await stream.read()
-                if not isinstance(frame, rollout_pb2.InstanceFrame):
-                    return  # the end of the stream
-                arrivals = [arrival_of(delta) for delta in frame.deltas]
-                self._arrived = zip(frame.deltas, arrivals, strict=True)
-                self._fleet.post(events.TokensArrived(operation_id=self._id, arrivals=arrivals))
+            async with line.heard_within(self._config.stall_us):
+                while isinstance(frame := await stream.read(), rollout_pb2.InstanceFrame):
+                    line.hear(self._config.stall_us)
+                    arrivals = [arrival_of(delta) for delta in frame.deltas]
+                    self._arrived = zip(frame.deltas, arrivals, strict=True)
+                    self._fleet.post(events.TokensArrived(operation_id=self._id, arrivals=arrivals))
         finally:
             stream.cancel()
 

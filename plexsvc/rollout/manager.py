@@ -170,6 +170,11 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             del self._executions[operation_id]
             self._records.drop(operation_id)
 
+    def progress(self, operation_id: bytes) -> int:
+        """Return how many tokens a generate has recorded; 0 for what does not run or sample."""
+        record = self._records.get(operation_id)
+        return 0 if record is None else record.generated
+
     # -- executions
 
     def _gate(self, wpg_id: str) -> Gate:

@@ -331,6 +331,9 @@ class FakeRolloutManager:
         self.cancelled.append(request.operation_id)
         return worker_pb2.CancelReply()
 
+    def progress(self, operation_id: bytes) -> int:
+        return 0
+
     async def forget(self, deployment_id: str) -> None:
         self.forgotten.append(deployment_id)
 

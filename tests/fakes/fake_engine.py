@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
@@ -40,6 +41,8 @@ class FakeEngine:
         self.version = 0
         self.generated = 0
         self.held = held
+        self._step_s = STEP_S
+        self._turn: asyncio.Lock | None = None
         self._permits = asyncio.Semaphore(0)
         self._boxes: dict[str, DeltaBox] = {}
         self.idle = asyncio.Event()
@@ -63,6 +66,10 @@ class FakeEngine:
         """Hold no more."""
         self.held = False
         self.allow(1000)
+
+    def serve_in_turn(self, *, step_s: float) -> None:
+        """Run one call after another, each step that long, as a full engine does."""
+        self._turn, self._step_s = asyncio.Lock(), step_s
 
     async def generate(
         self, requests: Sequence[rollout_pb2.InstanceRequest]
@@ -98,11 +105,15 @@ class FakeEngine:
         await self.abort(list(self._boxes))
 
     async def _drive(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
+        async with self._turn or nullcontext():
+            await self._step(requests, box)
+
+    async def _step(self, requests: Sequence[rollout_pb2.InstanceRequest], box: DeltaBox) -> None:
         step = 0
         while any(request.request_id in self._boxes for request in requests):
             if self.held:
                 await self._permits.acquire()
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self._step_s)
             for request in requests:
                 if request.request_id in self._boxes:
                     self._draw(request, box, step=step)

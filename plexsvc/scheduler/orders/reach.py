@@ -41,6 +41,10 @@ class RolloutPort(Protocol):
         """End a deployment: drop its records and connections."""
         ...
 
+    def progress(self, operation_id: bytes) -> int:
+        """Return how many tokens a generate has recorded; 0 for what does not run or sample."""
+        ...
+
     def release(self, operation_id: bytes) -> None:
         """Drop the record of an acknowledged operation."""
         ...

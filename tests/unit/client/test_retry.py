@@ -106,3 +106,14 @@ async def test_what_looks_like_a_bug_of_the_service_is_tried_a_few_times_only(
     with pytest.raises(PlexError):
         await persist(call, retry=patience(clock, retry_for_s=1e9, give_up_after_s=1e9))
     assert call.attempts == MAX_SUSPECT + 1
+
+
+async def test_what_gets_further_is_awaited_as_long_as_it_does(clock: FakeClock) -> None:
+    call, growing = FakeCall(clock, *[DEADLINE] * 20, takes_s=60.0), patience(clock)
+
+    async def attempt() -> str:
+        growing.progress()
+        return await call()
+
+    assert await persist(attempt, retry=growing) == "answer"
+    assert call.attempts == 21

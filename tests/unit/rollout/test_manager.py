@@ -313,6 +313,38 @@ async def test_cancelling_ends_a_generate_and_the_instance_drops_it() -> None:
             await b.instances[0].engine.idle.wait()
 
 
+async def test_samples_that_wait_for_others_of_their_instance_are_not_stalled() -> None:
+    async with bench(config=replace(FAST, stall_us=400_000)) as b:
+        b.instances[0].engine.serve_in_turn(step_s=0.02)
+        first, second = b.generate(max_tokens=60), b.generate(max_tokens=2)
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(b.execute(one)) for one in (first, second)]
+    assert [one.result().state for one in running] == [APPLIED] * 2
+    assert [one.result().metrics["instances_lost"] for one in running] == [0, 0]
+
+
+async def test_an_instance_that_sends_nothing_counts_as_lost() -> None:
+    config = replace(FAST, stall_us=50_000, max_tries_per_sample=1)
+    async with bench(held=True, config=config) as b:
+        result = await b.execute(b.generate())
+        b.instances[0].engine.release()
+    assert result.error.code == ErrorCode.WORKER_DIED
+    assert "rollout.stall_us" in result.error.message
+
+
+async def test_the_tokens_that_a_generate_has_recorded_are_told() -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        assert b.manager.progress(operation.operation_id) == 0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(2)
+            await recorded(b, operation, tokens=8)
+            assert b.manager.progress(operation.operation_id) == 8
+            b.instances[0].engine.release()
+        assert b.manager.progress(operation.operation_id) == 48
+
+
 async def test_a_released_record_is_gone_and_an_unknown_one_not_found() -> None:
     async with bench() as b:
         operation = b.generate()
