@@ -109,14 +109,27 @@ def raise_if_failure(message: Message) -> Message:
 
 
 def _receive_prefix(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    data, ancillary, _, _ = sock.recvmsg(_PREFIX.size, socket.CMSG_SPACE(MAX_FDS * 4))
-    if not data:
-        raise EOFError("the peer closed the data connection")
-    fds = array.array("i")
+    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    data, ancillary, flags, _ = sock.recvmsg(_PREFIX.size, room, socket.MSG_CMSG_CLOEXEC)
+    received = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return data + _exactly(sock, _PREFIX.size - len(data)), tuple(fds)
+            received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+    try:
+        return data + _rest(sock, data, has_all=not flags & socket.MSG_CTRUNC), tuple(received)
+    except BaseException:
+        close_all(tuple(received))
+        raise
+
+
+def _rest(sock: socket.socket, data: bytes, *, has_all: bool) -> bytearray:
+    """Return what follows the beginning of a prefix."""
+    if not data:
+        raise EOFError("the peer closed the data connection")
+    if not has_all:
+        text = f"descriptors were lost: more than {MAX_FDS}, or more than this process may have"
+        raise PlexError(ErrorCode.BAD_REQUEST, f"not a data-plane message: {text}")
+    return _exactly(sock, _PREFIX.size - len(data))
 
 
 def _sizes(prefix: bytes) -> tuple[int, int]:

@@ -34,6 +34,9 @@ MAX_CLIENTS: Final = 1024
 HELLO_TIMEOUT_S: Final = 30.0
 """Longest wait for a new connection's first message."""
 
+ACCEPT_PAUSE_S: Final = 0.1
+"""Pause after a connection could not be accepted: the descriptors that lack may be given back."""
+
 Call = Callable[[RankLink, Message], Message]
 
 
@@ -76,21 +79,29 @@ class DataServer:
             "close_version": self._close_version,
         }
         self._listener = _listen(path)
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="data-accept", daemon=True).start()
 
     def close(self) -> None:
         """Stop accepting and remove the socket."""
+        self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
-        while True:
+        is_failing = False
+        while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:  # closed, out of descriptors, or the client left the queue
+                if not is_failing and not self._closed.is_set():
+                    log.warning("no client accepted, tried again", error=error)
+                is_failing = True
+                self._closed.wait(ACCEPT_PAUSE_S)
+                continue
+            is_failing = False
             if not self._slots.acquire(blocking=False):
                 log.warning("client refused", limit=MAX_CLIENTS)
                 sock.close()
@@ -100,13 +111,15 @@ class DataServer:
     def _serve(self, sock: socket.socket) -> None:
         try:
             sock.settimeout(HELLO_TIMEOUT_S)
-            first = dataplane.receive(sock)
+            first = _receive(sock)
             if first.header.get("op") == "attach":
                 self._attach(sock, first.header)
                 return
             self._serve_client(sock, first)
-        except (OSError, EOFError, PlexError) as error:
+        except (OSError, EOFError) as error:
             log.debug("connection ended", error=error)
+        except PlexError as error:
+            log.warning("connection cut", error=error)
         finally:
             self._slots.release()
         sock.close()
@@ -118,11 +131,10 @@ class DataServer:
             dataplane.send(sock, dataplane.failure(error))
             return
         try:
+            self._welcome(sock, link)
             sock.settimeout(None)
             while True:
-                request = dataplane.receive(sock)
-                dataplane.close_all(request.fds)  # clients have none to give
-                _send_and_close(sock, self._answer(link, request))
+                _send_and_close(sock, self._answer(link, _receive(sock)))
         finally:
             self._waiting.pop(link.token, None)
             self._clients.disconnect(link)
@@ -133,7 +145,7 @@ class DataServer:
         except (KeyError, TypeError, ValueError) as error:
             text = f"hello lacks or garbles {error}; this is the state manager's data socket"
             raise PlexError(ErrorCode.BAD_REQUEST, text) from error
-        link = self._resumed(sock, hello) or self._clients.connect(
+        return self._resumed(sock, hello) or self._clients.connect(
             sock,
             wpg_id=hello.wpg_id,
             job_id=hello.job_id,
@@ -141,11 +153,13 @@ class DataServer:
             incarnation=hello.incarnation,
             device_index=hello.device_index,
         )
+
+    def _welcome(self, sock: socket.socket, link: RankLink) -> None:
+        """Tell a client what it may map, and wait for its data connection."""
         self._waiting[link.token] = link
         granted = link.memory.grant()
         answer = {"client_id": link.token, "kind": link.memory.tier.kind, **granted.header}
         dataplane.send(sock, Message(header=answer, fds=granted.fds))
-        return link
 
     def _resumed(self, sock: socket.socket, hello: Hello) -> RankLink | None:
         """Return the link of a client that a predecessor knew; None for one that starts afresh."""
@@ -277,6 +291,13 @@ def _listen(path: Path) -> socket.socket:
     listener.listen(BACKLOG)
     new.rename(path)
     return listener
+
+
+def _receive(sock: socket.socket) -> Message:
+    """Return the next message of a client; clients have no descriptors to give."""
+    message = dataplane.receive(sock)
+    dataplane.close_all(message.fds)
+    return message
 
 
 def _send_and_close(sock: socket.socket, answer: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import threading
@@ -47,6 +48,41 @@ def test_descriptors_arrive_open_and_belong_to_the_receiver() -> None:
         dataplane.close_all(received.fds)
         assert os.read(read_end, 10) == b"hello"
         assert os.read(read_end, 10) == b""
+    os.close(read_end)
+
+
+def test_received_descriptors_are_not_passed_on_to_programs() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        dataplane.send(left, Message(header={}, fds=(left.fileno(),)))
+        received = dataplane.receive(right)
+        assert not os.get_inheritable(received.fds[0])
+        dataplane.close_all(received.fds)
+
+
+def test_descriptors_of_a_message_that_is_cut_short_are_closed() -> None:
+    left, right = socket.socketpair()
+    read_end, write_end = os.pipe()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write_end]))]
+    with right:
+        left.sendmsg([b"PXD1"], rights)
+        left.close()
+        os.close(write_end)
+        with pytest.raises(EOFError):
+            dataplane.receive(right)
+    assert os.read(read_end, 1) == b"", "nobody holds the pipe open"
+    os.close(read_end)
+
+
+def test_a_message_with_too_many_descriptors_is_refused_whole() -> None:
+    left, right = socket.socketpair()
+    read_end, write_end = os.pipe()
+    with left, right:
+        dataplane.send(left, Message(header={}, fds=(write_end,) * (dataplane.MAX_FDS + 10)))
+        os.close(write_end)
+        with pytest.raises(PlexError, match="descriptors were lost"):
+            dataplane.receive(right)
+    assert os.read(read_end, 1) == b"", "nobody holds the pipe open"
     os.close(read_end)
 
 

@@ -1,0 +1,140 @@
+"""The data plane goes on accepting, and keeps nothing of a peer that misbehaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plexsvc.statelink import dataplane
+from plexsvc.statelink.dataplane import Header, Message
+from plexsvc.statemanager import dataserver
+from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.clients import Clients
+from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.dataserver import DataServer
+from plexsvc.statemanager.node import Node
+from tests.rigs.waiting import wait_until
+
+HELLO: Header = {
+    "op": "hello",
+    "wpg_id": "w",
+    "job_id": "j",
+    "rank": 0,
+    "incarnation": 1,
+    "device_index": 0,
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    devices = (DeviceConfig(index=0, bytes_total=1 << 20),)
+    config = StateManagerConfig(node_id="n", runtime_dir=tmp_path, devices=devices)
+    node = Node(config, book=Book(), arenas={})
+    yield node
+    node.close()
+
+
+@contextmanager
+def serving(node: Node) -> Iterator[DataServer]:
+    server = DataServer(node, Clients(node), node.config.runtime_dir / "data.sock")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def connected(server: DataServer) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(server.path))
+        yield sock
+
+
+def ask(server: DataServer, header: Header, *, fds: tuple[int, ...] = ()) -> Message:
+    with connected(server) as sock:
+        dataplane.send(sock, Message(header=header, fds=fds))
+        answer = dataplane.receive(sock)
+    dataplane.close_all(answer.fds)
+    return answer
+
+
+class Exhausted:
+    """A listener in a process that runs out of descriptors now and then."""
+
+    def __init__(self, listener: socket.socket, codes: list[int]) -> None:
+        self._listener = listener
+        self._codes = codes
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._codes:
+            raise OSError(self._codes.pop(), "cannot accept")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a socket has
+        return getattr(self._listener, name)
+
+
+def test_a_connection_that_cannot_be_accepted_ends_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM]
+    listen = dataserver._listen
+    monkeypatch.setattr(dataserver, "ACCEPT_PAUSE_S", 0.001)
+    monkeypatch.setattr(dataserver, "_listen", lambda path: Exhausted(listen(path), codes))
+    with serving(node) as server:
+        assert ask(server, HELLO).header["kind"] == "cpu"
+    assert codes == []
+
+
+@pytest.mark.parametrize("op", ["attach", "hello", "nonsense"])
+def test_descriptors_of_a_first_message_are_closed(node: Node, op: str) -> None:
+    read_end, write_end = os.pipe()
+    with serving(node) as server:
+        ask(server, {**HELLO, "op": op}, fds=(write_end,) * 60)
+        os.close(write_end)
+        os.set_blocking(read_end, False)
+        wait_until(lambda: is_ended(read_end), what="nobody holds the pipe open")
+    os.close(read_end)
+
+
+def is_ended(read_end: int) -> bool:
+    try:
+        return os.read(read_end, 1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_client_that_leaves_before_it_is_welcomed_may_come_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, failures = dataplane.send, [BrokenPipeError("it left")]
+
+    def fail_once(sock: socket.socket, message: Message) -> None:
+        if "client_id" in message.header and failures:
+            raise failures.pop()
+        send(sock, message)
+
+    monkeypatch.setattr(dataplane, "send", fail_once)
+    with serving(node) as server:
+        with connected(server) as sock:
+            send(sock, Message(header=HELLO))
+            assert sock.recv(1) == b""
+        wait_until(lambda: not node.links, what="it is forgotten")
+        assert "client_id" in ask(server, HELLO).header
+
+
+def test_garbage_is_cut_off_and_the_next_client_is_served(node: Node) -> None:
+    with serving(node) as server:
+        with connected(server) as sock:
+            sock.sendall(struct.pack("<4sII", b"HTTP", 1, 1))
+            assert sock.recv(1) == b""
+        assert ask(server, HELLO).header["kind"] == "cpu"
