@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from plexsvc.node.messages import ForkOrder
-from plexsvc.node.tether import die_with_parent, set_process_name
+from plexsvc.node.tether import die_before_parent, die_with_parent, set_process_name
 
 Entrypoint = Callable[[dict[str, Any], Callable[[str], None]], None]
 
@@ -25,6 +25,7 @@ def run(
     try:
         os.setsid()
         die_with_parent(zygote_pid)
+        die_before_parent()  # the state manager keeps every job's state, a rank one job's
         set_process_name(order.name)
         _take_streams(log_fd)
         _close_fds(keep=kept_fds | {0, 1, 2, ready_fd})

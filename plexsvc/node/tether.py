@@ -1,7 +1,8 @@
 """Parent-death signal: the kernel kills a process when its parent dies, for whatever cause.
 
-As a program, `python -m plexsvc.node.tether PARENT_PID COMMAND ...` ties itself and then becomes
-COMMAND: the tie survives `exec`. It imports only the standard library, so a zygote may use it.
+And who dies first when memory runs out. As a program, `python -m plexsvc.node.tether PARENT_PID
+COMMAND ...` ties itself and then becomes COMMAND: the tie survives `exec`. It imports only the
+standard library, so a zygote may use it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _MAX_NAME_BYTES: Final = 15
+_OOM_STEP: Final = 300
+_MAX_OOM_SCORE: Final = 1000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 ORPHANED: Final = 74
@@ -31,6 +35,12 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(ORPHANED)
+
+
+def die_before_parent() -> None:
+    """Have the kernel, when memory runs out, kill this process rather than the one it came from."""
+    score = Path("/proc/self/oom_score_adj")
+    score.write_text(str(min(int(score.read_text()) + _OOM_STEP, _MAX_OOM_SCORE)))
 
 
 def set_process_name(name: str) -> None:

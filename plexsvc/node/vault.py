@@ -45,7 +45,7 @@ class Vault:
                     self._take(dataplane.receive(sock))
             except (OSError, EOFError) as error:
                 log.debug("state manager left", error=error)
-            except PlexError as error:
+            except (PlexError, KeyError, TypeError) as error:
                 log.warning("state manager said what is no record", error=error)
 
     def clear(self) -> None:

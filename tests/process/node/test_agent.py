@@ -47,6 +47,16 @@ async def test_a_spawned_process_is_ready_and_described(agent: RunningAgent) -> 
     assert (ready.ready.proc_id, ready.ready.incarnation) == ("wpg_1/0", 1)
 
 
+async def test_a_rank_is_killed_for_memory_before_the_state_manager(agent: RunningAgent) -> None:
+    rank = (await agent.spawn("serve")).pid
+    state_manager = int((await agent.describe()).state_manager.removeprefix("fake:"))
+    assert oom_score_of(rank) > oom_score_of(state_manager)
+
+
+def oom_score_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 async def test_repeating_a_spawn_starts_nothing(agent: RunningAgent) -> None:
     replies = await asyncio.gather(*(agent.spawn("serve") for _ in range(4)))
     assert len({reply.pid for reply in replies}) == 1
