@@ -16,7 +16,10 @@ class SchedulerConfig(Limits):
     max_session_ttl_us: int = 3_600_000_000
     """Longest session time to live a job may ask for."""
     node_lease_us: int = 10_000_000
-    """Lease of a node agent; when it runs out the agent kills every rank."""
+    """A node is lost when its agent has answered no renewal for so long."""
+    node_grace_us: int = 60_000_000
+    """How long an agent that hears of no renewal keeps its ranks: longer than the lease, so that a
+    scheduler that was stopped for a while, or a network that was cut, costs no job of the node."""
     connect_retry_us: int = 500_000
     """Pause before a node agent that does not answer is tried again."""
     rpc_timeout_us: int = 10_000_000

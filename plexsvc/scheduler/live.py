@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from plexsvc.clock import Clock
+from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.driver.driver import Driver
@@ -29,6 +30,8 @@ from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
 from plexsvc.store.store import Store
 
+log = Log(__name__)
+
 ROWS_FLUSH_US: Final = 200_000
 """Longest time the tables of jobs and operations lag behind the journal."""
 
@@ -45,7 +48,7 @@ class LiveScheduler:
         rollout_manager: RolloutPort,
     ) -> None:
         self.config = config
-        self.clock = clock
+        self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
         self.epoch = store.epoch
         inbox = Inbox(clock, max_waiting=config.max_inbox, max_batch=config.max_batch)
         self.post = inbox.post
@@ -100,6 +103,7 @@ class LiveScheduler:
             )
             async with asyncio.TaskGroup() as tasks:
                 self._is_running = True
+                tasks.create_task(self.clock.run())
                 tasks.create_task(self.nodes.run())
                 tasks.create_task(self._timers.run())
                 tasks.create_task(self.sessions.run())
@@ -133,3 +137,7 @@ class LiveScheduler:
             self.tally.take()
             self.tally.forget(set(self.registry.jobs))
             await storing.write(self.recorder.take_rows())
+
+
+def _say_gap(late_us: int) -> None:
+    log.warning("the scheduler stood still; its timers wait as long again", late_us=late_us)

@@ -197,7 +197,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.behaviour = behaviour
         self.kinds = kinds
         self.bytes_total = 100
-        self.renewals = 0
+        self.ttls: list[int] = []
         self.port = 0
         self.specs: list[node_pb2.ProcSpec] = []
         self.ranks: dict[str, grpc.aio.Server] = {}
@@ -280,7 +280,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
             await self.more.wait()
 
     async def Renew(self, request: node_pb2.RenewRequest, context: Any) -> node_pb2.RenewReply:
-        self.renewals += 1
+        self.ttls.append(request.ttl_us)
         return node_pb2.RenewReply(max_scheduler_epoch=request.scheduler_epoch)
 
     async def Describe(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -161,3 +162,24 @@ def _kill_successors(live: LiveCluster, *, rank: int) -> None:
 
 def _runs(pid: int, module: str) -> bool:
     return f"plexsvc.{module}" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_jobs_outlive_a_service_that_stands_still_for_longer_than_their_sessions(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with start_cluster(tmp_path) as live, live.connect() as connection:
+        with (
+            connection.job("one", session_ttl_s=15) as one,
+            connection.job("two", session_ttl_s=15) as two,
+        ):
+            actors = [deploy(one, tiny_model), deploy(two, tiny_model)]
+            for actor in actors:
+                actor.forward_backward(fixed_batch(1), loss="ppo")
+            os.kill(live.pid, signal.SIGSTOP)
+            try:
+                time.sleep(30)  # noqa: TID251 - real processes stand still for real time
+            finally:
+                os.kill(live.pid, signal.SIGCONT)
+            steps = [actor.step() for actor in actors]
+            assert [step.metrics["grad_norm"] > 0 for step in steps] == [True, True]
+        assert {job.state for job in live.jobs().values()} == {service_pb2.JOB_STATE_COMPLETED}

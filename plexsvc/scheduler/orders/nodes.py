@@ -1,8 +1,9 @@
 """Links to nodes: each node's agent and state manager, the lease it holds, its events.
 
-A link is *up* from the moment its lease was granted until no renewal has succeeded for the lease's
-whole time, counted from before the last good one was sent. Then the node is lost: the agent has
-killed every rank by then. A link that comes back joins anew.
+A link is *up* from the moment its lease was granted until no renewal has succeeded for
+`node_lease_us`, counted from before the last good one was sent. Then the node is lost, and its WPGs
+with it. Its agent kills their ranks when it has heard of nobody for `node_grace_us`. A link that
+comes back joins anew: what still runs there is stopped before anything is placed there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import grpc
 
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import (
+    common_pb2,
     node_pb2,
     node_pb2_grpc,
     service_pb2,
@@ -26,7 +28,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
-from plexsvc.rpc.errors import first_failure
+from plexsvc.rpc.errors import error_from, first_failure
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
@@ -112,7 +114,7 @@ class NodeLink:
                 renewed_us = await self._join()
                 await self._serve(renewed_us)
             except* (grpc.aio.AioRpcError, PlexError) as group:
-                self._lose(str(first_failure(group)))
+                self._lose(error_from(first_failure(group)).message)
             await self._clock.sleep(self._config.connect_retry_us)
 
     async def has_agent(self) -> bool:
@@ -136,6 +138,7 @@ class NodeLink:
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
         )
         self._open_state_manager()
+        await self._stop_strays()
         self.is_up = True
         self._post(
             NodeJoined(
@@ -150,6 +153,14 @@ class NodeLink:
         self.joined.set()
         log.info("node joined", node=self.node_id, devices=len(self.description.devices))
         return sent_us
+
+    async def _stop_strays(self) -> None:
+        """End the ranks of WPGs that were given up with the node, or with another scheduler."""
+        for proc in self.description.procs:
+            log.warning("stray process stopped", node=self.node_id, proc=proc.proc_id)
+            fence = common_pb2.Fence(scheduler_epoch=self._epoch, incarnation=proc.incarnation)
+            request = node_pb2.StopRequest(fence=fence, proc_id=proc.proc_id)
+            await self.agent.Stop(request, timeout=self._timeout_s)
 
     async def _serve(self, renewed_us: int) -> None:
         async with asyncio.TaskGroup() as group:
@@ -174,7 +185,10 @@ class NodeLink:
     async def _renew(self) -> None:
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
         reply = await self.agent.Renew(
-            node_pb2.RenewRequest(scheduler_epoch=self._epoch, ttl_us=self._config.node_lease_us),
+            node_pb2.RenewRequest(
+                scheduler_epoch=self._epoch,
+                ttl_us=max(self._config.node_lease_us, self._config.node_grace_us),
+            ),
             timeout=timeout_s,
         )
         if reply.HasField("error"):

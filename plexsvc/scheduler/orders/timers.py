@@ -1,4 +1,8 @@
-"""Timers of the core: `SetTimer` sets one, and `TimerFired` tells that it is due."""
+"""Timers of the core: `SetTimer` sets one, and `TimerFired` tells that it is due.
+
+The core names a time of day. What is waited for is a duration, on the monotonic clock: a step of
+the wall clock fires nothing and delays nothing, and while the process stands still no time passes.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,11 @@ class Timers:
         return [Handler(SetTimer, self.set, is_internal=True)]
 
     def set(self, action: SetTimer) -> None:
-        """Have a key fire at a time of the wall clock."""
-        due = (action.at_us, action.key)
-        self._due[action.key] = action.at_us
+        """Have a key fire when the time until `at_us` has passed."""
+        left_us = action.at_us - self._clock.wall_us()  # read first: no timer may fire early
+        due_us = self._clock.monotonic_us() + left_us
+        due = (due_us, action.key)
+        self._due[action.key] = due_us
         heapq.heappush(self._heap, due)
         if self._heap[0] == due:
             self._changed.set()
@@ -47,9 +53,9 @@ class Timers:
     def _fire_due(self) -> int | None:
         """Fire what is due; return the time to the next, or `None` without one."""
         while self._heap:
-            at_us, key = self._heap[0]
-            is_current = self._due.get(key) == at_us
-            wait_us = at_us - self._clock.wall_us()
+            due_us, key = self._heap[0]
+            is_current = self._due.get(key) == due_us
+            wait_us = due_us - self._clock.monotonic_us()
             if is_current and wait_us > 0:
                 return wait_us
             heapq.heappop(self._heap)
