@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
-from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
 from plexsvc.scheduler.core.vocabulary import WpgState
 
@@ -56,9 +56,11 @@ def in_turn(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> list[Entr
 
 
 def awaited_until(devices: Devices, victims: tuple[WpgId, ...], *, entry: Entry) -> int:
-    """Return until when an operation leaves the device to a victim whose burst goes on."""
-    starve = devices.rules.starve_factor
-    if devices.now_us - entry.since_us >= starve * entry.effective_us:
+    """Return until when an operation leaves the device to a victim whose burst goes on.
+
+    As long as the burst's next operation would go first: else the burst is torn just before it.
+    """
+    if has_starved(entry, rules=devices.rules, now_us=devices.now_us):
         return 0
     until_us = 0
     for victim_id in victims:

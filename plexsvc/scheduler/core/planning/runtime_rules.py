@@ -116,8 +116,13 @@ def highest_ratio(entries: Sequence[Entry], *, now_us: int) -> Entry:
     return best
 
 
+def has_starved(entry: Entry, *, rules: Rules, now_us: int) -> bool:
+    """Return whether an operation has waited so long that it goes ahead even of a burst."""
+    return now_us - entry.since_us >= 2 * rules.starve_factor * entry.effective_us
+
+
 def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
-    starved = _waited(entries, 2 * rules.starve_factor, now_us)
+    starved = [e for e in entries if has_starved(e, rules=rules, now_us=now_us)]
     if starved:
         return min(starved, key=lambda e: e.since_us)
     critical = [e for e in entries if e.is_critical or e.laxity_us(now_us) <= 0]
@@ -125,7 +130,8 @@ def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
         kept = next((e for e in entries if e.continues_burst and e.setup_us == 0), None)
         if kept is not None and not _may_tear(kept, critical, rules=rules, now_us=now_us):
             return kept
-    overdue = _waited(entries, rules.starve_factor, now_us)
+    factor = rules.starve_factor
+    overdue = [e for e in entries if now_us - e.since_us >= factor * e.effective_us]
     if overdue:
         return min(overdue, key=lambda e: e.since_us)
     if not rules.uses_slack:
@@ -133,10 +139,6 @@ def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
     if critical:
         return highest_ratio(critical, now_us=now_us)
     return min(entries, key=lambda e: (e.laxity_us(now_us), e.since_us))
-
-
-def _waited(entries: Sequence[Entry], factor: int, now_us: int) -> list[Entry]:
-    return [e for e in entries if now_us - e.since_us >= factor * e.effective_us]
 
 
 def _may_tear(kept: Entry, critical: Sequence[Entry], *, rules: Rules, now_us: int) -> bool:

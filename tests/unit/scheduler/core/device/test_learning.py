@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
@@ -10,6 +12,8 @@ from plexsvc.scheduler.core.actions import (
     SetTimer,
     StartOperation,
 )
+from plexsvc.scheduler.core.device import contest
+from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
 from plexsvc.scheduler.core.events import TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
@@ -144,6 +148,23 @@ def test_a_burst_that_does_not_go_on_gives_its_device_away() -> None:
     world.now_us = timer.at_us
     then = world.tell(TimerFired(at_us=world.tick(), key=timer.key))
     assert any(isinstance(a, MoveState) for a in then)
+
+
+@pytest.mark.parametrize(("waited", "is_kept"), [(5, True), (7, True), (9, False)])
+def test_a_burst_is_awaited_as_long_as_it_would_not_be_torn(waited: int, *, is_kept: bool) -> None:
+    world = FakeWorld(limits=Limits(prior_switch_us_per_gib=(20_000 << 30) // 60))
+    world.join(train=1)
+    world.bring_up("b")
+    world.bring_up("a")
+    seq = train(world, "a", cycles=3)
+    world.submit("first", job="a", seq=seq, kind=OperationKind.FORWARD_BACKWARD)
+    world.submit("foreign", job="b", seq=1)
+    b = world.core.cluster.wpgs[B]
+    world.tick(waited * (PRIOR_SERVICE_US + contest.switch_us(world.core.cluster.devices, b)))
+    actions = world.report_next(StartOperation)
+    lingers = [a for a in actions if isinstance(a, SetTimer) and a.key.startswith("linger/")]
+    assert bool(lingers) is is_kept
+    assert any(isinstance(a, MoveState) for a in actions) is not is_kept
 
 
 def test_waits_are_charged_to_who_held_the_device() -> None:
