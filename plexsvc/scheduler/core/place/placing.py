@@ -308,9 +308,10 @@ def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
     return ResidentId(f"{deployment.deployment_id}~{incarnation}")
 
 
-def _up(placement: Placement, kind: str) -> list[UnitId]:
+def _up(placement: Placement, kind: str) -> dict[UnitId, None]:
+    """Return the devices of nodes that are up; each is looked up once for every gang."""
     rooms = placement.planning.planner(kind).board.rooms
-    return [name for name in rooms if rooms[name].host in placement.nodes]
+    return dict.fromkeys(name for name in rooms if rooms[name].host in placement.nodes)
 
 
 def _units(placement: Placement, node_id: NodeId) -> list[tuple[Planner, UnitId]]:

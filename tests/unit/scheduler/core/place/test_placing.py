@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
+from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, UnitId
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost, NodeUncordoned, ProfilesLoaded
 from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.fakes.fake_world import FakeWorld, op_id
 
 BUSY = Profile(
@@ -52,6 +54,35 @@ def test_a_larger_job_gets_an_aligned_block_and_may_merge_groups() -> None:
         "pair/actor": ["n0:2", "n0:3"],
         "quad/actor": ["n0:0", "n0:1", "n0:2", "n0:3"],
     }
+
+
+class CountedName(str):
+    """A name that counts how often it is compared with another."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_asking_for_a_gang_of_hosts_compares_no_device_with_all_others() -> None:
+    world, hosts, each = FakeWorld(), 64, 8
+    world.join("n0", train=1)
+    cluster = world.core.cluster
+    board = cluster.placement.planning.planner("train").board
+    for at in range(hosts):
+        node_id = NodeId(f"host-{at:02}")
+        cluster.placement.nodes[node_id] = cluster.placement.nodes[NodeId("n0")]
+        for index in range(each):
+            name = UnitId(CountedName(f"{node_id}:{index}"))
+            board.join(UnitRoom(unit_id=name, host=node_id, index=index))
+    CountedName.compared = 0
+    assert placing.has_gang(cluster.placement, kind="train", num_devices=hosts * each)
+    assert CountedName.compared <= hosts * each
 
 
 def test_two_jobs_known_to_be_too_busy_do_not_share_and_the_reason_is_told() -> None:
