@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
 from plexsvc.log import Log
+from plexsvc.newest import Newest
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     DeploymentChanged,
@@ -41,6 +42,9 @@ from plexsvc.store.rows import Row
 
 log = Log(__name__)
 
+MAX_LET_GO: Final = 8192
+"""Operations no longer held of which it is known where their staged inputs lie."""
+
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
@@ -54,6 +58,8 @@ class Recorder:
         self._rows: list[Row] = []
         self._owners: dict[OperationId, DeploymentId] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
+        self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
+        """The deployments of operations that were held last."""
         self.dirty = asyncio.Event()
 
     def handlers(self) -> list[Handler[Any]]:
@@ -146,7 +152,7 @@ class Recorder:
 
     def answer(self, action: AnswerOperation) -> None:
         """Hand an applied operation's result to whoever waits."""
-        held = self._registry.let_go(action.operation_id)
+        held = self._end(action.operation_id)
         if held is None or held.result is None:
             return  # Initialize is answered by the deployment's state
         result = held.result
@@ -163,7 +169,7 @@ class Recorder:
 
     def refuse(self, action: RefuseOperation) -> None:
         """Hand a refusal or failure to whoever waits; a final one is kept like any answer."""
-        held = self._registry.let_go(action.operation_id)
+        held = self._end(action.operation_id)
         if held is None:
             return
         result = refusal(action.operation_id, action.fault, state=action.state)
@@ -175,6 +181,15 @@ class Recorder:
         )
         is_kept = action.is_final and held.kind is not OperationKind.INITIALIZE
         self._settle(action.operation_id, held, result, keep=is_kept)
+
+    def staging_nodes(self, operation_id: OperationId) -> tuple[NodeId, ...] | None:
+        """Return the nodes an operation's inputs were staged on; None if it never came."""
+        held = self._registry.held.get(operation_id)
+        deployment_id = self._let_go.get(operation_id)
+        if held is not None:
+            deployment_id = DeploymentId(held.operation.deployment_id)
+        record = self._registry.deployments.get(deployment_id) if deployment_id else None
+        return None if record is None else (*record.nodes, *record.former_nodes)
 
     def release(self, operation_id: OperationId) -> tuple[list[bytes], tuple[NodeId, ...]]:
         """Forget an answer; return the staged bytes it held and the nodes that have them."""
@@ -277,6 +292,13 @@ class Recorder:
     def forgotten(self, wpg_id: WpgId) -> None:
         """Drop a WPG that is no more."""
         self._registry.by_wpg.pop(wpg_id, None)
+
+    def _end(self, operation_id: OperationId) -> Held | None:
+        """Hold an operation no longer; its staged inputs are dropped later."""
+        held = self._registry.let_go(operation_id)
+        if held is not None:
+            self._let_go[operation_id] = DeploymentId(held.operation.deployment_id)
+        return held
 
     def _settle(self, operation_id: OperationId, held: Held, result: Result, *, keep: bool) -> None:
         self._results.settle(operation_id, result, keep=keep)

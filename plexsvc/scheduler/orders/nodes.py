@@ -288,6 +288,8 @@ class Nodes:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.links = [self._new_link(target) for target in targets]
+        self._by_id: dict[NodeId, NodeLink] = {}
+        """The link last found of each node: finding it again looks at no other."""
 
     async def run(self) -> None:
         """Keep all links until cancelled."""
@@ -339,13 +341,24 @@ class Nodes:
         Raises:
             PlexError: `node_lost`.
         """
-        for link in self.links:
-            if link.node_id == node_id and link.is_up:
-                return link
-        raise PlexError(
-            ErrorCode.NODE_LOST, f"node {node_id} is not reachable; deploy again elsewhere"
-        )
+        link = self._found(node_id)
+        if link is None:
+            raise PlexError(
+                ErrorCode.NODE_LOST, f"node {node_id} is not reachable; deploy again elsewhere"
+            )
+        return link
 
     def is_up(self, node_id: NodeId) -> bool:
         """Return whether a node's lease is held."""
-        return any(link.node_id == node_id and link.is_up for link in self.links)
+        return self._found(node_id) is not None
+
+    def _found(self, node_id: NodeId) -> NodeLink | None:
+        """Return a node's link if it is up; a node may come back by another link."""
+        known = self._by_id.get(node_id)
+        if known is not None and known.is_up and known.node_id == node_id:
+            return known
+        for link in self.links:
+            if link.node_id == node_id and link.is_up:
+                self._by_id[node_id] = link
+                return link
+        return None

@@ -34,8 +34,13 @@ def release(reach: Reach, action: ReleaseOperation) -> Work:
 
 
 async def drop_payload(reach: Reach, action: DropPayload) -> None:
-    """Free an operation's staged inputs, wherever they lie."""
-    node_ids = [link.node_id for link in reach.nodes.links if link.is_up]
+    """Free an operation's staged inputs: where its deployment is and was, known or not all come.
+
+    Of an operation that never came nobody knows where its inputs lie: every node is asked.
+    """
+    node_ids = reach.recorder.staging_nodes(action.operation_id)
+    if node_ids is None:
+        node_ids = tuple(link.node_id for link in reach.nodes.links if link.is_up)
     await _drop_staged(reach, [action.operation_id], node_ids=node_ids)
 
 
