@@ -179,7 +179,7 @@ class Floor:
     def settle_groups(self) -> list[int]:
         """Follow the board where groups dissolved, grew, shrank or split; returns the changed."""
         made: dict[int, None] = {}
-        if self.policy.oversize != 1 or self.policy.merges:
+        if self.policy.takes_parts or self.policy.merges:
             for job_id, playing in self.playing.items():
                 group_id = self.board.group_of.get(job_id, playing.group_id)
                 if group_id != playing.group_id:

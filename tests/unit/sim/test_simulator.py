@@ -325,7 +325,7 @@ def test_cold_jobs_start_on_nodes_of_their_own_and_are_packed_once_measured() ->
 
 
 def test_small_jobs_share_a_large_ones_nodes_side_by_side() -> None:
-    policy = replace(POLICIES["plex"], oversize=0)
+    policy = replace(POLICIES["plex"], takes_parts=True)
     large = job("large", nodes=2, cycles=30, durations=(10, 10), mode=Mode.ASYNC1)
     durations = (9, 9)
     small = [

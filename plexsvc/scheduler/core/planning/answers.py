@@ -13,7 +13,7 @@ from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.planning.spots import Barred, groups_for, is_right_size, joining
+from plexsvc.scheduler.core.planning.spots import Barred, has_whole, joining, whole_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class WhatIf:
 
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
-    groups = groups_for(planner.board, demand, policy=planner.policy)
+    groups = whole_groups(planner.board, demand)
     spot = planner.spot_for(demand, groups, may_open=True)
     if spot is None or len(planner.board.idle) < demand.rollout_units:
         return WhatIf(refusals=tuple(_reasons(planner, demand)))
@@ -100,12 +100,18 @@ def _reasons(
     planner: Planner, demand: Demand, *, barred: Barred = (), without: ResidentId = NOBODY
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
-    groups = [g for g in planner.board.groups.values() if is_right_size(g, demand, policy=policy)]
+    board, num_units = planner.board, demand.num_units
+    is_whole = not policy.takes_parts or has_whole(board, demand, barred=barred)
+    groups = [
+        group
+        for group in board.groups.values()
+        if (group.size == num_units if is_whole else group.size > num_units)
+    ]
     facts = [f"{len(planner.board.idle)} of {len(planner.board.rooms)} {planner.noun}s are idle"]
     counts: dict[str, int] = {}
-    for spot in joining(planner.board, demand, groups, barred=barred):
+    for spot in joining(board, demand, groups, barred=barred):
         reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
-    size = "of its size" if policy.oversize == 1 else "of its size or larger"
+    size = "of its size" if is_whole else "larger than it"
     facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())
     return facts

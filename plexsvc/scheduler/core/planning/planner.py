@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
@@ -28,10 +29,11 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import (
     Barred,
     best,
-    groups_for,
-    is_right_size,
+    has_whole,
     joining,
+    larger_groups,
     merging,
+    whole_groups,
 )
 from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
 
@@ -209,15 +211,20 @@ class Planner:
         """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
         It touches no unit in `avoid`, none it has now, and with `onto` only those. It keeps its
-        phase. None, with nothing changed, if there is no such place.
+        phase. None, with nothing changed, if there is no such place. Whoever has to leave may take
+        a part of a larger group also while groups of its size are full.
         """
         resident = self.group_of(resident_id).residents[resident_id]
-        barred = {*avoid, *resident.units}
+        demand, barred = resident.demand, {*avoid, *resident.units}
         if onto is not None:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
-        groups = groups_for(self.board, resident.demand, policy=self.policy)
         spot = self.spot_for(
-            resident.demand, groups, may_open=True, barred=barred, without=resident_id
+            demand,
+            whole_groups(self.board, demand),
+            may_open=True,
+            barred=barred,
+            without=resident_id,
+            must_leave=True,
         )
         return None if spot is None else self._rebook(resident_id, spot.units, now_us=now_us)
 
@@ -231,10 +238,10 @@ class Planner:
         """Return the place a placed job could move to, in a group to which nobody moves yet."""
         groups = [
             group
-            for group in groups_for(self.board, demand, policy=self.policy)
+            for group in whole_groups(self.board, demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        spots = self._that_take(demand, joining(self.board, demand, groups))
+        spots = self._that_take(demand, groups)
         return best(self.board, demand, spots, policy=self.policy)
 
     def _offer(
@@ -246,10 +253,10 @@ class Planner:
         if len(self.board.idle) < demand.rollout_units:
             self._short[demand.resident_id] = None
             return None
-        if is_new or policy.merges or (demand.is_cold and policy.cold_shares):
-            pool: Iterable[Group] = groups_for(self.board, demand, policy=policy)
+        if is_new or (demand.is_cold and policy.cold_shares):
+            pool = whole_groups(self.board, demand)
         else:
-            pool = [g for g in changed if is_right_size(g, demand, policy=policy)]
+            pool = [group for group in changed if group.size == demand.num_units]
         spot = self.spot_for(demand, pool, may_open=may_open)
         return None if spot is None else self._commit(demand, spot, now_us=now_us)
 
@@ -261,25 +268,44 @@ class Planner:
         may_open: bool,
         barred: Barred = (),
         without: ResidentId = NOBODY,
+        must_leave: bool = False,
     ) -> Spot | None:
-        """Return the place the policy gives a job now; changes nothing."""
-        policy = self.policy
+        """Return the place the policy gives a job now, in `groups` of its size or elsewhere.
+
+        It takes a part of a larger group, or has several made one, only where there is no group of
+        its size and no idle gang, or where it `must_leave`: jobs that overlap in parts of groups
+        hold each other up by what keeps each of them waiting elsewhere. Changes nothing.
+        """
+        policy, board = self.policy, self.board
         gang = self._gang(demand, barred) if may_open else None
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(units=gang)
         if demand.is_cold and not policy.cold_shares:
             return None
-        spots: list[Spot] = []
-        if there := joining(self.board, demand, groups, barred=barred):
-            spots = self._that_take(demand, there, without=without)
+        find = partial(self._that_take, demand, barred=barred, without=without)
+        spots = find(groups)
         if not spots and gang:
             return Spot(units=gang)
-        if not spots and policy.merges and may_open:
-            there = merging(self.board, demand, barred=barred)
-            spots = self._that_take(demand, there, without=without)
-        return best(self.board, demand, spots, policy=policy)
+        may_part = must_leave or not has_whole(board, demand, barred=barred)
+        if not spots and policy.takes_parts and may_part:
+            spots = find(larger_groups(board, demand))
+            if not spots and policy.merges and may_open:
+                there = merging(board, demand, barred=barred)
+                spots = self._within_bounds(demand, there, without=without)
+        return best(board, demand, spots, policy=policy)
 
     def _that_take(
+        self,
+        demand: Demand,
+        groups: Iterable[Group],
+        *,
+        barred: Barred = (),
+        without: ResidentId = NOBODY,
+    ) -> list[Spot]:
+        there = joining(self.board, demand, groups, barred=barred)
+        return self._within_bounds(demand, there, without=without)
+
+    def _within_bounds(
         self, demand: Demand, spots: Iterable[Spot], *, without: ResidentId = NOBODY
     ) -> list[Spot]:
         policy, load = self.policy, self._load_of(demand)

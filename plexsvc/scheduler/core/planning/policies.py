@@ -68,11 +68,11 @@ class Policy:
     patience_ppm: int | None = None
     """Response ratio from which a blocked job reserves idle units; None: never."""
 
-    oversize: int = 1
-    """A job may join a group at most this many times larger than its gang; 0: of any size."""
+    takes_parts: bool = False
+    """Whether a job may live on a part of a larger group while there is none of its size."""
 
     merges: bool = False
-    """Whether a job that finds no idle gang and no group may have groups made one for it."""
+    """Whether such a job may have several groups made one for it."""
 
     cold_shares: bool = False
     """Whether jobs whose cycle is not known yet share a group when no gang is idle."""
@@ -124,12 +124,12 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _AL
 def in_service(policy: Policy) -> Policy:
     """Return a policy in the form the live service runs it.
 
-    Live, devices are few and jobs differ in size: a smaller one may join a larger group, under
-    `plex` a larger one may merge smaller groups, and a job never measured shares when no device is
-    idle.
+    Live, devices may be few and jobs differ in size: while there is no group of its size, a smaller
+    one may join a larger group, and under `plex` a larger one may merge smaller groups. A job never
+    measured shares when no device is idle.
     """
     merges = policy.preference is Preference.PLEX
-    return replace(policy, oversize=0, merges=merges, cold_shares=policy.max_jobs > 1)
+    return replace(policy, takes_parts=True, merges=merges, cold_shares=policy.max_jobs > 1)
 
 
 def policy_named(name: str) -> Policy:

@@ -24,20 +24,24 @@ COST_GRAIN_PPM: Final = 10_000
 Barred = Collection[UnitId]
 
 
-def is_right_size(group: Group, demand: Demand, *, policy: Policy) -> bool:
-    """Return whether a group is as large as a job's gang, or larger within the policy."""
-    if group.size < demand.num_units:
-        return False
-    return policy.oversize == 0 or group.size <= demand.num_units * policy.oversize
+def has_whole(board: Board, demand: Demand, *, barred: Barred = ()) -> bool:
+    """Return whether there is a group as large as a job's gang, outside of `barred`."""
+    same = board.by_size.get(demand.num_units, {}).values()
+    return any(not any(unit_id in barred for unit_id in group.units) for group in same)
 
 
-def groups_for(board: Board, demand: Demand, *, policy: Policy) -> list[Group]:
-    """Return the groups a new job looks at: of its size, the least busy, a bounded number."""
-    if policy.oversize == 1:
-        groups = list(board.by_size.get(demand.num_units, {}).values())
-    else:
-        every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
-        groups = [g for g in every if is_right_size(g, demand, policy=policy)]
+def whole_groups(board: Board, demand: Demand) -> list[Group]:
+    """Return the groups as large as a job's gang: the least busy, a bounded number."""
+    return _least_busy_groups(list(board.by_size.get(demand.num_units, {}).values()))
+
+
+def larger_groups(board: Board, demand: Demand) -> list[Group]:
+    """Return the groups of which a job would use a part: the least busy, a bounded number."""
+    every = sorted(board.groups.values(), key=lambda g: (g.size, g.group_id))
+    return _least_busy_groups([g for g in every if g.size > demand.num_units])
+
+
+def _least_busy_groups(groups: list[Group]) -> list[Group]:
     if len(groups) <= MAX_CANDIDATES:
         return groups
     return nsmallest(MAX_CANDIDATES, groups, key=lambda g: (g.duty_ppm, g.group_id))

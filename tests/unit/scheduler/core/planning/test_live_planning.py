@@ -100,6 +100,41 @@ def test_a_smaller_job_joins_a_larger_group_on_its_least_busy_block() -> None:
     assert resident.units == ("a:0", "a:1")
 
 
+def test_a_job_takes_no_part_of_a_larger_group_while_there_is_one_of_its_size() -> None:
+    planner = live(policy=replace(LIVE, max_jobs=2), a=2, b=1)
+    admit(planner, demand("both", 2), demand("one"))
+    assert admit(planner, demand("two")) == {"two": "b:0"}
+    assert admit(planner, demand("three")) == {}
+    assert "groups of its size: holds 2 jobs" in why(planner, ResidentId("three"))
+    planner.remove(ResidentId("one"))
+    assert admit(planner) == {"three": "b:0"}
+    planner.submit(demand("four"))
+    planner.remove(ResidentId("two"))
+    planner.remove(ResidentId("three"))
+    planner.board.cordon(UnitId("b:0"))
+    assert admit(planner) == {"four": "a:0"}, "there is none of its size any more"
+
+
+def test_nothing_is_merged_while_there_is_a_group_of_the_size() -> None:
+    planner = live(policy=replace(LIVE, max_jobs=3), a=2, b=2)
+    admit(planner, demand("p"), demand("q"))
+    admit(planner, *(demand(name, 2) for name in "rst"))
+    assert shape(planner) == {"a:0": ["p", "q"], "b:0 b:1": ["r", "s", "t"]}
+    assert admit(planner, demand("both", 2)) == {}
+    planner.remove(ResidentId("s"))
+    assert admit(planner) == {"both": "b:0 b:1"}
+
+
+def test_a_job_leaves_a_drained_host_for_a_part_if_no_group_of_its_size_takes_it() -> None:
+    planner = live(a=1, b=2, c=1)
+    admit(planner, demand("one", busy=20), demand("pair", 2), demand("busy", busy=50))
+    assert shape(planner) == {"a:0": ["one"], "b:0 b:1": ["pair"], "c:0": ["busy"]}
+    planner.board.cordon(UnitId("a:0"))
+    placed = planner.rehome(ResidentId("one"), now_us=1)
+    assert placed is not None
+    assert placed.units == ("b:0",)
+
+
 def test_jobs_that_share_no_node_count_against_no_common_cap() -> None:
     planner = live(a=2)
     admit(planner, demand("both", 2, busy=15))
