@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plexclient.wire.v1 import service_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import common_pb2, service_pb2
+from plexsvc import families
+from plexsvc.families import unknown_model
 from plexsvc.router.validation import bad_request, check_hyper
 
 MODEL_FILES: Final = (
@@ -32,42 +31,6 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
 DTYPES: Final = ("", "float32", "bfloat16")
 MAX_DEGREE: Final = 1024
 MAX_INSTANCES: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The numbers of a `config.json` that a layout must divide; 0 where the model has none."""
-
-    heads: int
-    layers: int
-    experts: int
-
-    @classmethod
-    def read(cls, directory: Path) -> ModelShape:
-        """Read them from a model directory.
-
-        Raises:
-            PlexError: `unknown_model`.
-        """
-        try:
-            table = json.loads((directory / "config.json").read_text())
-            return cls(
-                heads=int(table.get("num_attention_heads") or 0),
-                layers=int(table.get("num_hidden_layers") or 0),
-                experts=int(table.get("num_experts") or table.get("num_local_experts") or 0),
-            )
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise unknown_model(directory, f"its config.json cannot be read ({error})") from error
-
-
-def unknown_model(directory: object, found: str) -> PlexError:
-    """Return an `unknown_model` that says what was found at `directory`."""
-    return PlexError(
-        ErrorCode.UNKNOWN_MODEL,
-        f"model {str(directory)!r}: {found}; give a Hugging Face directory on the cluster's file "
-        "system with config.json and *.safetensors",
-        model=directory,
-    )
 
 
 def find_model(model: str, *, roots: Sequence[Path]) -> Path:
@@ -109,25 +72,32 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         )
     if spec.dtype not in DTYPES:
         raise bad_request(f"dtype {spec.dtype!r} is not known; use float32 or bfloat16")
+    if spec.backend == "fsdp" and spec.dtype == "bfloat16":
+        raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
     if spec.num_instances > MAX_INSTANCES:
         raise bad_request(f"num_instances is {spec.num_instances}; at most {MAX_INSTANCES}")
     _check_optimizer(spec)
     _check_degrees(spec)
 
 
-def check_layout(spec: service_pb2.DeploymentSpec, shape: ModelShape) -> None:
-    """Refuse degrees that the model does not divide by.
+def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> None:
+    """Refuse a model that the backend does not compute right, or degrees that do not divide it.
 
     Raises:
-        PlexError: `bad_request` naming the degree and the number it must divide.
+        PlexError: `unknown_model`; `bad_request` naming the degree and what it must divide.
     """
-    if spec.backend != "megatron":
-        return
-    wire = spec.parallel
+    table = families.read(directory)
+    if spec.backend in {"fsdp", "megatron"}:
+        families.check(table, backend=spec.backend, directory=directory)
+    if spec.backend == "megatron":
+        _check_layout(spec.parallel, table)
+
+
+def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
     for degree, value, what, count in (
-        ("tp", wire.tp, "attention heads", shape.heads),
-        ("pp", wire.pp, "layers", shape.layers),
-        ("ep", wire.ep, "experts", shape.experts),
+        ("tp", parallel.tp, "attention heads", table.get("num_attention_heads", 0)),
+        ("pp", parallel.pp, "layers", table.get("num_hidden_layers", 0)),
+        ("ep", parallel.ep, "experts", 0),
     ):
         if value > 1 and (count == 0 or count % value):
             raise bad_request(

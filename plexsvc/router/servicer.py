@@ -197,5 +197,5 @@ def _refuse(operation: ops.Operation, refusal: PlexError) -> None:
 
 def _check_model(spec: pb.DeploymentSpec, config: RouterConfig) -> None:
     directory = models.find_model(spec.model, roots=config.model_roots)
-    models.check_layout(spec, models.ModelShape.read(directory))
+    models.check_model(spec, directory)
     spec.model = str(directory)

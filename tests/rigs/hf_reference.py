@@ -24,12 +24,17 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path) -> Reference:
-        """Return the model of a Hugging Face directory, in fp32 with eager attention."""
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+        """Return the model of a Hugging Face directory, in fp32 with eager attention.
+
+        Its padding token is one like any other, as it is for every backend.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
 
         torch.set_num_threads(1)
+        config = AutoConfig.from_pretrained(path)
+        config.pad_token_id = None
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
+            path, config=config, dtype=torch.float32, attn_implementation="eager"
         )
         return cls(model.train())
 

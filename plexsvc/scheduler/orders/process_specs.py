@@ -10,7 +10,7 @@ from typing import Final
 
 from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import node_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc import families
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 
@@ -57,20 +57,12 @@ def read_model(model: str) -> ModelFacts:
     if not model:
         return ModelFacts(vocab_size=0, max_sequence_length=0, files=())
     directory = Path(model)
-    try:
-        config = json.loads((directory / "config.json").read_text())
-        return ModelFacts(
-            vocab_size=int(config.get("vocab_size", 0)),
-            max_sequence_length=int(config.get("max_position_embeddings", 0)),
-            files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
-        )
-    except (OSError, ValueError, AttributeError) as error:
-        raise PlexError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"model {model!r} has no readable config.json ({error}); give a Hugging Face directory "
-            "on the cluster's file system",
-            model=model,
-        ) from error
+    config = families.read(directory)
+    return ModelFacts(
+        vocab_size=config.get("vocab_size", 0),
+        max_sequence_length=config.get("max_position_embeddings", 0),
+        files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
+    )
 
 
 def proc_spec(

@@ -1,4 +1,4 @@
-"""The FSDP2 backend: any causal model of transformers, sharded over all ranks.
+"""The FSDP2 backend: causal models of transformers, sharded over all ranks.
 
 Gradients are sums: FSDP2's averaging is turned off. The optimizer is torch's AdamW over each rank's
 own shards, which lie in the rank's regions (see `fsdp_state`).
@@ -32,12 +32,15 @@ from plexsvc.worker.backends.base import (
     Shard,
     TokenLoss,
 )
+from plexsvc.worker.backends.hf import read_config
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.process_group import join
 from plexsvc.worker.sources import TensorSource, fill
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
+NO_OPTIONS: Final = frozenset({"position_ids", "use_cache"})
+"""What transformers passes to attention that changes nothing of it."""
 VECTOR_DIMS: Final = 1
 """Parameters of this many dimensions (norms, biases) take no weight decay."""
 
@@ -75,6 +78,12 @@ class FsdpBackend:
     def build(self) -> None:
         """Join the ranks and shard the model on the meta device."""
         parallel = self._config.parallel
+        if self._config.dtype not in {"", "float32"}:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"dtype {self._config.dtype!r}: the fsdp backend computes in float32; deploy with "
+                "that, or use the megatron backend",
+            )
         if parallel.dp != self._config.world_size:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
@@ -82,7 +91,7 @@ class FsdpBackend:
                 "Use Parallel(dp=N), or the megatron backend",
             )
         join(self._config)
-        self._hf = _read_config(self._config.model)
+        self._hf = read_config(self._config.model, backend="fsdp")
         mesh = init_device_mesh(_device().type, (self._config.world_size,))
         with torch.device("meta"):
             self._model = _build_model(self._hf, is_critic=self._is_critic)
@@ -284,7 +293,7 @@ def create(config: WorkerConfig) -> FsdpBackend:
     return FsdpBackend(config)
 
 
-def packed_attention(
+def packed_attention(  # noqa: PLR0913 - the signature of transformers
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -293,26 +302,76 @@ def packed_attention(
     *,
     packed_bounds: Sequence[int],
     scaling: float,
-    **_unused: Any,  # noqa: ANN401 - transformers passes its own options
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,  # noqa: ANN401 - transformers passes its own options
 ) -> tuple[Tensor, None]:
     """Attend causally inside each packed sequence; tensors are [1, heads, T, D].
 
-    One scaled-dot-product call a sequence, so that a sequence's result does not depend on its
-    neighbours. Registered with transformers as `plex_packed`.
+    One call a sequence, so that a sequence's result does not depend on its neighbours. Registered
+    with transformers as `plex_packed`.
+
+    Raises:
+        PlexError: `unknown_model` for an option that would change what is computed.
     """
-    del module, attention_mask
+    del module
+    asked = {"attention_mask": attention_mask, "dropout": dropout or None, **options}
+    unknown = sorted(name for name in asked.keys() - NO_OPTIONS if asked[name] is not None)
+    if unknown:
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"the model passes attention {', '.join(unknown)}, which the fsdp backend does not "
+            "compute; use a model without",
+        )
     parts = [
-        torch.nn.functional.scaled_dot_product_attention(
+        _attend(
             query[:, :, a:b],
             key[:, :, a:b],
             value[:, :, a:b],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=query.size(1) != key.size(1),
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
         )
         for a, b in pairwise(packed_bounds)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attend causally within one sequence of L tokens, each to at most the `window` latest."""
+    length = query.size(2)
+    is_cut = window is not None and window < length
+    if softcap is None:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=_seen(length, window, device=query.device) if is_cut else None,
+            is_causal=not is_cut,
+            scale=scaling,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+    groups = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = torch.tanh(query @ key.transpose(2, 3) * scaling / softcap) * softcap
+    hidden = ~_seen(length, window if is_cut else None, device=query.device)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.float32)
+    return weights.to(value.dtype) @ value
+
+
+def _seen(length: int, window: int | None, *, device: torch.device) -> Tensor:
+    """Return bool[L, L]: whether a token (row) attends to another (column)."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(1 - window)
 
 
 class ValueModel(torch.nn.Module):
@@ -335,28 +394,31 @@ def _build_model(hf: Any, *, is_critic: bool) -> Any:  # noqa: ANN401 - transfor
 
     AttentionInterface.register(ATTENTION, packed_attention)
     model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation=ATTENTION)
+    model.eval()  # no draw of a random generator in any pass
     return ValueModel(model.model, hidden=hf.hidden_size) if is_critic else model
 
 
 def _materialize(model: Any, hf: Any) -> None:  # noqa: ANN401 - transformers is untyped
-    """Give the meta model memory; its rotary frequencies, in no checkpoint, are computed anew."""
+    """Give the meta model memory; its buffers, in no checkpoint, are computed anew.
+
+    Raises:
+        PlexError: `unknown_model` for a buffer that nothing here knows how to compute.
+    """
     device = _device()
     model.to_empty(device=device)
-    model.model.rotary_emb = type(model.model.rotary_emb)(hf).to(device)
-
-
-def _read_config(path: str) -> Any:  # noqa: ANN401 - transformers is untyped
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    trunk = model.model
+    trunk.rotary_emb = type(trunk.rotary_emb)(hf).to(device)
+    known = {id(buffer) for buffer in trunk.rotary_emb.buffers()}
+    if hasattr(trunk.embed_tokens, "scalar_embed_scale"):  # Gemma's
+        trunk.embed_tokens.embed_scale.fill_(trunk.embed_tokens.scalar_embed_scale)
+        known.add(id(trunk.embed_tokens.embed_scale))
+    left = [name for name, buffer in model.named_buffers() if id(buffer) not in known]
+    if left:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,
-            f"cannot read the model configuration in {path}: {error}; give a Hugging Face "
-            "directory on the cluster's file system",
-            path=path,
-        ) from error
+            f"no checkpoint holds the model's buffers {', '.join(left)}, and the fsdp backend does "
+            "not compute them; use a model without",
+        )
 
 
 def _device() -> torch.device:

@@ -11,16 +11,14 @@ import pytest
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.models import ModelShape, check_layout, check_spec, find_model
-
-SHAPE = ModelShape(heads=12, layers=6, experts=0)
+from plexsvc.router.models import check_model, check_spec, find_model
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "models" / "tiny"
     path.mkdir(parents=True)
-    table = {"num_attention_heads": 12, "num_hidden_layers": 6}
+    table = {"model_type": "qwen3", "num_attention_heads": 12, "num_hidden_layers": 6}
     (path / "config.json").write_text(json.dumps(table))
     (path / "model.safetensors").write_bytes(b"")
     return path
@@ -38,7 +36,6 @@ def code_of(found: pytest.ExceptionInfo[PlexError]) -> ErrorCode:
 def test_a_model_is_found_by_path_or_by_name_below_a_root(model: Path) -> None:
     assert find_model(str(model), roots=()) == model
     assert find_model("tiny", roots=[model.parent]) == model
-    assert ModelShape.read(model) == SHAPE
 
 
 def test_a_model_outside_the_roots_is_refused(model: Path, tmp_path: Path) -> None:
@@ -67,11 +64,34 @@ def test_an_unknown_model_is_refused_by_its_name(name: str) -> None:
     assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_attention_heads": "many"}'])
-def test_an_unreadable_config_is_an_unknown_model(model: Path, text: str) -> None:
+@pytest.mark.parametrize("backend", ["fsdp", "megatron", "vllm"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"num_attention_heads": "many"}',
+        '{"num_attention_heads": 0}',
+        '{"num_hidden_layers": 1000000}',
+        '{"hidden_size": 1000000000}',
+        '{"vocab_size": -1}',
+    ],
+    ids=lambda text: text[:40],
+)
+def test_an_impossible_config_is_an_unknown_model(model: Path, text: str, backend: str) -> None:
     (model / "config.json").write_text(text)
     with pytest.raises(PlexError) as caught:
-        ModelShape.read(model)
+        check_model(spec(backend=backend), model)
+    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
+
+
+def test_a_family_that_only_another_backend_computes_is_refused_with_its_name(model: Path) -> None:
+    (model / "config.json").write_text('{"model_type": "gemma2"}')
+    check_model(spec(backend="fsdp"), model)
+    check_model(spec(backend="vllm", role="rollout"), model)  # the engine judges
+    with pytest.raises(PlexError, match="use backend 'fsdp'") as caught:
+        check_model(spec(backend="megatron"), model)
     assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
 
 
@@ -99,6 +119,7 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
         ({"backend": "vllm"}, "rollout"),
         ({"role": "rollout"}, "rollout"),
         ({"dtype": "int4"}, "int4"),
+        ({"backend": "fsdp", "dtype": "bfloat16"}, "float32"),
         ({"num_instances": 5000}, "5000"),
         ({"backend": "fsdp", "parallel": common_pb2.Parallel(tp=2)}, "tp=2"),
         (
@@ -131,12 +152,14 @@ def test_a_spec_that_contradicts_itself_is_refused_by_name(
         (common_pb2.Parallel(ep=2), "0 experts"),
     ],
 )
-def test_degrees_must_divide_the_model(parallel: common_pb2.Parallel, word: str) -> None:
+def test_degrees_must_divide_the_model(
+    model: Path, parallel: common_pb2.Parallel, word: str
+) -> None:
     with pytest.raises(PlexError) as caught:
-        check_layout(spec(parallel=parallel), SHAPE)
+        check_model(spec(parallel=parallel), model)
     assert code_of(caught) == ErrorCode.BAD_REQUEST
     assert word in caught.value.message
 
 
-def test_degrees_that_divide_are_taken() -> None:
-    check_layout(spec(parallel=common_pb2.Parallel(tp=4, pp=3, dp=7)), SHAPE)
+def test_degrees_that_divide_are_taken(model: Path) -> None:
+    check_model(spec(parallel=common_pb2.Parallel(tp=4, pp=3, dp=7)), model)

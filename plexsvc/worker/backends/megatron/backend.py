@@ -18,6 +18,7 @@ from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
 from plexsvc.worker import process_group
+from plexsvc.worker.backends import hf
 from plexsvc.worker.backends.base import (
     MicroBatch,
     ModelFacts,
@@ -73,7 +74,7 @@ class MegatronBackend:
         """Join the process group and build this rank's part of the model in host memory."""
         config = self._config
         self._dtype = _dtype(config)
-        self._hf = model.read_config(config.model)
+        self._hf = hf.read_config(config.model, backend="megatron")
         model.check_layout(self._hf, config.parallel)
         process_group.join(config)
         parallel_state.initialize_model_parallel(

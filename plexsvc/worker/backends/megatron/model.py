@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,9 +21,6 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.worker.backends.megatron.attention import PackedAttention, RMSNorm
 from plexsvc.worker.backends.megatron.mapping import Geometry
 
-ARCHITECTURES: Final = ("qwen3", "qwen2", "llama")
-"""Hugging Face `model_type`s this backend builds."""
-
 _SPLIT_DIM: Final = {
     "word_embeddings.weight": 0,
     "output_layer.weight": 0,
@@ -34,33 +30,6 @@ _SPLIT_DIM: Final = {
     "linear_proj.weight": 1,
     "linear_fc2.weight": 1,
 }
-
-
-def read_config(directory: str) -> Any:  # noqa: ANN401 - transformers' configuration
-    """Return the Hugging Face configuration of `directory`.
-
-    Raises:
-        PlexError: `unknown_model` when it cannot be read or is of another architecture.
-    """
-    from transformers import AutoConfig
-
-    try:
-        found = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise PlexError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"cannot read {Path(directory) / 'config.json'}: {error}. Give the path of a Hugging "
-            "Face directory on the cluster's file system",
-            model=directory,
-        ) from error
-    if found.model_type not in ARCHITECTURES:
-        raise PlexError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"{directory} is a {found.model_type!r} model; the megatron backend builds "
-            f"{', '.join(ARCHITECTURES)}. Use the fsdp backend for others",
-            model=directory,
-        )
-    return found
 
 
 def check_layout(hf: Any, parallel: Parallel) -> None:  # noqa: ANN401 - as above
@@ -95,7 +64,6 @@ def head_dim(hf: Any) -> int:  # noqa: ANN401 - as above
 def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:  # noqa: ANN401 - foreign types
     """Return Megatron's configuration: sums over tokens, packed batches, no dropout."""
     on_gpu = torch.cuda.is_available()
-    model_type = hf.model_type
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -108,8 +76,8 @@ def megatron_config(hf: Any, parallel: Parallel, *, dtype: Any) -> Any:  # noqa:
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=model_type == "qwen2" or bool(getattr(hf, "attention_bias", False)),
-        qk_layernorm=model_type == "qwen3",
+        add_qkv_bias=hf.model_type == "qwen2",
+        qk_layernorm=hf.model_type == "qwen3",
         attention_dropout=0.0,
         hidden_dropout=0.0,
         bias_dropout_fusion=False,
@@ -230,10 +198,5 @@ def _set_scaled_frequencies(model: Any, hf: Any, rope_type: str) -> None:  # noq
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     frequencies, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](hf, torch.device("cpu"))
-    if attention_factor != 1.0:
-        raise PlexError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"rope type {rope_type!r} scales attention by {attention_factor}; the megatron backend "
-            "takes types that do not (default, linear, llama3). Use the fsdp backend",
-        )
+    assert attention_factor == 1.0, (rope_type, attention_factor)  # of types that families admits
     model.rotary_pos_emb.inv_freq = frequencies.to(model.rotary_pos_emb.inv_freq)

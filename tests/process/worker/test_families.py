@@ -1,0 +1,106 @@
+"""Every family that a backend admits against transformers: before, after a step, and read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.fakes.fake_state_client import assemble
+from tests.rigs.hf_reference import Reference
+from tests.rigs.model_families import BOTH, FSDP, make_model
+from tests.rigs.rank_host import Group, StartGroup
+from tests.rigs.worker_batches import Arrays, answered_tokens, errors, operation, plan, random_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+TOLERANCE = 1e-5
+SPLIT = plan([[0, 2], [1], [3]])
+LENGTHS = (5, 9, 3, 37)
+"""Below and above the windows (5 tokens) and the scaled ropes' original length (16)."""
+CASES = [("fsdp", case) for case in (BOTH | FSDP)] + [("megatron", case) for case in BOTH]
+
+
+def forward(group: Group, seq: int, batch: Arrays) -> np.ndarray:
+    replies = group.execute(operation(seq, "forward", batch, split=SPLIT))
+    assert errors(replies) == [""], [reply.result.error.message for reply in replies]
+    return answered_tokens(replies, batch)
+
+
+def gap(found: np.ndarray, path: Path, batch: Arrays) -> float:
+    """Return the largest difference from transformers' logprobs for the model in `path`."""
+    return float(np.abs(found - Reference.load(path).logprobs(batch).detach().numpy()).max())
+
+
+@pytest.mark.parametrize(("backend", "case"), CASES)
+def test_logprobs_gradients_and_exports_of_a_family_are_those_of_transformers(
+    start_group: StartGroup, tmp_path: Path, backend: str, case: str
+) -> None:
+    model = make_model(tmp_path / "model", (BOTH | FSDP)[case])
+    batch = random_batch(0, LENGTHS)
+    group = start_group(backend=backend, model=str(model))
+    assert gap(forward(group, 1, batch), model, batch) <= TOLERANCE
+
+    for seq, kind in ((2, "forward_backward"), (4, "forward_backward")):
+        assert errors(
+            group.execute(operation(seq, kind, batch, split=SPLIT, loss="cross_entropy"))
+        ) == [""]
+        if seq == 2:
+            _, wanted = Reference.load(model).gradients(batch, "cross_entropy")
+            grads = assemble(group.ask("held"), "grad")
+            assert set(grads) == set(wanted)
+            largest = max(float(np.abs(grad).max()) for grad in wanted.values())
+            for name, grad in wanted.items():
+                assert np.abs(grads[name] - grad).max() <= TOLERANCE * largest, name
+        assert errors(group.execute(operation(seq + 1, "step", lr=1e-3, eps=1e-3))) == [""]
+    after = forward(group, 6, batch)
+
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    held = assemble(group.ask("held"), "param")
+    assert set(held) == set(load_file(model / "model.safetensors")), "exports keep every tensor"
+    save_file(held, exported / "model.safetensors", metadata={"format": "pt"})
+    (exported / "config.json").write_bytes((model / "config.json").read_bytes())
+    assert gap(after, exported, batch) <= TOLERANCE
+    again = start_group(backend=backend, model=str(exported))
+    assert np.array_equal(forward(again, 1, batch), after)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_the_padding_token_s_embedding_is_trained_like_any_other(
+    start_group: StartGroup, tmp_path: Path, backend: str
+) -> None:
+    model = make_model(tmp_path / "model", BOTH["qwen3"])
+    batch = random_batch(0)
+    batch["tokens"] = np.zeros_like(batch["tokens"])  # TINY's pad_token_id
+    group = start_group(backend=backend, model=str(model))
+    group.execute(operation(1, "forward_backward", batch, split=SPLIT, loss="cross_entropy"))
+    gradient = assemble(group.ask("held"), "grad")["model.embed_tokens.weight"]
+    _, wanted = Reference.load(model).gradients(batch, "cross_entropy")
+    assert np.abs(wanted["model.embed_tokens.weight"][0]).max() > 0
+    assert np.abs(gradient - wanted["model.embed_tokens.weight"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "word"),
+    [
+        ("megatron", {"model_type": "llama", "attention_bias": True}, "attention_bias = True"),
+        ("fsdp", {"model_type": "phi"}, "phi3"),
+    ],
+)
+def test_a_rank_refuses_a_model_that_its_backend_does_not_compute(
+    start_group: StartGroup, tmp_path: Path, backend: str, changes: dict[str, object], word: str
+) -> None:
+    model = make_model(tmp_path / "model", {"model_type": "llama"})
+    text = (model / "config.json").read_text()
+    (model / "config.json").write_text(json.dumps(json.loads(text) | changes))
+    with pytest.raises(RuntimeError, match=word):
+        start_group(backend=backend, model=str(model))
+
+
+def test_fsdp_refuses_a_precision_that_it_would_not_keep(start_group: StartGroup) -> None:
+    with pytest.raises(RuntimeError, match="computes in float32"):
+        start_group(backend="fsdp", dtype="bfloat16")
