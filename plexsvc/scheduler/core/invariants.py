@@ -34,10 +34,13 @@ def check(cluster: Cluster) -> None:
 
 
 def _check_device(cluster: Cluster, device: Device) -> None:
-    assert resident_bytes(cluster.devices, device.place) <= device.bytes_total, device
+    assert resident_bytes(cluster.devices, device) <= device.bytes_total, device
+    for wpg_id, rank in device.ranks.items():
+        wpg = cluster.wpgs[wpg_id]
+        assert (wpg.places[rank], wpg.devices[rank]) == (device.place, device), (wpg_id, device)
     executing = [
         wpg_id
-        for wpg_id in device.wpgs
+        for wpg_id in device.ranks
         if any(op.needs_device for op in cluster.wpgs[wpg_id].running.values())
     ]
     assert len(executing) <= 1, (device, executing)
@@ -88,7 +91,9 @@ def _check_order(cluster: Cluster, deployment: Deployment) -> None:
     limits = cluster.limits
     assert len(deployment.pending) <= limits.max_pending_per_wpg + 1, deployment
     assert all(seq >= deployment.next_seq for seq in deployment.pending), deployment
-    assert not deployment.consumed & set(deployment.pending), deployment
+    came = deployment.consumed | set(deployment.pending)
+    assert len(came) == len(deployment.consumed) + len(deployment.pending), deployment
+    assert came.issuperset(range(deployment.next_seq, deployment.complete_to)), deployment
     wpg = cluster.wpg_of(deployment)
     assert (deployment.wpg_id is None) == (wpg is None), deployment
     if wpg is not None:

@@ -48,7 +48,8 @@ class Device:
     kind: str
     bytes_total: int
     since_us: int
-    wpgs: list[WpgId] = field(default_factory=list)
+    ranks: dict[WpgId, int] = field(default_factory=dict)
+    """The WPGs that live on it, in the order they came, and which of their ranks does."""
     holder: WpgId | None = None
     last_holder: WpgId | None = None
     held_since_us: int = 0
@@ -190,6 +191,8 @@ class Deployment:
 
     requested_us: int = 0
     next_seq: int = 1
+    complete_to: int = 1
+    """No number from `next_seq` up to it is missing; the search for a missing one starts there."""
     pending: dict[int, Operation] = field(default_factory=dict)
     consumed: set[int] = field(default_factory=set)
     answered: dict[int, OperationId] = field(default_factory=dict)
@@ -238,6 +241,8 @@ class Wpg:
     """The processes of a deployment, where they are and where their state is."""
 
     wpg_id: WpgId
+    number: int
+    """Which of the WPGs of this scheduler it is, counted from the first."""
     deployment_id: DeploymentId
     job_id: JobId
     incarnation: int
@@ -247,6 +252,8 @@ class Wpg:
     initialize: Operation | None = None
     """Its first operation, from when its ranks are up until it starts."""
 
+    devices: tuple[Device, ...] = ()
+    """The devices at its places, from when it lives on them."""
     running: dict[OperationId, Operation] = field(default_factory=dict)
     device_bytes: tuple[int, ...] = ()
     residency: Residency = Residency.NONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -26,25 +27,72 @@ class Span:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What all devices of a gang did at the same time: a span of each, in the order of `places`."""
+
+    places: tuple[Place, ...]
+    kind: str
+    job_id: JobId
+    deployment_id: DeploymentId
+    operation_id: OperationId | None
+    start_us: int
+    end_us: int
+    nbytes: int
+    """Bytes moved on each device."""
+
+    def spans(self, *, first_index: int) -> Iterator[Span]:
+        """Yield its spans, numbered from `first_index` on."""
+        for index, place in enumerate(self.places, start=first_index):
+            yield Span(
+                index=index,
+                place=place,
+                kind=self.kind,
+                job_id=self.job_id,
+                deployment_id=self.deployment_id,
+                operation_id=self.operation_id,
+                start_us=self.start_us,
+                end_us=self.end_us,
+                nbytes=self.nbytes,
+            )
+
+
 MAX_SPANS: Final = 65_536
 """Spans that are kept."""
 
 
 class Timeline:
-    """Spans numbered 1, 2, 3, ...; the last `limit` are kept."""
+    """Spans numbered 1, 2, 3, ...; at least the last `limit` are kept.
+
+    A gang's stretch is one entry whatever its size; spans are made when they are read.
+    """
 
     def __init__(self, limit: int = MAX_SPANS) -> None:
-        self._spans: deque[Span] = deque(maxlen=limit)
+        self._limit = limit
+        self._stretches: deque[Stretch] = deque()
+        self._num_kept = 0
         self.next_index = 1
 
-    def add(self, span: Span) -> None:
-        """Append one span, numbered `next_index`."""
-        assert span.index == self.next_index, span
-        self._spans.append(span)
-        self.next_index += 1
+    def add(self, stretch: Stretch) -> None:
+        """Append the spans of a stretch; the first is numbered `next_index`."""
+        size = len(stretch.places)
+        self._stretches.append(stretch)
+        self._num_kept += size
+        self.next_index += size
+        while self._num_kept - len(self._stretches[0].places) >= self._limit:
+            self._num_kept -= len(self._stretches.popleft().places)
 
     def after(self, index: int, *, limit: int) -> list[Span]:
         """Return at most `limit` kept spans numbered above `index`, oldest first."""
-        first_kept = self.next_index - len(self._spans)
-        skip = max(0, index + 1 - first_kept)
-        return list(islice(self._spans, skip, skip + limit))
+        return list(islice(self._after(index), limit))
+
+    def _after(self, index: int) -> Iterator[Span]:
+        end = self.next_index
+        newer: list[tuple[int, Stretch]] = []
+        for stretch in reversed(self._stretches):
+            if end <= index + 1:
+                break
+            end -= len(stretch.places)
+            newer.append((end, stretch))
+        for first, stretch in reversed(newer):
+            yield from (s for s in stretch.spans(first_index=first) if s.index > index)

@@ -57,7 +57,7 @@ class ClusterView:
 
     def resident_bytes(self, place: Place) -> int:
         """Return the bytes that WPGs hold, or are about to hold, on a device."""
-        return space.resident_bytes(self._cluster.devices, place)
+        return space.resident_bytes(self._cluster.devices, self.devices[place])
 
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""

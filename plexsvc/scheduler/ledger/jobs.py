@@ -157,6 +157,8 @@ class Registry:
         self.by_wpg: dict[WpgId, WpgRecord] = {}
         self.held: dict[OperationId, Held] = {}
         self.held_bytes = 0
+        self._pulls: dict[str, dict[OperationId, int]] = {}
+        """The versions that pulls under way need, by source and operation."""
         self.copies: dict[MoveId, Copies] = {}
 
     def job(self, job_id: str, *, tenant: str) -> JobRecord:
@@ -202,7 +204,11 @@ class Registry:
                 f"more would exceed {limit} (scheduler.max_held_payload_bytes); submit again later",
                 limit=limit,
             )
-        self.held[OperationId(held.operation.operation_id)] = held
+        operation_id = OperationId(held.operation.operation_id)
+        self.held[operation_id] = held
+        if held.kind is OperationKind.PULL:
+            pull = held.operation.pull
+            self._pulls.setdefault(pull.source_deployment_id, {})[operation_id] = pull.version
         self.held_bytes += held.nbytes
 
     def let_go(self, operation_id: OperationId) -> Held | None:
@@ -210,7 +216,16 @@ class Registry:
         held = self.held.pop(operation_id, None)
         if held is not None:
             self.held_bytes -= held.nbytes
+            if held.kind is OperationKind.PULL:
+                source = held.operation.pull.source_deployment_id
+                del self._pulls[source][operation_id]
+                if not self._pulls[source]:
+                    del self._pulls[source]
         return held
+
+    def pulled(self, source: DeploymentId) -> set[int]:
+        """Return the versions of a deployment that waiting and running pulls still need."""
+        return set(self._pulls.get(source, {}).values())
 
     def forget_jobs(self) -> list[DeploymentId]:
         """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""

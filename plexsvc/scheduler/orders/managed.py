@@ -119,14 +119,7 @@ async def _publish(
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
     result.metrics["nbytes"] = sum(reply.nbytes for reply in replies)
     deployment_id = record.deployment.deployment_id
-    await release_versions(reach, deployment_id, needed=_pulled(reach, deployment_id))
-
-
-def _pulled(reach: Reach, source: DeploymentId) -> set[int]:
-    """Return the versions that waiting and running pulls still need."""
-    held = reach.registry.held.values()
-    pulls = [h.operation.pull for h in held if h.kind is OperationKind.PULL]
-    return {pull.version for pull in pulls if pull.source_deployment_id == source}
+    await release_versions(reach, deployment_id, needed=reach.registry.pulled(deployment_id))
 
 
 async def _digest(

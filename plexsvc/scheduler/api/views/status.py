@@ -191,7 +191,7 @@ def device_status(scheduler: LiveScheduler, device: Device) -> service_pb2.Devic
         bytes_used=cluster.resident_bytes(device.place),
         bytes_total=device.bytes_total,
         resident_wpgs=[
-            wpg_id for wpg_id in device.wpgs if cluster.wpgs[wpg_id].residency is Residency.DEVICE
+            wpg_id for wpg_id in device.ranks if cluster.wpgs[wpg_id].residency is Residency.DEVICE
         ],
         running_wpg=device.holder or "",
         busy_us=busy_us,

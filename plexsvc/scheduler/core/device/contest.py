@@ -92,7 +92,7 @@ def free_at(devices: Devices, wpg: Wpg, *, entry: Entry) -> int:
 
     For one that waited long it is now: nothing is put before it any more.
     """
-    holders = {devices.at[place].holder for place in wpg.places} - {None, wpg.wpg_id}
+    holders = {device.holder for device in wpg.devices} - {None, wpg.wpg_id}
     starve = devices.rules.starve_factor
     if not holders:
         return devices.now_us
@@ -214,7 +214,7 @@ def _continues_burst(
     Known from its cycle; without one, if it was already waiting when its predecessor ended and
     takes less than the two switches that keeping it saves.
     """
-    is_last = all(devices.at[place].last_holder == wpg.wpg_id for place in wpg.places)
+    is_last = all(device.last_holder == wpg.wpg_id for device in wpg.devices)
     if wpg.residency is not Residency.DEVICE or not is_last:
         return False
     deployment = devices.deployments[wpg.deployment_id]

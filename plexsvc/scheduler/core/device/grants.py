@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import LingerTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
-from plexsvc.scheduler.core.vocabulary import Place, WpgState
+from plexsvc.scheduler.core.vocabulary import WpgState
 
 
 def settle(devices: Devices) -> None:
@@ -43,22 +43,28 @@ def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
             _prefetch(devices, members)
         return
     first = devices.wpgs[next(iter(waiting))]
-    if len(waiting) == 1 and _is_there(devices, first):
+    if len(waiting) == 1 and _is_there(first):
         _grant(devices, first, waiting[first.wpg_id], victims=())
     else:
         _grant_in_order(devices, waiting)
 
 
-def _is_there(devices: Devices, wpg: Wpg) -> bool:
+def _is_there(wpg: Wpg) -> bool:
     """Return whether a WPG's state is on its devices and nobody else runs there."""
-    holders = {devices.at[place].holder for place in wpg.places}
-    return wpg.residency is Residency.DEVICE and holders <= {None, wpg.wpg_id}
+    if wpg.residency is not Residency.DEVICE:
+        return False
+    return all(device.holder is None or device.holder == wpg.wpg_id for device in wpg.devices)
+
+
+def _meet(wpg: Wpg, other: Wpg) -> bool:
+    """Return whether two WPGs share a device."""
+    return any(other.wpg_id in device.ranks for device in wpg.devices)
 
 
 def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
     """Bring in the state that is expected to be needed next, while nothing else is to do."""
     wpg = contest.expected_next(devices, members)
-    if wpg is None or any(devices.at[place].holder is not None for place in wpg.places):
+    if wpg is None or any(device.holder is not None for device in wpg.devices):
         return
     victims = space.victims_of(devices, wpg)
     if victims is None or contest.is_sooner(devices, victims, than=wpg):
@@ -81,17 +87,16 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
 
 def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(devices, waiting)
-    claimed: dict[Place, int] = {}
+    claims: list[tuple[Wpg, int]] = []
     for entry in contest.in_turn(entries, rules=devices.rules, now_us=devices.now_us):
         wpg = devices.wpgs[WpgId(entry.resident_id)]
         ends_us = devices.now_us + entry.effective_us
-        is_open = all(claimed.get(place, ends_us) >= ends_us for place in wpg.places)
+        is_open = all(at_us >= ends_us or not _meet(wpg, other) for other, at_us in claims)
         free_us = contest.free_at(devices, wpg, entry=entry)
         victims = None
         if is_open and free_us <= devices.now_us:
             victims = space.victims_of(devices, wpg)
-        for place in wpg.places:
-            claimed[place] = min(free_us, claimed.get(place, free_us))
+        claims.append((wpg, free_us))
         if victims is None:
             continue
         until_us = contest.awaited_until(devices, victims, entry=entry)

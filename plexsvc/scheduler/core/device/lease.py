@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
-from plexsvc.scheduler.core.timeline import Span
+from plexsvc.scheduler.core.timeline import Stretch
 from plexsvc.scheduler.core.timers import WatchTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import OperationKind
@@ -22,30 +22,28 @@ from plexsvc.scheduler.core.vocabulary import OperationKind
 
 def take(devices: Devices, wpg: Wpg) -> None:
     """Make `wpg` the holder of its devices."""
-    held = [devices.at[place] for place in wpg.places]
-    is_renewal = all(d.last_holder == wpg.wpg_id and d.lease_no == wpg.lease_no for d in held)
-    if not is_renewal:
+    wpg_id, now_us = wpg.wpg_id, devices.now_us
+    if any(d.last_holder != wpg_id or d.lease_no != wpg.lease_no for d in wpg.devices):
         devices.last_lease_no += 1
         wpg.lease_no = devices.last_lease_no
-    for device in held:
-        if device.last_holder != wpg.wpg_id or device.holder is None:
-            device.held_since_us = devices.now_us
-        device.holder = device.last_holder = wpg.wpg_id
+    for device in wpg.devices:
+        if device.last_holder != wpg_id or device.holder is None:
+            device.held_since_us = now_us
+        device.holder = device.last_holder = wpg_id
         device.lease_no = wpg.lease_no
 
 
 def release(devices: Devices, wpg: Wpg) -> None:
     """Give up the right to run; state and memory stay where they are."""
-    for place in wpg.places:
-        device = devices.at[place]
+    for device in wpg.devices:
         if device.holder == wpg.wpg_id:
             device.holder = None
     _charge_waits(devices, wpg)
     if wpg.busy_since_us is not None:
         spent_us = devices.now_us - wpg.busy_since_us
-        devices.jobs[wpg.job_id].device_us += spent_us * len(wpg.places)
-        for place in wpg.places:
-            devices.at[place].busy_us += spent_us
+        devices.jobs[wpg.job_id].device_us += spent_us * len(wpg.devices)
+        for device in wpg.devices:
+            device.busy_us += spent_us
         wpg.busy_since_us = None
     devices.touch(wpg.wpg_id)
 
@@ -109,20 +107,18 @@ def note_span(
     nbytes: int = 0,
 ) -> None:
     """Add what a WPG's devices did until now to the timeline; `nbytes` were moved on each."""
-    for place in wpg.places:
-        devices.timeline.add(
-            Span(
-                index=devices.timeline.next_index,
-                place=place,
-                kind=kind,
-                job_id=wpg.job_id,
-                deployment_id=wpg.deployment_id,
-                operation_id=operation_id,
-                start_us=start_us,
-                end_us=devices.now_us,
-                nbytes=nbytes,
-            )
+    devices.timeline.add(
+        Stretch(
+            places=wpg.places,
+            kind=kind,
+            job_id=wpg.job_id,
+            deployment_id=wpg.deployment_id,
+            operation_id=operation_id,
+            start_us=start_us,
+            end_us=devices.now_us,
+            nbytes=nbytes,
         )
+    )
 
 
 def spend_prefetch(devices: Devices, wpg: Wpg, *, is_hit: bool) -> None:
@@ -151,11 +147,10 @@ def _charge_waits(devices: Devices, holder: Wpg) -> None:
     for wpg_id in devices.groups.get(holder.wpg_id, ()):
         waiter = devices.wpgs[wpg_id]
         head = lanes.head(devices.queues, waiter)
-        if head is None or head.eligible_us is None or not head.needs_device:
+        if head is None or head.eligible_us is None or not head.needs_device or waiter is holder:
             continue
-        held_us = [
-            devices.at[place].held_since_us for place in waiter.places if place in holder.places
-        ]
-        if waiter is not holder and held_us:
-            since_us = max(head.eligible_us, min(held_us))
+        shared = (device for device in waiter.devices if holder.wpg_id in device.ranks)
+        held_us = min((device.held_since_us for device in shared), default=None)
+        if held_us is not None:
+            since_us = max(head.eligible_us, held_us)
             charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)

@@ -2,96 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from plexsvc.ids import WpgId
 from plexsvc.residency import ON_DEVICE, Residency
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.state import Wpg
-from plexsvc.scheduler.core.vocabulary import Place, WpgState
+from plexsvc.scheduler.core.state import Device, Wpg
+from plexsvc.scheduler.core.vocabulary import WpgState
 
 
 def enter(devices: Devices, wpg: Wpg) -> None:
     """Let a new WPG live on its devices."""
-    for place in wpg.places:
-        devices.at[place].wpgs.append(wpg.wpg_id)
-    _regroup(devices)
+    wpg.devices = tuple(devices.at[place] for place in wpg.places)
+    for rank, device in enumerate(wpg.devices):
+        device.ranks[wpg.wpg_id] = rank
+    neighbours = {other for device in wpg.devices for other in device.ranks}
+    _regroup(devices, {w for other in neighbours for w in devices.groups.get(other, (other,))})
 
 
 def leave(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...]:
     """Take a WPG that is gone off its devices; return the group it was in."""
     neighbours = devices.groups.pop(wpg.wpg_id)
-    for place in wpg.places:
-        devices.at[place].wpgs.remove(wpg.wpg_id)
-    _regroup(devices)
+    for device in wpg.devices:
+        del device.ranks[wpg.wpg_id]
+    _regroup(devices, [other for other in neighbours if other != wpg.wpg_id])
     return neighbours
 
 
-def resident_bytes(devices: Devices, place: Place) -> int:
+def resident_bytes(devices: Devices, device: Device) -> int:
     """Return the bytes that WPGs hold, or are about to hold, on a device."""
-    return sum(
-        bytes_at(devices.wpgs[wpg_id], place)
-        for wpg_id in devices.at[place].wpgs
-        if devices.wpgs[wpg_id].residency in ON_DEVICE
-    )
+    found = 0
+    for wpg_id, rank in device.ranks.items():
+        wpg = devices.wpgs[wpg_id]
+        if wpg.residency in ON_DEVICE and wpg.device_bytes:
+            found += wpg.device_bytes[rank]
+    return found
 
 
-def bytes_at(wpg: Wpg, place: Place) -> int:
+def bytes_at(wpg: Wpg, device: Device) -> int:
     """Return what a WPG's state takes on one of its devices."""
-    return wpg.device_bytes[wpg.places.index(place)] if wpg.device_bytes else 0
+    return wpg.device_bytes[device.ranks[wpg.wpg_id]] if wpg.device_bytes else 0
 
 
 def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
-    """Return whom to park so that `wpg` fits, or `None` if that cannot be done now."""
+    """Return whom to park so that `wpg` fits, or `None` if that cannot be done now.
+
+    `O(devices of wpg * who lives on one)`.
+    """
     if wpg.residency is Residency.DEVICE:
         return ()
-    chosen: list[WpgId] = []
-    for place in wpg.places:
-        gained = sum(
-            bytes_at(devices.wpgs[v], place) for v in chosen if lives_on(devices, v, place)
-        )
-        free = devices.at[place].bytes_total - resident_bytes(devices, place) + gained
-        for victim in _parkable(devices, place, keep=wpg.wpg_id):
-            if free >= bytes_at(wpg, place):
+    chosen: dict[WpgId, None] = {}
+    idle = _parkable(devices, wpg)
+    for device in wpg.devices:
+        need = bytes_at(wpg, device)
+        free = device.bytes_total - resident_bytes(devices, device)
+        free += sum(bytes_at(devices.wpgs[v], device) for v in chosen if v in device.ranks)
+        for victim in idle:
+            if free >= need:
                 break
-            if victim.wpg_id not in chosen:
-                chosen.append(victim.wpg_id)
-                free += bytes_at(victim, place)
-        if free < bytes_at(wpg, place):
+            if victim.wpg_id in device.ranks and victim.wpg_id not in chosen:
+                chosen[victim.wpg_id] = None
+                free += bytes_at(victim, device)
+        if free < need:
             return None
     return tuple(chosen)
 
 
-def lives_on(devices: Devices, wpg_id: WpgId, place: Place) -> bool:
-    """Return whether a WPG has a rank on a device."""
-    return place in devices.wpgs[wpg_id].places
-
-
-def _parkable(devices: Devices, place: Place, *, keep: WpgId) -> list[Wpg]:
-    """Return idle residents of a device, least recently used first."""
-    residents = [devices.wpgs[w] for w in devices.at[place].wpgs if w != keep]
+def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
+    """Return the idle residents of a WPG's group, least recently used first."""
+    residents = [devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id]
     idle = [
-        wpg
-        for wpg in residents
-        if wpg.state is WpgState.READY
-        and wpg.residency is Residency.DEVICE
-        and wpg.switch is None
-        and not wpg.is_rollout
-        and not wpg.running
+        other
+        for other in residents
+        if other.state is WpgState.READY
+        and other.residency is Residency.DEVICE
+        and other.switch is None
+        and not other.is_rollout
+        and not other.running
     ]
-    return sorted(idle, key=lambda wpg: (wpg.last_used_us, wpg.wpg_id))
+    return sorted(idle, key=lambda other: (other.last_used_us, other.wpg_id))
 
 
-def _regroup(devices: Devices) -> None:
-    """Find the sets of WPGs that share devices, directly or through others."""
-    devices.groups = {}
-    for wpg_id in devices.wpgs:
-        if wpg_id in devices.groups:
-            continue
-        members, frontier = {wpg_id: None}, [wpg_id]
+def _regroup(devices: Devices, among: Iterable[WpgId]) -> None:
+    """Find anew which of `among` share devices, directly or through others.
+
+    Whoever shares devices with one of them is one of them.
+    """
+    left = dict.fromkeys(sorted(among, key=lambda wpg_id: devices.wpgs[wpg_id].number))
+    while left:
+        first = next(iter(left))
+        members, frontier = {first: None}, [first]
         while frontier:
-            for place in devices.wpgs[frontier.pop()].places:
-                for other in devices.at[place].wpgs:
+            for device in devices.wpgs[frontier.pop()].devices:
+                for other in device.ranks:
                     if other not in members:
                         members[other] = None
                         frontier.append(other)
         group = tuple(members)
-        devices.groups.update(dict.fromkeys(group, group))
+        for wpg_id in group:
+            del left[wpg_id]
+            devices.groups[wpg_id] = group

@@ -131,8 +131,7 @@ def _end(devices: Devices, wpg: Wpg, switch: Switch) -> None:
 
 
 def _account(devices: Devices, wpg: Wpg, *, nbytes: int, is_load: bool) -> None:
-    for place in wpg.places:
-        device = devices.at[place]
+    for device in wpg.devices:
         device.switch_us += devices.now_us - wpg.move_started_us
         device.switches += is_load
     lease.note_span(

@@ -22,6 +22,7 @@ def add(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> 
     cluster.roll.last_wpg_no += 1
     wpg = Wpg(
         wpg_id=WpgId(f"wpg-{cluster.turn.epoch}-{cluster.roll.last_wpg_no}"),
+        number=cluster.roll.last_wpg_no,
         deployment_id=deployment.deployment_id,
         job_id=deployment.job_id,
         incarnation=deployment.incarnations,

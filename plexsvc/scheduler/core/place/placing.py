@@ -82,7 +82,7 @@ def least_used(
     """Return the block of `among` on whose devices the fewest live; None if there is no block."""
 
     def used(name: UnitId) -> int:
-        return len(placement.devices[Place.of(name)].wpgs)
+        return len(placement.devices[Place.of(name)].ranks)
 
     rooms = placement.planning.planner(deployment.device_kind).board.rooms
     there = [name for name in among if name in rooms]

@@ -58,6 +58,8 @@ def refuse(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool
         if is_final:
             deployment.consumed.add(operation.seq)
             advance(deployment)
+        else:
+            deployment.complete_to = min(deployment.complete_to, operation.seq)
     _say_refused(queues, operation, fault, is_final=is_final)
 
 
@@ -82,7 +84,7 @@ def end_running(
     if operation.kind in OPENS_WINDOW and not is_refusal:
         deployment.is_window_open = True  # it may have added some gradients, and not others
     if is_numbered and not is_final:
-        deployment.next_seq = operation.seq
+        deployment.next_seq = deployment.complete_to = operation.seq
     _say_refused(queues, operation, fault, is_final=is_final)
 
 

@@ -19,9 +19,10 @@ from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationSta
 
 def first_missing(deployment: Deployment) -> int:
     """Return the lowest number that has not come yet."""
-    seq = deployment.next_seq
+    seq = max(deployment.next_seq, deployment.complete_to)
     while seq in deployment.pending or seq in deployment.consumed:
         seq += 1
+    deployment.complete_to = seq
     return seq
 
 
@@ -50,7 +51,10 @@ def begin(queues: Queues, wpg: Wpg, operation: Operation) -> None:
 def watch_gap(queues: Queues, deployment: Deployment) -> None:
     """Notice the start or the end of a gap and set its timer."""
     missing = first_missing(deployment)
-    has_gap = bool(deployment.pending) and max(deployment.pending) > missing
+    if deployment.consumed:
+        has_gap = max(deployment.pending, default=missing) > missing
+    else:  # what came without a gap is counted, so it need not be looked at
+        has_gap = len(deployment.pending) > missing - deployment.next_seq
     if not has_gap:
         deployment.gap_seq = None
     elif deployment.gap_seq != missing:

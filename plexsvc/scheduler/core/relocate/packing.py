@@ -72,7 +72,7 @@ def _on_draining(cluster: Cluster) -> dict[WpgId, NodeId]:
         wpg_id: node.node_id
         for node in draining
         for place in node.devices
-        for wpg_id in cluster.devices.at[place].wpgs
+        for wpg_id in cluster.devices.at[place].ranks
     }
 
 

@@ -102,7 +102,7 @@ def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
     is_up = place.node_id in cluster.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
         return False
-    return not (deployment.is_rollout and device.wpgs)
+    return not (deployment.is_rollout and device.ranks)
 
 
 def settle(cluster: Cluster) -> None:

@@ -199,7 +199,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert not cluster.unplaced
         assert not cluster.relocating
         assert not self.world.copies
-        assert all(not d.wpgs and d.holder is None for d in cluster.devices.values())
+        assert all(not d.ranks and d.holder is None for d in cluster.devices.values())
         for planner in cluster.planners.values():
             planner.board.check()
             assert not planner.board.groups

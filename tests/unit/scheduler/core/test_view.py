@@ -20,7 +20,7 @@ def test_a_view_shows_the_cluster_as_it_is_now() -> None:
     wpg = view.wpg_of(deployment)
     assert wpg is not None
     assert view.is_current(wpg)
-    assert view.devices[N0].wpgs == [wpg.wpg_id]
+    assert list(view.devices[N0].ranks) == [wpg.wpg_id]
     assert view.resident_bytes(N0) == sum(wpg.device_bytes)
     assert view.planners["train"].board.group_of.keys() == {deployment.resident_id}
     world.end("a")

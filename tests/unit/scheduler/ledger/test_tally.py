@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId
-from plexsvc.scheduler.core.timeline import Span, Timeline
+from plexsvc.scheduler.core.timeline import Stretch, Timeline
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.scheduler.ledger.tally import JobTally, Tally
 
 
 def add(timeline: Timeline, kind: str, *, job: str = "j", is_move: bool = True) -> None:
     timeline.add(
-        Span(
-            index=timeline.next_index,
-            place=Place(node_id=NodeId("n"), device=0),
+        Stretch(
+            places=(Place(node_id=NodeId("n"), device=0),),
             kind=kind,
             job_id=JobId(job),
             deployment_id=DeploymentId(f"{job}/actor"),
