@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
@@ -44,6 +45,10 @@ ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
 SMALLEST_HYPER: Final = 1e-30
 LARGEST_HYPER: Final = 1e30
 """Optimizers compute in float32: what lies outside would be 0 or infinite on the way."""
+
+MAX_NAME_BYTES: Final = 255
+MAX_PATH_BYTES: Final = 4095
+"""What Linux takes as a file's name and as a path."""
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -317,6 +322,12 @@ def _check_path(kind: str, path: str) -> None:
     if "\0" in path or not PurePosixPath(path).is_absolute():
         raise bad_request(
             f"{kind} got path {path!r}; give an absolute path on the cluster's file system"
+        )
+    longest = max(len(os.fsencode(name)) for name in PurePosixPath(path).parts)
+    if longest > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise bad_request(
+            f"{kind} got a path of {len(os.fsencode(path))} bytes with a name of {longest}; give "
+            f"one of at most {MAX_PATH_BYTES} bytes whose names have at most {MAX_NAME_BYTES}"
         )
 
 

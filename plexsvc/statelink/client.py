@@ -212,7 +212,11 @@ class StateClient:
         body = common_pb2.TensorBundle(tensors=specs).SerializeToString()
         header = {"op": "create_staged", "staging_id": staging_id.hex(), "nbytes": nbytes}
         reply = self._call(header, body=body)
-        return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]
+        try:
+            return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]
+        except OSError:
+            self.drop_staged(staging_id)
+            raise
 
     def seal_staged(self, staging_id: bytes) -> None:
         """Finish a result made with `create_staged`; others may read it from now on.
@@ -221,6 +225,13 @@ class StateClient:
             PlexError: `not_found`.
         """
         self._call({"op": "seal_staged", "staging_id": staging_id.hex()})
+
+    def drop_staged(self, staging_id: bytes) -> None:
+        """Give a bundle's memory back: a result that nobody will read, or a damaged payload.
+
+        An id that is not known here, or not this job's, changes nothing.
+        """
+        self._call({"op": "drop_staged", "staging_id": staging_id.hex()})
 
     def open_version(self, deployment_id: str, version: int) -> Published:
         """Return a version's part on this node, not copied and held as long as a view of it lives.

@@ -75,6 +75,7 @@ class DataServer:
             "open_staged": self._open_staged,
             "create_staged": self._create_staged,
             "seal_staged": self._seal_staged,
+            "drop_staged": self._drop_staged,
             "open_version": self._open_version,
             "close_version": self._close_version,
         }
@@ -243,6 +244,11 @@ class DataServer:
     def _seal_staged(self, link: RankLink, request: Message) -> Message:
         staging_id = bytes.fromhex(request.header["staging_id"])
         self._node.staging.seal(staging_id, job_id=link.job_id)
+        return Message(header={})
+
+    def _drop_staged(self, link: RankLink, request: Message) -> Message:
+        staging_id = bytes.fromhex(request.header["staging_id"])
+        self._node.staging.drop_of(link.job_id, staging_id)
         return Message(header={})
 
     def _open_version(self, link: RankLink, request: Message) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
@@ -136,21 +137,33 @@ class VersionShelf:
         return True
 
 
+RESULTS_PART: Final = 4
+"""One part of so many of staging memory is never given to uploads, so that what runs can answer.
+
+A token of a batch takes 12 bytes or more, and 4 bytes of an answer."""
+
+
 @dataclass(slots=True, kw_only=True)
 class StagedEntry:
-    """One staged bundle; `owner` is the client that still writes it, None for an upload."""
+    """One staged bundle; `owner` is the client whose result it is, None for an upload."""
 
     job_id: JobId
     nbytes: int
     owner: int | None = None
     is_sealed: bool = False
 
+    @property
+    def is_result(self) -> bool:
+        """Whether a rank wrote it, not a client."""
+        return self.owner is not None
+
 
 class StagingRoom:
-    """Staged bundles by id: bounded bytes in all, a bounded number per job."""
+    """Staged bundles by id: bounded bytes, of which uploads get a part, and a bounded number."""
 
     def __init__(self, *, staging_bytes: int, max_per_job: int) -> None:
         self.budget = Budget("staging", total=staging_bytes)
+        self._for_uploads = staging_bytes - staging_bytes // RESULTS_PART
         self._max_per_job = max_per_job
         self._entries: dict[bytes, StagedEntry] = {}
 
@@ -164,13 +177,15 @@ class StagingRoom:
         if staging_id in self._entries:
             text = f"staging id {staging_id.hex()[:8]} is in use"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; ids are for one bundle")
-        if entry.nbytes > self.budget.total:
+        limit = self.budget.total if entry.is_result else self._for_uploads
+        if entry.nbytes > limit:
             raise PlexError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
-                f"{entry.nbytes} bytes can never fit into the node's {self.budget.total} bytes of "
-                "staging memory (staging_bytes); send smaller batches",
+                f"{entry.nbytes} bytes can never fit into the {limit} bytes of the node's staging "
+                f"memory that {'results' if entry.is_result else 'uploads'} may take "
+                f"({self.budget.total} staging_bytes); send smaller batches",
                 need=entry.nbytes,
-                limit=self.budget.total,
+                limit=limit,
             )
         self._check_room(entry)
         self.budget.take(entry.nbytes)
@@ -216,12 +231,17 @@ class StagingRoom:
         ]
 
     def _check_room(self, entry: StagedEntry) -> None:
-        count = sum(other.job_id == entry.job_id for other in self._entries.values())
+        alike = [other for other in self._entries.values() if other.is_result == entry.is_result]
+        count = sum(other.job_id == entry.job_id for other in alike)
+        free, kind = self.budget.free, "results"
+        if not entry.is_result:
+            taken = sum(other.nbytes for other in alike)
+            free, kind = min(free, self._for_uploads - taken), "uploads"
         if count >= self._max_per_job:
-            found = f"{entry.job_id} has {count} staged bundles (max_staged_per_job)"
-        elif entry.nbytes > self.budget.free:
+            found = f"{entry.job_id} has {count} {kind} staged (max_staged_per_job)"
+        elif entry.nbytes > free:
             found = (
-                f"{entry.nbytes} bytes needed, {self.budget.free} of {self.budget.total} free "
+                f"{entry.nbytes} bytes needed, {free} of {self.budget.total} free for {kind} "
                 "(staging_bytes)"
             )
         else:
@@ -230,5 +250,5 @@ class StagingRoom:
             ErrorCode.STAGING_FULL,
             f"not staged: {found}; try again when earlier operations are answered",
             need=entry.nbytes,
-            free=self.budget.free,
+            free=free,
         )

@@ -139,6 +139,13 @@ class Staging:
                 staging_ids = self._room.ids_of(job_id)
             return sum(self._drop(staging_id) for staging_id in staging_ids)
 
+    def drop_of(self, job_id: JobId, staging_id: bytes) -> None:
+        """Drop a bundle if it is of this job. Repeatable."""
+        with self._lock:
+            known = self._room.find(staging_id)
+            if known is not None and known.job_id == job_id:
+                self._drop(staging_id)
+
     def drop_unsealed(self, owner: int) -> None:
         """Drop what a client that left had not sealed."""
         with self._lock:

@@ -1,5 +1,9 @@
 """Executor of a rank: runs operations one at a time, in order, and answers each.
 
+Theory of operation. An operation is prepared, which changes nothing; then all ranks of the group
+agree that none of them refuses it; then it is run. So a refusal is the whole group's and leaves no
+trace. What raises later is recorded under the operation's number and breaks the window.
+
 In a group of several ranks an unexpected failure may leave peers waiting inside a collective, and
 one while weights are written may leave them half old, half new: the rank answers, then asks to
 exit, so that the whole group ends with a cause instead of hanging or training on.
@@ -9,6 +13,8 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,18 +27,24 @@ from plexsvc.clock import Clock
 from plexsvc.errors import RETRYABLE, ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.statelink.client import ExportReport, Scalars
-from plexsvc.worker import results
+from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.ledger import Ledger
-from plexsvc.worker.operations import Operation, Operations, StateMemory
+from plexsvc.worker.operations import WINDOW_KINDS, Operation, Operations, Run, StateMemory
 
 log = Log(__name__)
 
 LOG_TAIL_BYTES: Final = 4096
 
-REWRITES: Final = frozenset({"step", "load", "pull"})
-"""Operations that replace weights in place, after their checks."""
+REPLACES: Final = frozenset({"load", "pull"})
+"""Operations that replace weights; one that fails while it runs leaves them half replaced."""
+
+REWRITES: Final = REPLACES | {"step"}
+"""Operations that write weights in place; a `step` refuses bad gradients before it does."""
+
+Agree = Callable[[PlexError | None], PlexError | None]
+"""Returns why the group refuses, the same on every rank; see `process_group.agree`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +62,15 @@ class Executor:
     state client's.
     """
 
-    def __init__(self, config: WorkerConfig, backend: Backend, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        backend: Backend,
+        *,
+        clock: Clock,
+        agree: Agree = process_group.agree,
+    ) -> None:
+        self._agree = agree
         self._config = config
         self._backend = backend
         self._clock = clock
@@ -109,65 +129,106 @@ class Executor:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def execute(self, operation: Operation, published: PublishedVersion | None = None) -> Outcome:
-        """Run one operation to its end, or answer it from the record; failures are answers."""
+    def execute(
+        self,
+        operation: Operation,
+        published: PublishedVersion | None = None,
+        *,
+        attempt: int = 0,
+    ) -> Outcome:
+        """Run one operation to its end, or answer it from the record; failures are answers.
+
+        Repeats of one start of an operation carry the same `attempt`; 0 is none.
+        """
         with self._between_operations:
-            recorded = self.ledger.recorded(operation.operation_id)
-            if recorded is not None:
-                return Outcome(reply=recorded)
             started_us = self._clock.monotonic_us()
-            outcome = self._answered(operation, published or PublishedVersion())
-            outcome.reply.run_us = self._clock.monotonic_us() - started_us
-            error = outcome.reply.result.error
-            if not (error.code in RETRYABLE or error.code == ErrorCode.STALE_SEQUENCE):
-                self.ledger.finish(operation.operation_id, operation.seq, outcome.reply)
-                if operation.HasField("initialize"):
-                    self.ledger.go_on_from(self._built().carried_seq)
+            try:
+                recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
+                if recorded is not None:
+                    return Outcome(reply=recorded)
+                outcome = self._run(operation, published or PublishedVersion())
+                outcome.reply.run_us = self._clock.monotonic_us() - started_us
+                self._record(operation, outcome.reply, attempt=attempt)
+            except Exception as error:  # noqa: BLE001 - peers or record failed: nobody may go on
+                outcome = Outcome(reply=self._failed(operation, error), must_exit=True)
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
 
-    def _answered(self, operation: Operation, published: PublishedVersion) -> Outcome:
+    def _run(self, operation: Operation, published: PublishedVersion) -> Outcome:
+        with ExitStack() as held:
+            refusal, run = None, None
+            try:
+                self.ledger.check_order(operation.operation_id, operation.seq)
+                run = self._built().prepare(operation, published, held=held)
+            except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
+                refusal = self._told(operation, error)
+            refusal = self._agree(refusal)
+            if refusal is not None or run is None:
+                assert refusal is not None, operation
+                is_bug = refusal.code is ErrorCode.INTERNAL
+                return Outcome(reply=_ended(operation, refusal, is_refusal=not is_bug))
+            return self._change(operation, run)
+
+    def _change(self, operation: Operation, run: Run) -> Outcome:
+        self.ledger.begin(operation.seq)
+        kind = operation.WhichOneof("body")
         try:
-            self.ledger.check_order(operation.operation_id, operation.seq)
-            answer = self._built().run(operation, published)
-            result = results.to_wire(
-                answer,
-                operation_id=operation.operation_id,
-                node_id=self._config.node_id,
-                staging=self._memory,
-            )
+            answer = self._built().run(operation, run)
         except PlexError as error:
-            return Outcome(reply=_failure(operation, error))
-        except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
-            log.error("operation failed", operation_id=operation.operation_id)  # noqa: TRY400 - Log.error adds the traceback
-            must_exit = self._config.world_size > 1 or operation.WhichOneof("body") in REWRITES
-            return Outcome(reply=self._internal(operation, error), must_exit=must_exit)
+            return Outcome(reply=self._failed(operation, error), must_exit=kind in REPLACES)
+        except Exception as error:  # noqa: BLE001 - as above
+            must_exit = self._config.world_size > 1 or kind in REWRITES
+            return Outcome(reply=self._failed(operation, error), must_exit=must_exit)
+        result = results.to_wire(answer, operation_id=operation.operation_id)
         return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=results.digest(answer)))
 
-    def _internal(self, operation: Operation, error: Exception) -> worker_pb2.ExecuteReply:
-        kind = operation.WhichOneof("body")
-        told = PlexError(
-            ErrorCode.INTERNAL,
-            f"{kind} failed on rank {self._config.rank} of {self._config.wpg_id}: "
-            f"{type(error).__name__}: {error}",
-            worker=f"{self._config.wpg_id}/{self._config.rank}",
-        )
-        reply = _failure(operation, told)
+    def _record(
+        self, operation: Operation, reply: worker_pb2.ExecuteReply, *, attempt: int
+    ) -> None:
+        code = reply.result.error.code
+        if code in RETRYABLE:
+            self.ledger.refuse(operation.operation_id, attempt, reply)
+        elif code != ErrorCode.STALE_SEQUENCE:
+            self.ledger.finish(operation.operation_id, operation.seq, reply)
+            if operation.HasField("initialize"):
+                self.ledger.go_on_from(self._built().carried_seq)
+
+    def _failed(self, operation: Operation, error: Exception) -> worker_pb2.ExecuteReply:
+        """Return the answer of an operation that failed while it ran: it is final."""
+        told = self._told(operation, error)
+        if told.retryable:
+            is_window = operation.WhichOneof("body") in WINDOW_KINDS
+            code = ErrorCode.WINDOW_BROKEN if is_window else ErrorCode.INTERNAL
+            cure = "; call zero_grad and send the window's batches again" if is_window else ""
+            told = PlexError(code, f"failed while it ran: {told.message}{cure}", **told.facts)
+        reply = _ended(operation, told, is_refusal=False)
         reply.log_tail = "".join(traceback.format_exception(error))[-LOG_TAIL_BYTES:]
         return reply
+
+    def _told(self, operation: Operation, error: Exception) -> PlexError:
+        """Return what the caller is told of an error."""
+        if isinstance(error, PlexError):
+            return error
+        log.error("operation failed", operation_id=operation.operation_id)
+        return PlexError(
+            ErrorCode.INTERNAL,
+            f"{operation.WhichOneof('body')} failed on rank {self._config.rank} of "
+            f"{self._config.wpg_id}: {type(error).__name__}: {error}",
+            worker=f"{self._config.wpg_id}/{self._config.rank}",
+        )
 
     def _built(self) -> Operations:
         assert self._operations is not None, "build() comes first"
         return self._operations
 
 
-def _failure(operation: Operation, error: PlexError) -> worker_pb2.ExecuteReply:
-    refused = error.code not in (ErrorCode.INTERNAL, ErrorCode.CHECKSUM_MISMATCH)
+def _ended(operation: Operation, error: PlexError, *, is_refusal: bool) -> worker_pb2.ExecuteReply:
+    state = (
+        operations_pb2.OPERATION_STATE_REFUSED
+        if is_refusal
+        else operations_pb2.OPERATION_STATE_FAILED
+    )
     result = operations_pb2.OperationResult(
-        operation_id=operation.operation_id,
-        state=operations_pb2.OPERATION_STATE_REFUSED
-        if refused
-        else operations_pb2.OPERATION_STATE_FAILED,
-        error=wire_errors.to_wire(error),
+        operation_id=operation.operation_id, state=state, error=wire_errors.to_wire(error)
     )
     return worker_pb2.ExecuteReply(result=result)

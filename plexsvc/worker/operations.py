@@ -1,8 +1,9 @@
 """Operations on a rank's backend, by kind, and the accumulation window they share.
 
 Theory of operation. The window is clean, open (gradients accumulated) or broken. An operation is
-validated completely before it touches anything; one that fails after it began to change gradients
-or parameters breaks the window, and forward_backward, backward and step are refused with
+first prepared: whatever can be refused is refused then, its inputs are opened and checked, and room
+for its answer is reserved. Then it is run. One that fails while it runs may have changed gradients
+or parameters and breaks the window: forward_backward, backward and step are refused with
 `window_broken` until zero_grad or a load.
 """
 
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,17 @@ from plexsvc.weights.reading import OpenedVersion, Published
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.results import Answer
+from plexsvc.worker.results import Answer, Room
 
 Operation = operations_pb2.Operation
+Run = Callable[[], Answer]
+"""What is left of a prepared operation: it changes the rank's state and returns the answer."""
 
-T = TypeVar("T")
+WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
+"""Kinds that a broken window refuses."""
 
-_WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
+CHANGES: Final = WINDOW_KINDS | {"zero_grad", "load", "pull"}
+"""Kinds that break the window when they fail while they run."""
 
 
 class StateMemory(results.Staging, Protocol):
@@ -62,7 +67,7 @@ class StateMemory(results.Staging, Protocol):
 
 
 class Operations:
-    """Runs operations of one rank: `run` answers or raises, and knows what it left behind."""
+    """Prepares operations of one rank, and knows what those that failed left behind."""
 
     def __init__(self, config: WorkerConfig, backend: Backend, memory: StateMemory | None) -> None:
         self._config = config
@@ -73,61 +78,82 @@ class Operations:
         self.carried_seq = 0
         """Last number applied by the WPG whose state this rank started from."""
 
-    def run(self, operation: Operation, published: PublishedVersion) -> Answer:
-        """Run one operation and return this rank's answer.
+    def prepare(self, operation: Operation, published: PublishedVersion, *, held: ExitStack) -> Run:
+        """Check an operation completely and return what runs it; nothing has changed then.
+
+        `held` keeps what it opened until it has run.
 
         Raises:
-            PlexError: the operation was refused, or failed for a stated cause.
+            PlexError: the operation is refused.
         """
         kind = operation.WhichOneof("body")
         if kind != "initialize" and not self.is_initialized:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"{kind} came before initialize on {self._config.wpg_id}"
             )
-        if kind in _WINDOW_KINDS and self._broken_by is not None:
+        if kind in WINDOW_KINDS and self._broken_by is not None:
             raise PlexError(
                 ErrorCode.WINDOW_BROKEN,
                 f"{kind} refused: {self._broken_by}. Call zero_grad and send the window's batches "
                 "again",
             )
-        self._backend.reseed(operation_seed(self._config.seed, operation.seq))
-        return self._dispatch(operation, published)
+        return self._prepared(operation, published, held)
 
-    def _dispatch(self, operation: Operation, published: PublishedVersion) -> Answer:
+    def run(self, operation: Operation, run: Run) -> Answer:
+        """Run a prepared operation.
+
+        Raises:
+            Exception: whatever it met. It may have changed something: if it can, the window is
+                broken from here on.
+        """
         kind = operation.WhichOneof("body")
-        answers: dict[str | None, Callable[[], Answer]] = {
-            "noop": Answer,
+        try:
+            self._backend.reseed(operation_seed(self._config.seed, operation.seq))
+            return run()
+        except Exception as error:
+            if kind in CHANGES:
+                self._broken_by = f"an earlier {kind} failed ({error})"
+            raise
+
+    def _prepared(self, operation: Operation, published: PublishedVersion, held: ExitStack) -> Run:
+        kind = operation.WhichOneof("body")
+        prepared: dict[str | None, Callable[[], Run]] = {
+            "noop": lambda: Answer,
             "initialize": lambda: self._initialize(published),
-            "forward": lambda: self._forward(operation),
-            "forward_backward": lambda: self._forward_backward(operation),
+            "forward": lambda: self._forward(operation, held),
+            "forward_backward": lambda: self._forward_backward(operation, held),
             "backward": lambda: self._backward(operation),
             "step": lambda: self._step(operation.step),
-            "zero_grad": self._zero_grad,
-            "load": lambda: self._load(operation.load),
-            "pull": lambda: self._pull(operation.pull, published),
+            "zero_grad": self._clear,
+            "load": lambda: self._load(operation.load, held),
+            "pull": lambda: self._pull(operation.pull, published, held),
         }
-        if kind not in answers:
+        if kind not in prepared:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"{kind or 'an empty operation'} does not run on a training rank",
             )
-        return answers[kind]()
+        return prepared[kind]()
 
-    def _initialize(self, copies: PublishedVersion) -> Answer:
+    def _initialize(self, copies: PublishedVersion) -> Run:
         if self.is_initialized:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{self._config.wpg_id} is initialized already")
-        specs = self._backend.regions()
-        if copies.holders:
-            self._start_from(copies, specs)
-        elif specs:
-            with sources.open_checkpoint(Path(self._config.model)) as weights:
-                self._fill(specs, weights)
-        elif self._memory is not None:
-            self._memory.allocate(())
-        if self._memory is not None:
-            self._memory.set_index(self._backend.pieces() if specs else ())
-        self.is_initialized = True
-        return Answer()
+
+        def run() -> Answer:
+            specs = self._backend.regions()
+            if copies.holders:
+                self._start_from(copies, specs)
+            elif specs:
+                with sources.open_checkpoint(Path(self._config.model)) as weights:
+                    self._fill(specs, weights)
+            elif self._memory is not None:
+                self._memory.allocate(())
+            if self._memory is not None:
+                self._memory.set_index(self._backend.pieces() if specs else ())
+            self.is_initialized = True
+            return Answer()
+
+        return run
 
     def _start_from(self, copies: PublishedVersion, specs: Sequence[RegionSpec]) -> None:
         """Take over another WPG's whole state from its complete copies.
@@ -138,7 +164,7 @@ class Operations:
             weights = sources.VersionTensors(version.parts)
             self._fill(specs, weights)
             if specs and self._config.has_optimizer:
-                self._backend.load_moments(weights)
+                sources.copy(self._backend.moments_from(weights))
             known = manifests.scalars_by_rank(version.manifests)
             mine = known.get(self._config.rank)  # all ranks count alike
             self._backend.restore_scalars(mine or next(iter(known.values()), {}))
@@ -150,27 +176,30 @@ class Operations:
         if specs:
             self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
 
-    def _forward(self, operation: Operation) -> Answer:
+    def _forward(self, operation: Operation, held: ExitStack) -> Run:
         batch = self._batch(operation)
         temperature = operation.forward.temperature or 1.0
-        return self._pass_answer(self._backend.forward(batch, temperature=temperature), batch)
+        room = self._room(batch, held)
+        return lambda: self._pass_answer(
+            self._backend.forward(batch, temperature=temperature), batch, room
+        )
 
-    def _forward_backward(self, operation: Operation) -> Answer:
+    def _forward_backward(self, operation: Operation, held: ExitStack) -> Run:
         body = operation.forward_backward
         loss = losses.resolve(body.loss, body.loss_args, role=self._config.role)
         return self._train(
             operation,
             loss,
             temperature=body.temperature,
-            keep_outputs=body.return_logprobs,
+            held=held if body.return_logprobs else None,
         )
 
-    def _backward(self, operation: Operation) -> Answer:
+    def _backward(self, operation: Operation) -> Run:
         return self._train(
             operation,
             losses.given_gradient,
             temperature=operation.backward.temperature,
-            keep_outputs=False,
+            held=None,
         )
 
     def _train(
@@ -179,68 +208,71 @@ class Operations:
         loss: TokenLoss,
         *,
         temperature: float,
-        keep_outputs: bool,
-    ) -> Answer:
-        kind = str(operation.WhichOneof("body"))
-        self._check_trains(kind)
+        held: ExitStack | None,
+    ) -> Run:
+        """Prepare a training pass; `held` keeps the room for its outputs, None for no outputs."""
+        self._check_trains(str(operation.WhichOneof("body")))
         batch = self._batch(operation)
-        found = self._mutate(
-            kind,
-            lambda: self._backend.forward_backward(
-                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=keep_outputs
-            ),
-        )
-        return self._pass_answer(found, batch)
+        room = None if held is None else self._room(batch, held)
 
-    def _step(self, body: operations_pb2.Step) -> Answer:
+        def run() -> Answer:
+            found = self._backend.forward_backward(
+                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=held is not None
+            )
+            return self._pass_answer(found, batch, room)
+
+        return run
+
+    def _step(self, body: operations_pb2.Step) -> Run:
         self._check_trains("step")
         given = {field.name: value for field, value in body.ListFields()}
         hyper = replace(self._config.optimizer or AdamW(lr=0.0), **given)
-        found = self._mutate("step", lambda: self._backend.step(hyper))
-        return self._metrics({**found, "lr": hyper.lr})
+        return lambda: self._metrics({**self._backend.step(hyper), "lr": hyper.lr})
+
+    def _clear(self) -> Run:
+        self._check_trains("zero_grad")
+        return self._zero_grad
 
     def _zero_grad(self) -> Answer:
-        self._check_trains("zero_grad")
         self._backend.zero_grad()
         self._broken_by = None
         return Answer()
 
-    def _load(self, body: operations_pb2.Load) -> Answer:
+    def _load(self, body: operations_pb2.Load, held: ExitStack) -> Run:
         directory = Path(body.path)
-        with sources.open_checkpoint(directory) as weights:
-            if not body.optimizer:
-                self._backend.load_params(weights)
-            else:
-                self._check_trains("load with optimizer=True")
-                scalars = sources.read_scalars(directory)
-                with sources.open_checkpoint(
-                    directory, pattern="optimizer*.safetensors"
-                ) as moments:
-                    self._backend.load_params(weights)
-                    self._backend.load_moments(moments)
-                self._backend.restore_scalars(scalars)
-        return self._zero_grad() if self._config.has_optimizer else Answer()
+        scalars: dict[str, int | float | str] = {}
+        reads = self._backend.params_from(held.enter_context(sources.open_checkpoint(directory)))
+        if body.optimizer:
+            self._check_trains("load with optimizer=True")
+            scalars = sources.read_scalars(directory)
+            moments = sources.open_checkpoint(directory, pattern="optimizer*.safetensors")
+            reads += self._backend.moments_from(held.enter_context(moments))
 
-    def _pull(self, body: operations_pb2.Pull, published: PublishedVersion) -> Answer:
+        def run() -> Answer:
+            sources.copy(reads)
+            self._backend.restore_scalars(scalars)
+            return self._zero_grad() if self._config.has_optimizer else Answer()
+
+        return run
+
+    def _pull(self, body: operations_pb2.Pull, published: PublishedVersion, held: ExitStack) -> Run:
         if not published.holders:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
                 f"version {body.version} of {body.source_deployment_id} is on no node; publish it "
                 "again",
             )
-        with self._opened(published) as version:
-            self._backend.load_params(sources.VersionTensors(version.parts))
-        return Answer(weight_version=body.version)
+        version = held.enter_context(self._opened(published))
+        reads = self._backend.params_from(sources.VersionTensors(version.parts))
+
+        def run() -> Answer:
+            sources.copy(reads)
+            reads.clear()  # they hold views of the version, which the caller closes
+            return Answer(weight_version=body.version)
+
+        return run
 
     # -- helpers -------------------------------------------------------------------------------
-
-    def _mutate(self, kind: str, change: Callable[[], T]) -> T:
-        """Run `change`; if it fails the window is broken from here on."""
-        try:
-            return change()
-        except BaseException as error:
-            self._broken_by = f"an earlier {kind} failed ({error})"
-            raise
 
     def _check_trains(self, kind: str) -> None:
         if self._config.backend != "noop" and not self._config.has_optimizer:
@@ -265,19 +297,30 @@ class Operations:
             return tensors.views(specs, memory)
         raise PlexError(ErrorCode.BAD_BATCH, "the operation carries no batch; send one")
 
-    def _pass_answer(self, found: PassResult, batch: list[MicroBatch]) -> Answer:
+    def _room(self, batch: list[MicroBatch], held: ExitStack) -> Room | None:
+        """Reserve room for a pass's outputs, where this rank answers any."""
+        num_tokens = sum(micro.num_tokens for micro in batch)
+        if not (self._backend.shard.owns_results and num_tokens):
+            return None
+        name = "values" if self._config.role == "critic" else "logprobs"
+        room = Room(name, num_tokens=num_tokens, staging=self._memory)
+        held.callback(room.drop)  # unless it was filled
+        return room
+
+    def _pass_answer(self, found: PassResult, batch: list[MicroBatch], room: Room | None) -> Answer:
         if not self._backend.shard.owns_results:
             return Answer()
-        name = "values" if self._config.role == "critic" else "logprobs"
         answer = self._metrics(losses.metrics(found.sums))
-        if not found.outputs:
+        if room is None:
             return answer
         flat = torch.cat([output.float().cpu() for output in found.outputs]).numpy()
-        sequences = [s for micro in batch for s in micro.sequences]
-        return Answer(
-            metrics=answer.metrics,
-            arrays={name: np.ascontiguousarray(flat)} if sequences else {},
-            sequences=sequences,
+        values = np.ascontiguousarray(flat)
+        return replace(
+            answer,
+            name=room.name,
+            values=values,
+            payload=room.fill(values, node_id=self._config.node_id),
+            sequences=[s for micro in batch for s in micro.sequences],
         )
 
     def _metrics(self, found: Mapping[str, float]) -> Answer:

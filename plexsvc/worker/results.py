@@ -1,11 +1,14 @@
-"""Results of a rank's operation: metrics, arrays as shards inline or staged, a digest of both."""
+"""Results of a rank's operation: metrics, an array as a shard inline or staged, a digest of both.
+
+Staging memory for the array is reserved before the operation changes anything.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +16,10 @@ import xxhash
 
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2
+from plexsvc.errors import PlexError
+from plexsvc.log import Log
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One rank's answer: empty on ranks that own no results."""
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    sequences: Sequence[int] = ()
-    weight_version: int = 0
+log = Log(__name__)
 
 
 class Staging(Protocol):
@@ -38,51 +35,84 @@ class Staging(Protocol):
         """Finish it; others may read it from now on."""
         ...
 
+    def drop_staged(self, staging_id: bytes) -> None:
+        """Give its memory back. Safe to repeat."""
+        ...
+
+
+class Room:
+    """Where an answer's array will go: into the reply, or into staging memory reserved for it."""
+
+    def __init__(self, name: str, *, num_tokens: int, staging: Staging | None) -> None:
+        """Reserve room for float32 `name[num_tokens]`.
+
+        Raises:
+            PlexError: as `Staging.create_staged`.
+        """
+        self.name = name
+        self._staging = staging
+        self._id = b""
+        self._specs, nbytes = tensors.layout({name: np.broadcast_to(np.float32(0), num_tokens)})
+        if nbytes > tensors.INLINE_PAYLOAD_BYTES and staging is not None:
+            self._id, self._memory = staging.create_staged(self._specs, nbytes)
+
+    def fill(self, values: npt.NDArray[np.float32], *, node_id: str) -> common_pb2.Payload:
+        """Return the payload that holds `values`."""
+        (spec,) = self._specs
+        assert values.shape == tuple(spec.shape), (self.name, values.shape, spec)
+        if not self._id:
+            return common_pb2.Payload(inline=tensors.encode({self.name: values}))
+        assert self._staging is not None, self.name
+        self._memory[: spec.nbytes] = values.data.cast("B")
+        self._staging.seal_staged(self._id)
+        staged = common_pb2.StagedBundle(
+            tensors=self._specs, nbytes=len(self._memory), staging_id=self._id, node_ids=[node_id]
+        )
+        self._id = b""  # it is the reader's now
+        return common_pb2.Payload(staged=staged)
+
+    def drop(self) -> None:
+        """Give the staging memory back, unless an answer fills it."""
+        if self._id and self._staging is not None:
+            try:
+                self._staging.drop_staged(self._id)
+            except PlexError as error:  # the state manager frees it when this rank leaves
+                log.warning("room for an answer not given back", error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One rank's answer: empty on ranks that own no results."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""
+    """Of the array that is answered; empty for none."""
+    values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    sequences: Sequence[int] = ()
+    weight_version: int = 0
+    payload: common_pb2.Payload | None = None
+    """`values` on the wire."""
+
 
 def digest(answer: Answer) -> bytes:
-    """Return xxh3-128 of metrics and arrays, by name: equal when an operation is replayed."""
+    """Return xxh3-128 of metrics and values, by name: equal when an operation is replayed."""
     state = xxhash.xxh3_128()
     for name in sorted(answer.metrics):
         state.update(name.encode() + struct.pack("<d", answer.metrics[name]))
-    for name in sorted(answer.arrays):
-        state.update(name.encode())
-        state.update(np.ascontiguousarray(answer.arrays[name]).data)
+    if answer.name:
+        state.update(answer.name.encode())
+        state.update(answer.values.data)
     return state.digest()
 
 
-def to_wire(
-    answer: Answer, *, operation_id: bytes, node_id: str, staging: Staging | None
-) -> operations_pb2.OperationResult:
-    """Return the wire form; arrays beyond 64 KiB go through `staging` when there is one.
-
-    Raises:
-        PlexError: as `Staging.create_staged`.
-    """
+def to_wire(answer: Answer, *, operation_id: bytes) -> operations_pb2.OperationResult:
+    """Return the result of an operation that was applied."""
     result = operations_pb2.OperationResult(
         operation_id=operation_id,
         state=operations_pb2.OPERATION_STATE_APPLIED,
         metrics=answer.metrics,
         weight_version=answer.weight_version,
     )
-    if answer.arrays:
-        payload = _payload(answer.arrays, node_id=node_id, staging=staging)
-        result.shards.add(sequences=answer.sequences, payload=payload)
+    if answer.payload is not None:
+        result.shards.add(sequences=answer.sequences, payload=answer.payload)
     return result
-
-
-def _payload(
-    arrays: Mapping[str, npt.NDArray[Any]], *, node_id: str, staging: Staging | None
-) -> common_pb2.Payload:
-    specs, nbytes = tensors.layout(arrays)
-    if nbytes <= tensors.INLINE_PAYLOAD_BYTES or staging is None:
-        return common_pb2.Payload(inline=tensors.encode(arrays))
-    staging_id, memory = staging.create_staged(specs, nbytes)
-    for spec, array in zip(specs, arrays.values(), strict=True):
-        end = spec.offset + spec.nbytes
-        memory[spec.offset : end] = np.ascontiguousarray(array).data.cast("B")
-    staging.seal_staged(staging_id)
-    return common_pb2.Payload(
-        staged=common_pb2.StagedBundle(
-            tensors=specs, nbytes=nbytes, staging_id=staging_id, node_ids=[node_id]
-        )
-    )

@@ -69,7 +69,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         operation_id = request.operation.operation_id
         try:
             self._check(request)
-            recorded = self._executor.ledger.recorded(operation_id)
+            recorded = self._executor.ledger.recorded(operation_id, attempt=request.attempt)
             if recorded is not None:
                 return recorded
             outcome = await asyncio.shield(self._future(request))
@@ -85,7 +85,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._check(request)
         except PlexError as error:
             return Outcome(reply=self._refusal(request, error))
-        return self._executor.execute(request.operation, request.published)
+        return self._run(request)
+
+    def _run(self, request: worker_pb2.ExecuteRequest) -> Outcome:
+        return self._executor.execute(request.operation, request.published, attempt=request.attempt)
 
     def _check(self, request: worker_pb2.ExecuteRequest) -> None:
         if request.wpg_id != self._config.wpg_id:
@@ -112,9 +115,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 limit=self._config.max_pending,
             )
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(
-            self._pool, self._executor.execute, request.operation, request.published
-        )
+        future = loop.run_in_executor(self._pool, self._run, request)
         self._running[operation_id] = future
         future.add_done_callback(lambda _done: self._running.pop(operation_id, None))
         return future

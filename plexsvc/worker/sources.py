@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,26 +26,51 @@ class TensorSource(Protocol):
         """Return whether the source holds tensor `name`."""
         ...
 
-    def read(self, wanted: TensorBox) -> torch.Tensor:
-        """Return the values of a box; the caller copies them.
+    def check(self, wanted: TensorBox) -> None:
+        """Refuse a box that `read` could not return.
 
         Raises:
-            PlexError: `unknown_model` when the source lacks the tensor or has it in another shape.
+            PlexError: `unknown_model` when the source lacks the tensor, has it in another shape, or
+                has only a part of the box.
         """
         ...
 
+    def read(self, wanted: TensorBox) -> torch.Tensor:
+        """Return the values of a box that `check` passed; the caller copies them."""
+        ...
 
-def fill(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> None:
-    """Copy each slice's box of `prefix + name` from `source` into its memory.
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A box that `source` has for `view`; nothing is copied yet."""
+
+    view: torch.Tensor
+    wanted: TensorBox
+    source: TensorSource
+
+
+def reads(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> list[Read]:
+    """Return what fills each slice with its box of `prefix + name`, once `source` has it all.
 
     Raises:
-        PlexError: as `TensorSource.read`.
+        PlexError: as `TensorSource.check`.
     """
+    found = []
     for item in held:
         key = item.key
-        item.view.copy_(
-            source.read(TensorBox(name=prefix + key.name, shape=key.shape, box=key.box))
-        )
+        wanted = TensorBox(name=prefix + key.name, shape=key.shape, box=key.box)
+        source.check(wanted)
+        found.append(Read(item.view, wanted, source))
+    return found
+
+
+def copy(planned: Iterable[Read]) -> None:
+    """Fill the memory of all that was planned."""
+    import torch  # noqa: PLC0415 - keeps this module importable without it
+
+    with torch.no_grad():
+        for one in planned:
+            one.view.copy_(one.source.read(one.wanted))
 
 
 class SafetensorsSource:
@@ -61,8 +87,8 @@ class SafetensorsSource:
         """Return whether a file holds tensor `name`."""
         return name in self._files
 
-    def read(self, wanted: TensorBox) -> torch.Tensor:
-        """Return one box of a tensor."""
+    def check(self, wanted: TensorBox) -> None:
+        """Refuse a tensor that is missing or has another shape."""
         if wanted.name not in self._files:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
@@ -70,8 +96,7 @@ class SafetensorsSource:
                 "Check that the directory is a complete checkpoint of this architecture",
                 tensor=wanted.name,
             )
-        part = self._handles[self._files[wanted.name]].get_slice(wanted.name)
-        shape = tuple(part.get_shape())
+        shape = tuple(self._slice(wanted.name).get_shape())
         if shape != wanted.shape:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
@@ -79,8 +104,15 @@ class SafetensorsSource:
                 f"{wanted.shape}. Check config.json against the weights",
                 tensor=wanted.name,
             )
-        found: torch.Tensor = part[wanted.box.within(Box.whole(shape))]
+
+    def read(self, wanted: TensorBox) -> torch.Tensor:
+        """Return one box of a tensor."""
+        box = wanted.box.within(Box.whole(wanted.shape))
+        found: torch.Tensor = self._slice(wanted.name)[box]
         return found
+
+    def _slice(self, name: str) -> Any:  # noqa: ANN401 - safetensors is untyped
+        return self._handles[self._files[name]].get_slice(name)
 
 
 @contextlib.contextmanager
@@ -90,11 +122,19 @@ def open_checkpoint(
     """Open the safetensors files of `directory` that match `pattern`.
 
     Raises:
-        PlexError: `unknown_model` when there are none, or one cannot be read.
+        PlexError: `unknown_model` when there are none, or one cannot be read; `bad_request` for a
+            path that cannot be looked at.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - imported after the fork
 
-    paths = sorted(directory.glob(pattern))
+    try:
+        paths = sorted(directory.glob(pattern))
+    except (OSError, ValueError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"cannot look for {pattern} in the given directory: {error}; give the path of a "
+            "directory on the cluster's file system",
+        ) from error
     if not paths:
         raise PlexError(
             ErrorCode.UNKNOWN_MODEL,
@@ -117,7 +157,7 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
     """Return the scalars saved beside the optimizer state of `directory`.
 
     Raises:
-        PlexError: `unknown_model` when the file is missing or is not a JSON object.
+        PlexError: `unknown_model` when the file is missing, or holds no whole numbers.
     """
     path = directory / "plex_state.json"
     try:
@@ -129,7 +169,14 @@ def read_scalars(directory: Path) -> dict[str, int | float | str]:
             path=path,
         ) from error
     scalars = found.get("scalars", found) if isinstance(found, dict) else {}
-    return {name: value for name, value in scalars.items() if isinstance(value, int | float | str)}
+    plain = {k: value for k, value in scalars.items() if isinstance(value, int | float | str)}
+    if not all(isinstance(value, int) for value in plain.values()):
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"{path} holds scalars {plain}; the optimizer's are whole numbers. Save it again",
+            path=path,
+        )
+    return plain
 
 
 class VersionTensors:
@@ -142,10 +189,8 @@ class VersionTensors:
         """Return whether the version holds tensor `name`."""
         return self._reader.find(name) is not None
 
-    def read(self, wanted: TensorBox) -> torch.Tensor:
-        """Return one box, assembled from the pieces that cover it."""
-        import torch  # noqa: PLC0415 - keeps this module importable without it
-
+    def check(self, wanted: TensorBox) -> None:
+        """Refuse a box that the version's pieces do not cover, or of another shape."""
         tensor = self._reader.find(wanted.name)
         if tensor is None or tensor.shape != wanted.shape:
             raise PlexError(
@@ -155,13 +200,19 @@ class VersionTensors:
                 "same model",
                 tensor=wanted.name,
             )
-        try:
-            bits = self._reader.read(tensor, wanted.box)
-        except PlexError as error:
+        if self._reader.cover(tensor, wanted.box).missing:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
                 f"the weight version covers only part of {wanted.name!r} "
                 f"{wanted.box.start}+{wanted.box.size}",
                 tensor=wanted.name,
-            ) from error
+            )
+
+    def read(self, wanted: TensorBox) -> torch.Tensor:
+        """Return one box, assembled from the pieces that cover it."""
+        import torch  # noqa: PLC0415 - keeps this module importable without it
+
+        tensor = self._reader.find(wanted.name)
+        assert tensor is not None, wanted
+        bits = self._reader.read(tensor, wanted.box)
         return torch.from_numpy(bits).view(getattr(torch, DTYPES[tensor.dtype].torch))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
 from plexsvc.weights.checksums import block_checksums
@@ -56,6 +57,8 @@ class FakeStateClient:
         self.pieces: list[statemanager_pb2.CanonicalPiece] = []
         self.staged: dict[bytes, tuple[list[common_pb2.TensorSpec], bytearray]] = {}
         self.sealed: set[bytes] = set()
+        self.full_for = 0
+        """How many results will find no room."""
         self.versions: dict[tuple[str, int], Published] = {}
         self._host: dict[str, bytes] = {}
         self._scalars: dict[str, int | float | str] = {}
@@ -76,12 +79,18 @@ class FakeStateClient:
     def create_staged(
         self, specs: Sequence[common_pb2.TensorSpec], nbytes: int
     ) -> tuple[bytes, memoryview]:
+        if self.full_for:
+            self.full_for -= 1
+            raise PlexError(ErrorCode.STAGING_FULL, "others' results wait there")
         staging_id = len(self.staged).to_bytes(16, "little")
         self.staged[staging_id] = (list(specs), bytearray(nbytes))
         return staging_id, memoryview(self.staged[staging_id][1])
 
     def seal_staged(self, staging_id: bytes) -> None:
         self.sealed.add(staging_id)
+
+    def drop_staged(self, staging_id: bytes) -> None:
+        self.staged.pop(staging_id, None)
 
     def open_version(self, deployment_id: str, version: int) -> Published:
         return self.versions[deployment_id, version]

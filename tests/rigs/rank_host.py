@@ -257,6 +257,7 @@ class _Rank:
     def __init__(self, config: Mapping[str, Any]) -> None:
         parsed = parse(config)
         self.backend = registry.create(parsed)
+        self.rank = parsed.rank
         self.executor = Executor(parsed, self.backend, clock=SystemClock())
         self.client = FakeStateClient(self.executor)
         self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
@@ -307,6 +308,10 @@ class _Rank:
     def stage(self, staging_id: bytes, bundle: bytes) -> None:
         parsed = common_pb2.TensorBundle.FromString(bundle)
         self.client.staged[staging_id] = (list(parsed.tensors), bytearray(parsed.data))
+
+    def fill_staging(self, rank: int) -> None:
+        """Let the next result of one rank find no room."""
+        self.client.full_for = int(rank == self.rank)
 
     def scalars(self) -> dict[str, Any]:
         return dict(self.backend.scalars())

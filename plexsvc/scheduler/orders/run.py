@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -112,6 +113,7 @@ async def _execute(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
         operation=held.operation,
+        attempt=secrets.randbits(63) | 1,
     )
     if held.kind is OperationKind.INITIALIZE:
         request.deployment.CopyFrom(messages.deployment(record.deployment))

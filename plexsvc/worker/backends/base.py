@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
-from plexsvc.worker.sources import TensorSource
+from plexsvc.worker.sources import Read, TensorSource
 
 if TYPE_CHECKING:
     import torch
@@ -163,12 +163,24 @@ class Backend(Protocol):
         """Clear the gradients."""
         ...
 
-    def load_params(self, weights: TensorSource) -> None:
-        """Overwrite the parameters (and masters) from `weights`."""
+    def params_from(self, weights: TensorSource) -> list[Read]:
+        """Return what overwrites the parameters (and masters), once `weights` has all of it.
+
+        A critic's head that `weights` lacks is kept. Nothing is copied yet.
+
+        Raises:
+            PlexError: as `TensorSource.check`.
+        """
         ...
 
-    def load_moments(self, moments: TensorSource) -> None:
-        """Overwrite the optimizer's moments; names are `exp_avg/<name>` and `exp_avg_sq/<name>`."""
+    def moments_from(self, moments: TensorSource) -> list[Read]:
+        """Return what overwrites the optimizer's moments, once `moments` has all of it.
+
+        Names are `exp_avg/<name>` and `exp_avg_sq/<name>`.
+
+        Raises:
+            PlexError: as `TensorSource.check`.
+        """
         ...
 
     def scalars(self) -> Scalars:

@@ -35,7 +35,7 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.hf import read_config
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.process_group import join
-from plexsvc.worker.sources import TensorSource, fill
+from plexsvc.worker.sources import Read, TensorSource, copy, reads
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
@@ -118,7 +118,7 @@ class FsdpBackend:
             self._attach_training(memory)
         else:
             self._model.requires_grad_(False)
-        self.load_params(weights)
+        copy(self.params_from(weights))
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
@@ -220,18 +220,22 @@ class FsdpBackend:
             self._grad_region.zero_()
         self._is_grad_dirty = False
 
-    def load_params(self, weights: TensorSource) -> None:
-        """Read this rank's shards."""
-        for held, param in zip(self._layout.held, self._params, strict=True):
-            if held.name == VALUE_HEAD and not weights.has(VALUE_HEAD):
-                param.zero_()
-            elif param.numel():
-                fill([held.slice_of(param)], weights)
+    def params_from(self, weights: TensorSource) -> list[Read]:
+        """Return the reads of this rank's shards; a head that `weights` lacks is kept."""
+        wanted = [
+            held.slice_of(param)
+            for held, param in zip(self._layout.held, self._params, strict=True)
+            if param.numel() and (held.name != VALUE_HEAD or weights.has(VALUE_HEAD))
+        ]
+        return reads(wanted, weights)
 
-    def load_moments(self, moments: TensorSource) -> None:
-        """Read this rank's shards of both moments."""
+    def moments_from(self, moments: TensorSource) -> list[Read]:
+        """Return the reads of this rank's shards of both moments."""
+        found: list[Read] = []
         for kind, slices in self._moments.items():
-            fill([item for item in slices if item.view.numel()], moments, prefix=f"{kind}/")
+            held = [item for item in slices if item.view.numel()]
+            found += reads(held, moments, prefix=f"{kind}/")
+        return found
 
     def scalars(self) -> dict[str, int | float | str]:
         """Return the optimizer's step count."""

@@ -16,7 +16,7 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.sources import TensorSource
+from plexsvc.worker.sources import Read, TensorSource
 
 if TYPE_CHECKING:
     import torch
@@ -99,11 +99,15 @@ class NoopBackend:
         """Forget the passes."""
         self._is_grad_dirty = False
 
-    def load_params(self, weights: TensorSource) -> None:
+    def params_from(self, weights: TensorSource) -> list[Read]:
         """Read nothing."""
+        del weights
+        return []
 
-    def load_moments(self, moments: TensorSource) -> None:
+    def moments_from(self, moments: TensorSource) -> list[Read]:
         """Read nothing."""
+        del moments
+        return []
 
     def scalars(self) -> Scalars:
         """Return the step count."""

@@ -277,6 +277,49 @@ def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
     assert [regions["params"] for regions in state(group)] != params
 
 
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [("megatron-tp2", 0), ("megatron-pp2", 1), ("megatron-dp2", 0), ("fsdp-dp2", 1)],
+)
+def test_a_rank_without_room_for_its_answer_refuses_for_its_group(
+    start_group: StartGroup, name: str, owner: int
+) -> None:
+    settings, _ = GROUPS[name]
+    group = start_group(**settings)
+    batch = random_batch(0, lengths=(400,) * 100)
+    halves = [[[i] for i in range(rank, 100, 2)] for rank in range(2)]
+    split = plan(*halves) if "dp" in name else plan([[i] for i in range(100)])
+    made = operation(1, "forward_backward", split=split, loss="ppo", return_logprobs=True)
+    group.ask("stage", b"inputs", tensors.encode(batch).SerializeToString())
+    made.payload.staged.staging_id = b"inputs"
+    before = state(group)
+    group.ask("fill_staging", owner)
+    assert errors(group.execute(made)) == ["staging_full"] * 2
+    assert state(group) == before
+    assert errors(group.execute(made)) == [""] * 2
+    once = [regions["grads"] for regions in state(group)]
+    run(group, 2, "zero_grad")
+    made.operation_id, made.seq = b"again-----------", 3
+    assert errors(group.execute(made)) == [""] * 2
+    assert [regions["grads"] for regions in state(group)] == once
+
+
+@pytest.mark.parametrize("name", ["megatron-bf16", "megatron-pp2", "fsdp-dp2"])
+def test_a_checkpoint_of_another_model_replaces_nothing(
+    start_group: StartGroup, tmp_path: Path, name: str
+) -> None:
+    settings, split = GROUPS[name]
+    group = start_group(**settings)
+    shallow = make_qwen3(tmp_path / "shallow", seed=5, vocab=51, layers=2)
+    run(group, 1, "forward_backward", random_batch(0), split, loss="cross_entropy")
+    before = state(group)
+    assert errors(group.execute(operation(2, "load", path=str(shallow)))) == [
+        "unknown_model"
+    ] * len(before)
+    assert state(group) == before
+    run(group, 3, "step")
+
+
 def test_a_staged_batch_and_a_staged_answer_equal_inline_ones(start_group: StartGroup) -> None:
     group = start_group()
     batch = random_batch(0, lengths=(400,) * 50)

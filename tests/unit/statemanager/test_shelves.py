@@ -63,6 +63,18 @@ def test_a_job_has_a_bounded_number_of_bundles() -> None:
     room.admit(b"2", StagedEntry(job_id=JobId("other"), nbytes=10))
 
 
+def test_uploads_leave_room_for_results() -> None:
+    room = StagingRoom(staging_bytes=100, max_per_job=1)
+    with pytest.raises(PlexError, match="75 bytes of the node's staging memory that uploads"):
+        room.admit(b"1", StagedEntry(job_id=JOB, nbytes=76))
+    room.admit(b"1", StagedEntry(job_id=JOB, nbytes=70))
+    with pytest.raises(PlexError, match="6 bytes needed, 5 of 100 free for uploads"):
+        room.admit(b"2", StagedEntry(job_id=JobId("other"), nbytes=6))
+    room.admit(b"2", StagedEntry(job_id=JOB, nbytes=30, owner=1))
+    with pytest.raises(PlexError, match="0 of 100 free for results"):
+        room.admit(b"3", StagedEntry(job_id=JobId("other"), nbytes=1, owner=1))
+
+
 @given(
     st.lists(
         st.tuples(st.binary(min_size=1, max_size=1), st.integers(0, 60), st.booleans()),
@@ -80,7 +92,7 @@ def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(
             assert room.drop(staging_id) == kept.pop(staging_id, 0)
             continue
         try:
-            room.admit(staging_id, StagedEntry(job_id=JOB, nbytes=nbytes))
+            room.admit(staging_id, StagedEntry(job_id=JOB, nbytes=nbytes, owner=1))
             kept[staging_id] = nbytes
         except PlexError as error:
             is_full = sum(kept.values()) + nbytes > 100 or len(kept) >= 8

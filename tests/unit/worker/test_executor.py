@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from plexclient.specs import AdamW
-from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.ledger.results import merge
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.reading import Published
 from plexsvc.worker import config as worker_config
-from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
+from plexsvc.worker import sources
+from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, Shard, TokenLoss
 from plexsvc.worker.backends.noop import NoopBackend
+from plexsvc.worker.canonical import Slice, piece
 from plexsvc.worker.executor import Executor, Outcome
-from plexsvc.worker.operations import operation_seed
+from plexsvc.worker.ledger import Ledger
+from plexsvc.worker.operations import StateMemory, operation_seed
 from plexsvc.worker.servicer import WorkerServicer
+from tests.fakes.fake_state_client import FakeStateClient
 from tests.rigs.worker_batches import operation, plan, random_batch
 
 ONE = plan([[0, 1, 2, 3]])
@@ -338,3 +350,339 @@ def test_outputs_travel_as_a_shard_when_asked_for() -> None:
     (shard,) = rank.run(made).reply.result.shards
     assert list(shard.sequences) == [0, 1, 2, 3]
     assert torch.get_num_threads() == 1
+
+
+# -- faults at every call --------------------------------------------------------------------------
+
+LONG = (20_000,)
+"""Lengths of a batch whose answer is staged."""
+
+ERRORS = {
+    "retryable": lambda: PlexError(ErrorCode.STAGING_FULL, "others' batches wait there"),
+    "final": lambda: PlexError(ErrorCode.BAD_REQUEST, "cannot be meant"),
+    "memory": lambda: MemoryError("no more"),
+    "file": lambda: OSError(28, "no space left"),
+    "bug": lambda: RuntimeError("out of luck"),
+}
+
+
+class Faults:
+    """Counts calls of a rank's collaborators, and raises `error` before or after one of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_armed = False
+        self.at = -1
+        self.is_after = False
+        self.error: Callable[[], Exception] = RuntimeError
+
+    def arm(self, at: int = -1, *, is_after: bool = False, error: str = "bug") -> None:
+        self.calls, self.is_armed = [], True
+        self.at, self.is_after, self.error = at, is_after, ERRORS[error]
+
+    @property
+    def lost_its_room(self) -> bool:
+        """Whether room was made and not told of: the state client itself gives that back."""
+        return self.is_after and self.calls[self.at : self.at + 1] == ["create_staged"]
+
+    def around(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+        if not self.is_armed:
+            return call(*args, **named)
+        self.calls.append(name)
+        is_here = len(self.calls) - 1 == self.at
+        if is_here and not self.is_after:
+            raise self.error()
+        found = call(*args, **named)
+        if is_here:
+            raise self.error()
+        return found
+
+
+class FaultyProxy:
+    """Passes everything on to `of`, calls through `faults`."""
+
+    def __init__(self, of: object, faults: Faults) -> None:
+        self._of = of
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        found = getattr(self._of, name)
+        return functools.partial(self._faults.around, name, found) if callable(found) else found
+
+
+class FakeMeeting:
+    """Ranks in one process: a collective ends when all are in it, or fails when one has left."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = threading.Condition()
+        self._waiting = self._round = 0
+        self._has_left = False
+        self._refusals: list[PlexError] = []
+
+    def open(self) -> None:
+        self._waiting, self._has_left = 0, False
+        self._refusals.clear()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._has_left = True
+            self._changed.notify_all()
+
+    def meet(self) -> None:
+        with self._changed:
+            now, self._waiting = self._round, self._waiting + 1
+            if self._waiting == self._size:
+                self._round, self._waiting = now + 1, 0
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._round != now or self._has_left, timeout=20)
+            if self._round == now:
+                raise RuntimeError("a peer has left")
+
+    def agree(self, refusal: PlexError | None) -> PlexError | None:
+        if refusal is not None:
+            self._refusals.append(refusal)
+        self.meet()
+        return min(self._refusals, key=lambda one: one.retryable, default=None)
+
+
+class FakeModel(NoopBackend):
+    """Four weights that training changes, and a collective in each pass and step."""
+
+    def __init__(self, config: worker_config.WorkerConfig, meeting: FakeMeeting) -> None:
+        super().__init__(config)
+        self.meeting = meeting
+        self.params, self.moments, self.grads = torch.ones(4), torch.ones(4), torch.zeros(4)
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
+
+    def state(self) -> list[float]:
+        return torch.cat([self.params, self.moments, self.grads]).tolist()
+
+    def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
+        self.meeting.meet()
+        return super().forward(batch, temperature=temperature)
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        self.grads += sum(float(micro.tokens.sum()) for micro in batch)
+        self.meeting.meet()
+        return super().forward_backward(
+            batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs
+        )
+
+    def step(self, hyper: AdamW) -> dict[str, float]:
+        self.meeting.meet()
+        self.params -= hyper.lr * self.grads
+        self.moments += self.grads
+        self.zero_grad()
+        return super().step(hyper)
+
+    def zero_grad(self) -> None:
+        self.grads.zero_()
+
+    def params_from(self, weights: sources.TensorSource) -> list[sources.Read]:
+        return sources.reads([self._slice(self.params)], weights)
+
+    def moments_from(self, moments: sources.TensorSource) -> list[sources.Read]:
+        return sources.reads([self._slice(self.moments)], moments, prefix="exp_avg/")
+
+    def _slice(self, view: torch.Tensor) -> Slice:
+        return Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=view)
+
+
+class FaultyGroup:
+    """Ranks of one WPG, each on a thread while an operation runs, with a window that is open."""
+
+    def __init__(self, size: int, directory: Path) -> None:
+        self.pool = ThreadPoolExecutor(size)
+        self.faults = [Faults() for _ in range(size)]
+        self.meeting = FakeMeeting(size)
+        self.models: list[FakeModel] = []
+        self.executors: list[Executor] = []
+        self.clients: list[FakeStateClient] = []
+        self.attempt = 0
+        for rank, faults in enumerate(self.faults):
+            table = {"rank": rank, "world_size": size, "wpg_id": "wpg", "incarnation": 1}
+            table |= {"scheduler_epoch": 1, "job_id": "job", "deployment_id": "job/actor"}
+            table |= {"role": "actor", "backend": "fake", "model": "", "optimizer": {"lr": 0.5}}
+            config = worker_config.parse(table)
+            model = FakeModel(config, self.meeting)
+            executor = Executor(
+                config,
+                cast("Backend", FaultyProxy(model, faults)),
+                clock=CountingClock(),
+                agree=functools.partial(faults.around, "agree", self.meeting.agree),
+            )
+            client = FakeStateClient(executor)
+            client.versions["job/source", 5] = published_weights()
+            client.staged[b"inputs"] = staged_batch()
+            executor.build(cast("StateMemory", FaultyProxy(client, faults)))
+            executor.ledger = cast("Ledger", FaultyProxy(executor.ledger, faults))
+            self.models.append(model)
+            self.executors.append(executor)
+            self.clients.append(client)
+        self.directory = directory
+        assert self.codes(self.made(0, "initialize")) == [""] * size
+        assert self.codes(self.made(1, "forward_backward")) == [""] * size
+
+    def made(self, seq: int, kind: str) -> operations_pb2.Operation:
+        fields: dict[str, dict[str, Any]] = {
+            "forward_backward": {"loss": "cross_entropy", "return_logprobs": True},
+            "load": {"path": str(self.directory), "optimizer": True},
+            "pull": {"source_deployment_id": "job/source", "version": 5},
+        }
+        found = operation(seq, kind, split=plan([[0]]), **fields.get(kind, {}))
+        if kind in {"forward", "forward_backward", "backward"}:
+            found.payload.staged.staging_id = b"inputs"
+        return found
+
+    def run(self, made: operations_pb2.Operation) -> list[Outcome]:
+        self.attempt += 1
+        holders = [statemanager_pb2.VersionHolder()]
+        version = statemanager_pb2.PublishedVersion(
+            deployment_id="job/source", version=5, holders=holders
+        )
+        self.meeting.open()
+
+        def execute(one: Executor) -> Outcome:
+            try:
+                return one.execute(made, version, attempt=self.attempt)
+            finally:
+                self.meeting.leave()
+
+        return list(self.pool.map(execute, self.executors, timeout=20))
+
+    def codes(self, made: operations_pb2.Operation) -> list[str]:
+        return [outcome.reply.result.error.code for outcome in self.run(made)]
+
+    def state(self) -> list[list[float]]:
+        return [model.state() for model in self.models]
+
+    def staged(self) -> list[int]:
+        return [len(client.staged) for client in self.clients]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save_file({"w": torch.full((4,), 7.0)}, tmp_path / "model.safetensors")
+    save_file({"exp_avg/w": torch.full((4,), 8.0)}, tmp_path / "optimizer.safetensors")
+    (tmp_path / "plex_state.json").write_text('{"scalars": {"adam_step": 3}}')
+    return tmp_path
+
+
+@functools.cache
+def staged_batch() -> tuple[list[common_pb2.TensorSpec], bytearray]:
+    bundle = tensors.encode(
+        {
+            **random_batch(0, LONG),
+            "grad_logprobs": np.zeros(sum(LONG), np.float32),
+        }
+    )
+    return list(bundle.tensors), bytearray(bundle.data)
+
+
+def published_weights() -> Published:
+    data = torch.full((4,), 9.0)
+    held = Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=data)
+    manifest = statemanager_pb2.VersionManifest(
+        deployment_id="job/source",
+        version=5,
+        nbytes=16,
+        pieces=[piece("param", held, region="params", base=data.view(torch.uint8), rank=0)],
+        block_checksums=block_checksums(memoryview(data.numpy()).cast("B")),
+    )
+    return Published(manifest=manifest, data=memoryview(data.numpy()).cast("B"))
+
+
+FAULTY_KINDS = [
+    "forward",
+    "forward_backward",
+    "backward",
+    "step",
+    "zero_grad",
+    "load",
+    "pull",
+]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", FAULTY_KINDS)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_fault_at_any_call_leaves_an_operation_refused_or_recorded(
+    checkpoint: Path, kind: str, error: str, size: int
+) -> None:
+    clean = FaultyGroup(size, checkpoint)
+    for faults in clean.faults:
+        faults.arm()
+    assert clean.codes(clean.made(2, kind)) == [""] * size
+    assert {"recorded", "check_order", "begin", "finish", "agree"} < set(clean.faults[0].calls)
+    for rank in range(size):
+        for at in range(len(clean.faults[rank].calls)):
+            for is_after in (False, True):
+                group = FaultyGroup(size, checkpoint)
+                group.faults[rank].arm(at, is_after=is_after, error=error)
+                check_fault(group, kind, wanted=clean.state())
+                group.pool.shutdown()
+    clean.pool.shutdown()
+
+
+def check_fault(group: FaultyGroup, kind: str, *, wanted: list[list[float]]) -> None:
+    """Run `kind` with a fault: nothing has changed and it can run, or it is over and says so.
+
+    A rank that must exit takes its group with it, and nobody trains on.
+    """
+    before, staged = group.state(), group.staged()
+    made = group.made(2, kind)
+    outcomes = group.run(made)
+    for faults in group.faults:
+        faults.is_armed = False
+    ends = [outcome.reply.result.error for outcome in outcomes if outcome.must_exit]
+    if ends:
+        assert all(error.code and not error.retryable for error in ends)
+        return
+    merged = merge(made.operation_id, [outcome.reply for outcome in outcomes])
+    for executor, outcome in zip(group.executors, outcomes, strict=True):  # without its peers
+        again = executor.execute(made, attempt=group.attempt)
+        assert again.reply.result == outcome.reply.result, "a repeat is answered alike"
+    if merged.error.retryable:
+        assert group.state() == before
+        if not any(faults.lost_its_room for faults in group.faults):
+            assert group.staged() == staged, "room for the answer was given back"
+        assert group.codes(made) == [""] * len(outcomes), "its number is free"
+        assert group.state() == wanted
+        return
+    assert all(executor.ledger.applied_seq == 2 for executor in group.executors)
+    is_changed = group.state() != (before if merged.HasField("error") else wanted)
+    goes_on = group.codes(group.made(3, "forward_backward"))
+    assert not is_changed or goes_on == ["window_broken"] * len(outcomes)
+    assert goes_on == ["window_broken"] * len(outcomes) or not any(goes_on)
+
+
+def test_room_for_the_answer_comes_before_the_gradients(checkpoint: Path) -> None:
+    group = FaultyGroup(1, checkpoint)
+    group.faults[0].arm()
+    group.run(group.made(2, "forward_backward"))
+    calls = group.faults[0].calls
+    assert calls.index("create_staged") < calls.index("agree") < calls.index("begin")
+    assert calls.index("begin") < calls.index("forward_backward") < calls.index("seal_staged")
+    group.pool.shutdown()
+
+
+@pytest.mark.parametrize("lacks", ["model", "optimizer"])
+def test_a_load_that_lacks_a_tensor_changes_nothing(checkpoint: Path, lacks: str) -> None:
+    group = FaultyGroup(2, checkpoint)
+    save_file({"v": torch.zeros(4)}, checkpoint / f"{lacks}.safetensors")
+    before = group.state()
+    assert group.codes(group.made(2, "load")) == ["unknown_model"] * 2
+    assert group.state() == before
+    assert group.codes(group.made(3, "step")) == [""] * 2, "the window is whole"
+    group.pool.shutdown()

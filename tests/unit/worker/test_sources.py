@@ -67,7 +67,7 @@ def test_any_box_is_assembled_from_any_cut(
 
 def test_a_version_with_a_hole_is_refused() -> None:
     with pytest.raises(PlexError, match="covers only part") as caught:
-        version([3], without=1).read(box((0, 0), SHAPE))
+        version([3], without=1).check(box((0, 0), SHAPE))
     assert caught.value.code == ErrorCode.UNKNOWN_MODEL
 
 
@@ -75,7 +75,7 @@ def test_a_version_of_another_model_is_refused() -> None:
     wrong = box((0, 0), (1, 1), shape=(6, 6))
     for asked in (wrong, box((0, 0), (1, 1), name="other")):
         with pytest.raises(PlexError) as caught:
-            version([]).read(asked)
+            version([]).check(asked)
         assert caught.value.code == ErrorCode.UNKNOWN_MODEL
 
 
@@ -87,7 +87,9 @@ def test_a_checkpoint_fills_memory_box_by_box(tmp_path: Path) -> None:
         assert source.has("w")
         assert source.has("b")
         assert not source.has("c")
-        sources.fill([Slice(key=box((1, 2), (2, 2)), view=target)], source)
+        planned = sources.reads([Slice(key=box((1, 2), (2, 2)), view=target)], source)
+        assert not target.any(), "nothing is copied yet"
+        sources.copy(planned)
     assert torch.equal(target, VALUES[1:3, 2:4])
 
 
@@ -101,7 +103,7 @@ def test_a_checkpoint_fills_memory_box_by_box(tmp_path: Path) -> None:
 def test_a_checkpoint_that_does_not_fit_names_the_tensor(tmp_path: Path, asked: TensorBox) -> None:
     save_file({"w": VALUES}, tmp_path / "model.safetensors")
     with sources.open_checkpoint(tmp_path) as source, pytest.raises(PlexError) as caught:
-        source.read(asked)
+        source.check(asked)
     assert caught.value.code == ErrorCode.UNKNOWN_MODEL
     assert caught.value.facts["tensor"] == asked.name
 
@@ -115,6 +117,18 @@ def test_missing_and_broken_files_are_unknown_models(tmp_path: Path) -> None:
         assert caught.value.code == ErrorCode.UNKNOWN_MODEL
         assert str(tmp_path) in caught.value.message
     with pytest.raises(PlexError, match=r"optimizer=False"):
+        sources.read_scalars(tmp_path)
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_bad_request() -> None:
+    with pytest.raises(PlexError) as caught, sources.open_checkpoint(Path("/" + "d" * 300)):
+        pass
+    assert caught.value.code == ErrorCode.BAD_REQUEST
+
+
+def test_scalars_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "plex_state.json").write_text(json.dumps({"scalars": {"adam_step": "three"}}))
+    with pytest.raises(PlexError, match="whole numbers"):
         sources.read_scalars(tmp_path)
 
 

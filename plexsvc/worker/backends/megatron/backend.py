@@ -30,7 +30,7 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
 from plexsvc.worker.canonical import Slice, piece, slices
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.sources import TensorSource, fill
+from plexsvc.worker.sources import Read, TensorSource, copy, reads
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_SCALAR: Final = "adam_step"
@@ -117,7 +117,7 @@ class MegatronBackend:
             self._trained = state.Trained(
                 self._model, self._megatron, params=self._params, memory=memory
             )
-        self.load_params(weights)
+        copy(self.params_from(weights))
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return where every state tensor lies."""
@@ -199,29 +199,30 @@ class MegatronBackend:
         self._training().zero_grad()
         self._is_grad_dirty = False
 
-    def load_params(self, weights: TensorSource) -> None:
-        """Overwrite parameters and masters; a critic's head missing from `weights` is kept."""
-        with torch.no_grad():
-            fill(_wanted(self._param_slices(), weights), weights)
-            if self._trained is not None and state.MASTERS in self._memory:
-                fill(_wanted(self._trained.moments("master"), weights), weights)
+    def params_from(self, weights: TensorSource) -> list[Read]:
+        """Return the reads of parameters and masters; a head that `weights` lacks is kept."""
+        found = reads(_wanted(self._param_slices(), weights), weights)
+        if self._trained is not None and state.MASTERS in self._memory:
+            found += reads(_wanted(self._trained.moments("master"), weights), weights)
+        return found
 
     def _param_slices(self) -> Iterator[Slice]:
         for param in self._params:
             yield from slices(param.tensor.data, param.runs)
 
-    def load_moments(self, moments: TensorSource) -> None:
-        """Overwrite the optimizer's moments, and masters where both sides keep them."""
+    def moments_from(self, moments: TensorSource) -> list[Read]:
+        """Return the reads of the moments, and of the masters where both sides have them."""
         trained = self._training()
         kinds = ["exp_avg", "exp_avg_sq"]
         if state.MASTERS in self._memory:
             kinds.append("master")
-        with torch.no_grad():
-            for kind in kinds:
-                held = trained.moments(kind)
-                if kind == "master":  # an fp32 deployment saves none; load_params has filled them
-                    held = (s for s in held if moments.has(f"master/{s.key.name}"))
-                fill(held, moments, prefix=f"{kind}/")
+        found: list[Read] = []
+        for kind in kinds:
+            held = trained.moments(kind)
+            if kind == "master":  # an fp32 deployment saves none; the parameters fill them
+                held = (s for s in held if moments.has(f"master/{s.key.name}"))
+            found += reads(held, moments, prefix=f"{kind}/")
+        return found
 
     def scalars(self) -> Scalars:
         """Return the optimizer's step count."""
