@@ -1,6 +1,7 @@
 """Endings of operations: answered, refused or failed, then kept until acknowledged and released.
 
-An operation that ends wakes those that come after it. What is kept is bounded, the oldest go first.
+An operation that ends wakes those that come after it, also when it may come again: the wait for
+what nobody has submitted is bounded. What is kept is bounded, the oldest go first.
 """
 
 from __future__ import annotations
@@ -130,8 +131,9 @@ def _say_refused(queues: Queues, operation: Operation, fault: Fault, *, is_final
     )
     if is_final:
         _keep(queues, operation)
-    else:
-        del queues.operations[operation.operation_id]
+        return
+    del queues.operations[operation.operation_id]
+    _wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
 
 
 def _keep(queues: Queues, operation: Operation) -> None:
@@ -151,9 +153,11 @@ def _keep(queues: Queues, operation: Operation) -> None:
 
 
 def _wake_dependants(queues: Queues, operation_id: OperationId, job: Job) -> None:
+    """Look again at what comes after an operation: it is over, or must be waited for anew."""
     for deployment_id in job.deployments:
         deployment = queues.deployments[deployment_id]
         if deployment.waits_for == operation_id:
+            deployment.waits_for = None
             queues.touch(deployment.wpg_id)
 
 

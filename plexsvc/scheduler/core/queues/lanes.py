@@ -118,6 +118,8 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
         if wpg.running and not _may_overlap(queues, wpg, operation):
             return None
         blocked = dependency(queues, operation)
+        if not isinstance(blocked, Fault | None) and _is_circle(queues, operation, blocked):
+            blocked = _circle_fault(operation, blocked)
         if isinstance(blocked, Fault):
             endings.refuse(queues, operation, blocked)
             watch_gap(queues, deployment)
@@ -165,6 +167,37 @@ def _may_overlap(queues: Queues, wpg: Wpg, operation: Operation) -> bool:
         and operation.kind is OperationKind.GENERATE
         and len(wpg.running) < queues.limits.max_overlapping_generates
         and all(o.kind is OperationKind.GENERATE for o in wpg.running.values())
+    )
+
+
+def _is_circle(queues: Queues, head: Operation, blocked: OperationId) -> bool:
+    """Return whether what the head of a lane comes after waits, through others, for that head.
+
+    What stands in a lane waits for the lane's head, and that for what it comes after. `O(lanes)`.
+    """
+    passed: set[DeploymentId] = set()
+    while blocked in queues.operations:
+        known = queues.operations[blocked]
+        deployment = queues.deployments[known.deployment_id]
+        if deployment.pending.get(known.seq) is not known or deployment.deployment_id in passed:
+            return False
+        if deployment.deployment_id == head.deployment_id:
+            return True
+        passed.add(deployment.deployment_id)
+        first = deployment.pending.get(deployment.next_seq)
+        following = None if first is None else dependency(queues, first)
+        if following is None or isinstance(following, Fault):
+            return False
+        blocked = following
+    return False
+
+
+def _circle_fault(operation: Operation, blocked: OperationId) -> Fault:
+    return Fault(
+        code=ErrorCode.BAD_REQUEST,
+        message=f"{show(operation.operation_id)} not run: its `after` names {show(blocked)}, which "
+        "waits for it, by its number or through others; name operations that can end first",
+        facts=(("operation", blocked.hex()),),
     )
 
 

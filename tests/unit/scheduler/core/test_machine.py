@@ -195,6 +195,60 @@ def test_an_after_that_nobody_submits_is_given_up(world: FakeWorld) -> None:
     assert codes(actions) == [ErrorCode.DEPENDENCY_FAILED]
 
 
+@pytest.mark.parametrize("comes_again", [True, False])
+def test_an_after_that_was_refused_for_now_is_waited_for_within_bounds(comes_again: bool) -> None:
+    world = FakeWorld(limits=Limits(max_move_tries=1))
+    world.join(train=2)
+    world.bring_up("a", "actor")
+    world.bring_up("a", "critic")
+    world.bring_up("b", "actor")
+    world.submit("switched", job="a", seq=1)
+    world.submit("after", job="a", to="critic", seq=1, after=("switched",))
+    assert f"after/{op_id('after').hex()}" not in world.timers
+    switch = next(order for order in world.orders if isinstance(order, MoveState))
+    assert codes(world.report(switch, fault=no_room())) == [ErrorCode.NO_ROOM]
+    world.drain()
+    if comes_again:
+        world.submit("switched", job="a", seq=1)
+        world.drain()
+        assert world.started[-2:] == [op_id("switched"), op_id("after")]
+    else:
+        actions = world.fire(f"after/{op_id('after').hex()}")
+        assert codes(actions) == [ErrorCode.DEPENDENCY_FAILED]
+        assert "nobody submitted" in actions[0].fault.message
+
+
+def test_an_operation_after_itself_is_refused(world: FakeWorld) -> None:
+    actions = world.submit("op", job="b", seq=1, after=("op",))
+    assert codes(actions) == [ErrorCode.BAD_REQUEST]
+    world.submit("next", job="b", seq=2)
+    assert world.started[-1] == op_id("next")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_operation_after_a_later_one_of_its_line_is_refused(
+    world: FakeWorld, is_first: bool
+) -> None:
+    submits = [
+        lambda: world.submit("one", job="b", seq=1, after=("two",)),
+        lambda: world.submit("two", job="b", seq=2),
+    ]
+    actions = [a for submit in (submits if is_first else submits[::-1]) for a in submit()]
+    assert codes(actions) == [ErrorCode.BAD_REQUEST]
+    assert world.started[-1] == op_id("two")
+
+
+def test_a_circle_through_two_lines_is_refused_once(world: FakeWorld) -> None:
+    world.bring_up("b", "critic")
+    world.submit("a1", job="b", seq=1, after=("c2",))
+    world.submit("c1", job="b", to="critic", seq=1, after=("a2",))
+    world.submit("a2", job="b", seq=2)
+    actions = world.submit("c2", job="b", to="critic", seq=2)
+    assert codes(actions) == [ErrorCode.BAD_REQUEST]
+    world.drain()
+    assert {op_id("a2"), op_id("c2")} <= set(world.started)
+
+
 def test_an_after_that_was_acknowledged_is_still_known(world: FakeWorld) -> None:
     world.submit("one", job="b", seq=1)
     world.drain()
