@@ -30,7 +30,7 @@ from plexsvc.router.control import METHODS, SERVICE, Control
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.relay import Uploads
-from plexsvc.router.validation import OperationRules, bad_request, check_identity
+from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
 
@@ -121,11 +121,11 @@ class RouterServicer:
         """
         try:
             check_identity(operation)
+            operation.digest = digest_of(operation)
             operation.tenant = tenant
             deployment = await self._deployments.get(
                 tenant=tenant, job_id=operation.job_id, deployment_id=operation.deployment_id
             )
-            operation.ClearField("refusal")
             try:
                 self._rules.admit(operation, deployment)
             except PlexError as refusal:

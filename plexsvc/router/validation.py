@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from plexclient.ids import OPERATION_ID_BYTES
 from plexclient.wire import tensors
@@ -69,6 +70,13 @@ def check_operation_id(operation_id: bytes) -> None:
             f"an operation id has {OPERATION_ID_BYTES} bytes, this one has {len(operation_id)}; "
             "mint it with plexclient.ids.new_operation_id()"
         )
+
+
+def digest_of(operation: operations_pb2.Operation) -> bytes:
+    """Return xxh3-128 of an operation as its client sent it; clears what only routers set."""
+    for field in ("tenant", "plan", "refusal", "digest"):
+        operation.ClearField(field)
+    return xxhash.xxh3_128_digest(operation.SerializeToString(deterministic=True))
 
 
 def check_identity(operation: operations_pb2.Operation) -> None:

@@ -42,14 +42,15 @@ class Operations:
     async def submit(self, operation: operations_pb2.Operation) -> operations_pb2.OperationResult:
         """Run, attach to or answer an operation from the record; errors travel in the result."""
         operation_id = OperationId(operation.operation_id)
-        known = self._scheduler.results.get(operation_id)
-        if known is not None:
-            return known
-        if operation_id not in self._scheduler.registry.held:
-            try:
+        try:
+            self._scheduler.recorder.check_same(operation)
+            known = self._scheduler.results.get(operation_id)
+            if known is not None:
+                return known
+            if operation_id not in self._scheduler.registry.held:
                 self._take(operation)
-            except PlexError as error:
-                return refused(operation_id, error)
+        except PlexError as error:
+            return refused(operation_id, error)
         return await self._scheduler.results.wait(operation_id)
 
     async def get_result(
@@ -66,11 +67,7 @@ class Operations:
         if known is not None:
             return known
         if operation_id not in self._scheduler.registry.held:
-            raise PlexError(
-                ErrorCode.RESULT_GONE,
-                f"{show(operation_id)} is not known: its answer was acknowledged or dropped "
-                "(scheduler.max_result_bytes)",
-            )
+            raise _result_gone(operation_id)
         return await self._scheduler.results.wait(operation_id)
 
     async def payload_staged(
@@ -99,6 +96,8 @@ class Operations:
         """
         kind = self._check(operation)
         operation_id = OperationId(operation.operation_id)
+        if operation_id in self._scheduler.cluster.operations:
+            raise _result_gone(operation_id)  # it has ended: whoever waited would wait for ever
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
         self._scheduler.recorder.hold(operation, kind)
@@ -210,6 +209,14 @@ class EarlyPayloads:
             return None
         self._bytes -= early.nbytes
         return early.request
+
+
+def _result_gone(operation_id: OperationId) -> PlexError:
+    return PlexError(
+        ErrorCode.RESULT_GONE,
+        f"{show(operation_id)} is not known: its answer was acknowledged or dropped "
+        "(scheduler.max_result_bytes)",
+    )
 
 
 def _num_tokens(operation: operations_pb2.Operation) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
 from plexsvc.scheduler.core.actions import (
@@ -48,6 +49,13 @@ MAX_LET_GO: Final = 8192
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
+class _Answered(NamedTuple):
+    """Whose an answer is, and what was asked."""
+
+    deployment_id: DeploymentId
+    digest: bytes
+
+
 class Recorder:
     """The only writer of the ledger: records, results for clients, rows for the store."""
 
@@ -56,7 +64,7 @@ class Recorder:
         self._results = results
         self._clock = clock
         self._rows: list[Row] = []
-        self._owners: dict[OperationId, DeploymentId] = {}
+        self._answered: dict[OperationId, _Answered] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
         """The deployments of operations that were held last."""
@@ -111,6 +119,22 @@ class Recorder:
         """Note what an initialised model says of itself; 0: nothing."""
         record.vocab_size = vocab_size or record.vocab_size
         record.max_sequence_length = max_sequence_length or record.max_sequence_length
+
+    def check_same(self, operation: operations_pb2.Operation) -> None:
+        """Refuse to take an operation for another one of its id.
+
+        Raises:
+            PlexError: `bad_request` when the id is known and meant something else.
+        """
+        operation_id = OperationId(operation.operation_id)
+        held, answered = self._registry.held.get(operation_id), self._answered.get(operation_id)
+        known = held.operation.digest if held is not None else answered and answered.digest
+        if known and operation.digest not in {known, b""}:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{show(operation_id)} is the id of another operation, which goes on; this "
+                f"{operation.WhichOneof('body')} has other contents and needs an id of its own",
+            )
 
     def hold(
         self,
@@ -194,10 +218,11 @@ class Recorder:
     def release(self, operation_id: OperationId) -> tuple[list[bytes], tuple[NodeId, ...]]:
         """Forget an answer; return the staged bytes it held and the nodes that have them."""
         result = self._results.drop(operation_id)
-        deployment_id = self._owners.pop(operation_id, None)
-        if deployment_id is not None:
-            del self._owned[deployment_id][operation_id]
-        record = self._registry.deployments.get(deployment_id) if deployment_id else None
+        answered = self._answered.pop(operation_id, None)
+        record = None
+        if answered is not None:
+            del self._owned[answered.deployment_id][operation_id]
+            record = self._registry.deployments.get(answered.deployment_id)
         if result is None or record is None:
             return [], ()
         return staged_ids(result), (*record.nodes, *record.former_nodes)
@@ -273,7 +298,7 @@ class Recorder:
         """Drop answers nobody acknowledged: their deployments are gone, nobody can ask again."""
         for deployment_id in of:
             for operation_id in self._owned.pop(deployment_id, ()):
-                del self._owners[operation_id]
+                del self._answered[operation_id]
                 self._results.drop(operation_id)
 
     def _stop_deployments(self, record: JobRecord) -> None:
@@ -305,7 +330,7 @@ class Recorder:
         if not keep:
             return
         deployment_id = DeploymentId(held.operation.deployment_id)
-        self._owners[operation_id] = deployment_id
+        self._answered[operation_id] = _Answered(deployment_id, held.operation.digest)
         self._owned.setdefault(deployment_id, {})[operation_id] = None
         self._add(
             rows.operation(

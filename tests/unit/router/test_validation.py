@@ -15,7 +15,12 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.validation import ROLES_OF_KIND, OperationRules, check_identity
+from plexsvc.router.validation import (
+    ROLES_OF_KIND,
+    OperationRules,
+    check_identity,
+    digest_of,
+)
 from tests.rigs.router_rig import MAX_LENGTH, VOCAB, actor, batch
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -168,6 +173,8 @@ def test_a_loss_argument_must_be_known_finite_and_not_negative(
         ("actor", {"forward": ops.Forward(temperature=-1)}, "temperature"),
         ("actor", {"save": ops.Save(path="runs/a")}, "absolute"),
         ("actor", {"export": ops.Export(path="")}, "absolute"),
+        ("actor", {"load": ops.Load(path="/" + "d" * 300)}, "at most 255"),
+        ("actor", {"save": ops.Save(path="/d" * 2500)}, "at most 4095"),
         ("rollout", {"pull": ops.Pull(version=0)}, "version"),
         ("rollout", {"generate": ops.Generate()}, "no prompts"),
     ],
@@ -248,3 +255,14 @@ def test_an_operation_that_waits_for_hundreds_is_refused_with_the_key() -> None:
     made = operation(noop=ops.Noop())
     made.after.extend(bytes([i, j]) * 8 for i in range(20) for j in range(20))
     assert "router.max_after" in refusal(made).message
+
+
+def test_the_digest_of_an_operation_is_of_what_its_client_sent() -> None:
+    first = operation(forward_backward=ops.ForwardBackward(loss="ppo", loss_args={"a": 1, "b": 2}))
+    again = ops.Operation.FromString(first.SerializeToString())
+    again.tenant, again.digest = "t", b"old"
+    again.plan.version = 3
+    again.refusal.code = "bad_request"
+    assert digest_of(first) == digest_of(again)
+    again.forward_backward.loss_args["b"] = 3
+    assert digest_of(first) != digest_of(again)

@@ -120,6 +120,44 @@ async def test_an_early_payload_waits_while_its_operation_finds_a_full_queue(
         assert (await rig.scheduler.submit(second)).state == ANSWERED
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_an_id_that_comes_again_with_other_contents_is_refused(
+    rig: Rig, is_answered: bool
+) -> None:
+    operation = rig.operation("job-1", "forward", payload=staged_payload(1))
+    operation.digest = b"first"
+    other = ops.Operation(digest=b"second", step=ops.Step(lr=1.0))
+    for field in ("operation_id", "job_id", "deployment_id", "tenant", "seq"):
+        setattr(other, field, getattr(operation, field))
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(rig.scheduler.submit(operation))
+        await until_known(rig, operation)
+        if is_answered:
+            await announce(rig, staged(operation))
+            await call
+        refused = await rig.scheduler.submit(other)
+        assert (refused.state, refused.error.code) == (REFUSED, ErrorCode.BAD_REQUEST)
+        if not is_answered:
+            await announce(rig, staged(operation))
+    assert (await rig.scheduler.submit(operation)).state == ANSWERED
+    assert (await rig.run("job-1")).state == ANSWERED
+
+
+async def test_a_repeat_whose_answer_was_dropped_is_told_so_and_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(max_result_bytes=1)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        first = rig.operation("job-1", "step")
+        for operation in (first, rig.operation("job-1", "step")):
+            assert (await rig.scheduler.submit(operation)).state == ANSWERED
+        async with asyncio.timeout(5):
+            again = await rig.scheduler.submit(first)
+        assert again.error.code == ErrorCode.RESULT_GONE
+
+
 async def test_an_operation_the_router_refused_takes_its_number_and_runs_nowhere(rig: Rig) -> None:
     ran: list[bytes] = []
 

@@ -210,7 +210,6 @@ class AnyHistory(RuleBasedStateMachine):
         for name in self.submitted:
             assert len(self.world.answers[op_id(name)]) == 1, name
 
-
     def settle(self) -> None:
         """Let every order and every wait end: what is left of lines waits for devices alone."""
         for _ in range(40):

@@ -21,4 +21,4 @@ async def test_answers_nobody_acknowledged_go_with_their_job(tmp_path: Path) -> 
         assert list(rig.driver.registry.jobs) == ["b"]
         assert len(rig.driver.results) == 1
         recorder = rig.driver.recorder
-        assert (list(recorder._owned), len(recorder._owners)) == (["b/actor"], 1)
+        assert (list(recorder._owned), len(recorder._answered)) == (["b/actor"], 1)
