@@ -11,17 +11,23 @@ and the model directory's configuration and tokenizer files.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import glob
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
 from plexsvc.weights import pieces
 from plexsvc.weights.pieces import RegionBytes, Tensor
@@ -30,6 +36,12 @@ COMPLETE: Final = ".complete"
 MODEL_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 STATE_FILE: Final = "plex_state.json"
+
+SCRATCH: Final = ".tmp-"
+"""Follows the name of a checkpoint in that of the directory in which it is being written."""
+
+SYNC_BYTES: Final = 64 << 20
+"""Bytes that may be written before the disk must have them."""
 
 PARAMETERS: Final = "param"
 OPTIMIZER_KINDS: Final = ("exp_avg", "exp_avg_sq", "master")
@@ -59,37 +71,75 @@ class Written:
 
 
 def materialize(
-    snapshot: Snapshot, path: Path, *, model: Path | None, optimizer: bool, owner: str
+    snapshot: Snapshot,
+    path: Path,
+    *,
+    model: Path | None,
+    optimizer: bool,
+    caller: Caller,
 ) -> Written:
     """Write `snapshot` as the checkpoint directory `path`, replacing an older checkpoint there.
 
+    Nothing appears under `path` if the caller leaves before all of it is written.
+
     Raises:
-        PlexError: `bad_request` for a path that is no place for one, state that this node holds
-            only a part of, or a disk that refuses.
+        PlexError: `bad_request` for a path that is no place for one, state of which only a part is
+            given, or a disk that refuses; `cancelled`.
     """
     _check_name(path)
-    scratch = path.with_name(f".{path.name}.tmp-{owner}")
     try:
         _check_free(path)
-        shutil.rmtree(scratch, ignore_errors=True)  # of a state manager that died inside this call
-        scratch.mkdir(parents=True)
-        _write_state(snapshot, scratch, optimizer=optimizer)
-        if model is not None:
-            _copy_model_files(model, scratch)
-        written = _finish(scratch)
-        _swap_in(scratch, path)
+        with _scratch(path) as scratch:
+            _write_state(snapshot, scratch, optimizer=optimizer, caller=caller)
+            if model is not None:
+                _copy_model_files(model, scratch)
+            written = _finish(scratch)
+            caller.check()
+            _swap_in(scratch, path)
     except OSError as error:
         text = f"checkpoint {path} not written: {error}"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; give a writable place") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return written
 
 
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """Make a directory beside `path`, locked while it is in use; what was left there is removed.
+
+    A save that was killed leaves its directory without the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}{SCRATCH}*"):
+        _remove_unused(left)
+    scratch = path.with_name(f".{path.name}{SCRATCH}{secrets.token_hex(4)}")
+    scratch.mkdir()
+    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(fd)
+
+
+def _remove_unused(scratch: Path) -> None:
+    with suppress(OSError):  # another save of this name is under way, or it is none of ours
+        fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch)
+        finally:
+            os.close(fd)
+
+
 def write_safetensors(
-    path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes
+    path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes, caller: Caller
 ) -> None:
-    """Write tensors one at a time: never more than one is assembled in memory."""
+    """Write tensors one at a time: never more than one is assembled in memory.
+
+    Raises:
+        PlexError: `cancelled`.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in named:
@@ -102,24 +152,34 @@ def write_safetensors(
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+    with path.open("wb", buffering=0) as file:
+        _write_steadily(file, memoryview(len(text).to_bytes(8, "little") + text), caller)
         for _, tensor in named:
-            file.write(np.ascontiguousarray(pieces.whole(tensor, region)).data)
-        file.flush()
+            whole = np.ascontiguousarray(pieces.whole(tensor, region))
+            _write_steadily(file, whole.reshape(-1).view(np.uint8).data, caller)
         os.fsync(file.fileno())
 
 
-def _write_state(snapshot: Snapshot, target: Path, *, optimizer: bool) -> None:
+def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
+    """Write and sync in steps, so that whoever watches sees how far it is on the disk."""
+    while data:
+        done = file.write(data[:SYNC_BYTES])
+        data = data[done:]
+        if data:
+            os.fdatasync(file.fileno())
+        caller.advance(done)
+
+
+def _write_state(snapshot: Snapshot, target: Path, *, optimizer: bool, caller: Caller) -> None:
     found = pieces.tensors(snapshot.index)
     parameters = [(t.name, t) for t in found if t.kind == PARAMETERS]
     _check_whole(t for _, t in parameters)
-    write_safetensors(target / MODEL_FILE, parameters, region=snapshot.region)
+    write_safetensors(target / MODEL_FILE, parameters, region=snapshot.region, caller=caller)
     if not optimizer:
         return
     states = [(f"{t.kind}/{t.name}", t) for t in found if t.kind in OPTIMIZER_KINDS]
     _check_whole(t for _, t in states)
-    write_safetensors(target / OPTIMIZER_FILE, states, region=snapshot.region)
+    write_safetensors(target / OPTIMIZER_FILE, states, region=snapshot.region, caller=caller)
     _write_json(target / STATE_FILE, _scalars_table(snapshot))
 
 

@@ -24,6 +24,17 @@ class MemoryFile:
         self.nbytes = nbytes
         self.fd = _create(name, nbytes) if fd is None else fd
 
+    def reserve(self) -> None:
+        """Have the machine's memory for all of it now, so that a lack is an error and no signal.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        try:
+            os.posix_fallocate(self.fd, 0, max(1, self.nbytes))
+        except OSError as error:
+            raise _no_room(self.nbytes, error) from error
+
     def write(self, offset: int, data: bytes) -> None:
         """Write `data` at `offset`; the caller has checked that it fits."""
         assert offset + len(data) <= self.nbytes, (offset, len(data), self.nbytes)
@@ -61,6 +72,10 @@ def _create(name: str, nbytes: int) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)
-        text = f"the machine has no memory for {nbytes} bytes: {error}"
-        raise PlexError(ErrorCode.NO_ROOM, text, need=nbytes) from error
+        raise _no_room(nbytes, error) from error
     return fd
+
+
+def _no_room(nbytes: int, error: OSError) -> PlexError:
+    text = f"the machine has no memory for {nbytes} bytes: {error}; lower the configured"
+    return PlexError(ErrorCode.NO_ROOM, f"{text} device, host or staging bytes", need=nbytes)

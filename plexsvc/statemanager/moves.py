@@ -20,6 +20,7 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node
@@ -79,16 +80,19 @@ class Mover:
         self._clock = clock
         self._done: dict[tuple[WpgId, bytes], MoveOutcome] = {}
 
-    def move(self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes) -> MoveOutcome:
+    def move(
+        self, wpg_id: WpgId, to: Residency, *, fence: Fence, move_id: bytes, caller: Caller
+    ) -> MoveOutcome:
         """Return when the state is where it was asked. A repeated move id is answered as before.
 
         Raises:
-            PlexError: `no_room`, `stale_fence`, `not_found`, `worker_died`, or what a rank raised;
-                the state is then where it was.
+            PlexError: `no_room`, `stale_fence`, `not_found`, `worker_died`, `cancelled`, or what a
+                rank raised; the state is then where it was.
         """
         self._node.wait_until_settled()
         steps = Steps(self._clock)
         with self._node.wpg_locks.hold(wpg_id):
+            caller.check()
             is_moving = self._begin(wpg_id, to, fence=fence)
             if not is_moving:
                 return self._answered_before(wpg_id, to, move_id=move_id)

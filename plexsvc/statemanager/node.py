@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final
 
 from plexclient.wire.v1 import statemanager_pb2
@@ -28,6 +29,9 @@ from plexsvc.weights import pieces
 log = Log(__name__)
 
 MAX_REGIONS_PER_RANK = 32
+
+SETTLE_TIMES: Final = 3
+"""Times `resume_timeout_us` that a call waits for ranks, which are freed after one."""
 
 NUMBERS: Final[Key] = ("numbers",)
 """The record of the fencing numbers this node has seen."""
@@ -87,8 +91,30 @@ class Node:
                 self.write_numbers()
 
     def wait_until_settled(self) -> None:
-        """Return when every rank of a predecessor that has regions has resumed or was freed."""
-        self.settled.wait()
+        """Return when every rank of a predecessor that has regions has resumed or was freed.
+
+        Raises:
+            PlexError: `unavailable` when that lasts longer than it may.
+        """
+        limit_us = SETTLE_TIMES * self.config.resume_timeout_us
+        if not self.settled.wait(limit_us / 1e6):
+            text = "ranks of the last state manager are still awaited; try again"
+            raise PlexError(ErrorCode.UNAVAILABLE, text)
+
+    @contextmanager
+    def booked(self, nbytes: int) -> Iterator[None]:
+        """Have host memory that no version or WPG is given.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        with self.lock:
+            self.ledger.host.take(nbytes)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.ledger.host.give(nbytes)
 
     def allocate(self, link: RankLink, regions: Sequence[RegionState]) -> None:
         """Give a client zeroed device memory for `regions`, all or none.

@@ -1,13 +1,16 @@
 """Published weight versions: parameters in an immutable memory file, checksummed by block.
 
-A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here.
+A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here,
+or a checkpoint. A version is copied while its WPG stands still (`draft`) and enters once it is
+checksummed and still wanted (`enter`).
 """
 
 from __future__ import annotations
 
-import mmap
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,15 +21,23 @@ from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId
 from plexsvc.statemanager.book import Book, Entry, Key
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.statemanager.shelves import VersionKey, VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.pieces import Array, RegionBytes
+from plexsvc.weights.reading import Published
+
+Placed = tuple[CanonicalPiece, CanonicalPiece]
+"""A piece where it is, and where it goes."""
 
 PUBLISHED_REGION: Final = "published"
 PUBLISHED_KINDS: Final = frozenset({"param"})
 COMPLETE_KINDS: Final = frozenset({"param", "master", "exp_avg", "exp_avg_sq"})
+
+MAKER: Final = -1
+"""Holder of a version that is not entered yet: it may be released meanwhile, and is freed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,15 @@ class Progress:
     applied_seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A copy of state that nobody sees yet."""
+
+    key: VersionKey
+    manifest: VersionManifest
+    file: MemoryFile
+
+
 class Publisher:
     """Keeps published versions; `lock` guards the shelf's counts."""
 
@@ -56,6 +76,7 @@ class Publisher:
         self._lock = lock
         self._book = book
         self._versions: dict[VersionKey, Version] = {}
+        self._readers = itertools.count(MAKER - 1, -1)
 
     def find(self, key: VersionKey) -> VersionManifest | None:
         """Return the manifest of a version published before, or None."""
@@ -64,54 +85,62 @@ class Publisher:
             is_open = found is not None and not self._shelf.is_released(key)
         return found.manifest if found is not None and is_open else None
 
-    def publish(
+    def draft(
         self,
         key: VersionKey,
         index: Sequence[CanonicalPiece],
         *,
         job_id: JobId,
         region: RegionBytes,
-        progress: Progress | None = None,
-    ) -> VersionManifest:
-        """Freeze the parameters in `index`, whose bytes `region` returns: one copy, then checksums.
-
-        With `progress` the copy is complete: the optimizer's tensors too, and what the ranks know.
+        progress: Progress | None,
+    ) -> Draft:
+        """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
 
         Raises:
-            PlexError: `no_room`; `bad_request` when there are no parameters to publish.
+            PlexError: `no_room`; `bad_request` for a version that is no new one.
         """
-        kinds = PUBLISHED_KINDS if progress is None else COMPLETE_KINDS
-        placed, nbytes = pieces.pack(
-            (piece for piece in index if piece.kind in kinds), region=PUBLISHED_REGION
-        )
-        if not placed and progress is None:
-            text = f"{key.deployment_id} has no parameters on this node; initialize it first"
-            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        placed, nbytes = pieces.pack(pieces.distinct(index), region=PUBLISHED_REGION)
         with self._lock:
             if key in self._shelf:
                 text = f"version {key.version} of {key.deployment_id} was released already"
                 raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; publish a newer one")
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
-        try:
-            file, checksums = _write(placed, nbytes, region=region)
-        except BaseException:
-            with self._lock:
-                self._shelf.withdraw(key)
-            raise
+            self._shelf.hold(key, MAKER)
         manifest = VersionManifest(
             deployment_id=key.deployment_id,
             version=key.version,
             nbytes=nbytes,
             pieces=[target for _, target in placed],
-            block_checksums=checksums,
             node_id=self._node_id,
         )
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
-        with self._lock:
-            self._versions[key] = Version(manifest=manifest, file=file)
-            self._write_down(key)
+        try:
+            file = _copied(placed, nbytes, region=region)
+        except BaseException:
+            self._withdraw(key)
+            raise
+        return Draft(key=key, manifest=manifest, file=file)
+
+    def enter(self, draft: Draft, caller: Caller) -> VersionManifest:
+        """Checksum a draft and let everyone see it, unless its caller gave up.
+
+        Raises:
+            PlexError: `cancelled`; `not_found` when it was released meanwhile.
+        """
+        key, manifest = draft.key, draft.manifest
+        try:
+            with memoryview(draft.file.map(is_writable=False)) as data:
+                manifest.block_checksums.extend(block_checksums(data[: manifest.nbytes]))
+            is_gone = self._entered(key, Version(manifest=manifest, file=draft.file), caller)
+        except BaseException:
+            draft.file.close()
+            self._withdraw(key)
+            raise
+        if is_gone:
+            text = f"version {key.version} of {key.deployment_id} was released meanwhile"
+            raise PlexError(ErrorCode.NOT_FOUND, text)
         return manifest
 
     def adopt(self, entry: Entry) -> None:
@@ -185,8 +214,26 @@ class Publisher:
         with self._lock:
             if self._shelf.release(key):
                 self._let_go([key])
-            elif key in self._shelf:
+            elif key in self._versions:
                 self._write_down(key)
+
+    @contextmanager
+    def reading(self, key: VersionKey) -> Iterator[Published]:
+        """Hold a version and return it, opened.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        holder = next(self._readers)
+        with self._lock:
+            self._shelf.get(key)
+            self._shelf.hold(key, holder)
+            version = self._versions[key]
+        try:
+            data = memoryview(version.file.map(is_writable=False))[: version.manifest.nbytes]
+            yield Published(manifest=version.manifest, data=data)
+        finally:
+            self.unhold(key, holder)
 
     def read(self, key: VersionKey, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
         """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
@@ -220,6 +267,25 @@ class Publisher:
                 version.file.close()
             self._versions.clear()
 
+    def _entered(self, key: VersionKey, version: Version, caller: Caller) -> bool:
+        """Enter a version all see from here on; return whether it was released meanwhile."""
+        with self._lock:
+            caller.check()
+            self._versions[key] = version
+            try:
+                self._write_down(key)
+            except PlexError:
+                del self._versions[key]
+                raise
+            is_gone = self._shelf.unhold(key, MAKER)
+            if is_gone:
+                self._let_go([key])
+        return is_gone
+
+    def _withdraw(self, key: VersionKey) -> None:
+        with self._lock:
+            self._shelf.withdraw(key)
+
     def _write_down(self, key: VersionKey) -> None:
         version = self._versions[key]
         facts = {"job_id": self._shelf.job_of(key), "is_released": self._shelf.is_released(key)}
@@ -243,30 +309,23 @@ def chunked(array: Array) -> Iterator[bytes]:
         yield flat[low : low + CHUNK_BYTES].tobytes()
 
 
-def _write(
-    placed: Sequence[tuple[CanonicalPiece, CanonicalPiece]], nbytes: int, *, region: RegionBytes
-) -> tuple[MemoryFile, list[bytes]]:
+def _copied(placed: Sequence[Placed], nbytes: int, *, region: RegionBytes) -> MemoryFile:
     file = MemoryFile("plexsvc-version", nbytes)
     try:
-        mapped = file.map(is_writable=True)
-        checksums = _fill(mapped, placed, region=region, nbytes=nbytes)
-        mapped.close()
+        file.reserve()
+        _fill(file, placed, region=region)
         file.freeze()
     except BaseException:
         file.close()
         raise
-    return file, checksums
+    return file
 
 
-def _fill(
-    mapped: mmap.mmap,
-    placed: Sequence[tuple[CanonicalPiece, CanonicalPiece]],
-    *,
-    region: RegionBytes,
-    nbytes: int,
-) -> list[bytes]:
+def _fill(file: MemoryFile, placed: Sequence[Placed], *, region: RegionBytes) -> None:
+    mapped = file.map(is_writable=True)
     target_bytes = np.frombuffer(mapped, dtype=np.uint8)
     for source, target in placed:
         view = pieces.piece_view(region(source.rank, source.region), source)
         np.copyto(pieces.piece_view(target_bytes, target), view)
-    return list(block_checksums(target_bytes[:nbytes].data))
+    del target_bytes
+    mapped.close()  # a file with a writable mapping cannot be frozen

@@ -1,15 +1,17 @@
 """The state manager's control plane: the gRPC service over the node's state.
 
-Handlers run their blocking work on a bounded pool of threads; order and exclusion come from the WPG
-locks underneath, so a call that its caller gave up on still ends in a defined state.
+Handlers run their blocking work on bounded pools of threads: one for what uses a WPG's state, under
+its lock and at the speed of memory, one for what writes and hashes copies, however slow the disk.
+Work whose caller gave up stops before anything of it becomes visible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -27,13 +29,22 @@ from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import read_manifest, read_whole
 from plexsvc.statemanager import checkpoints, snapshot
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.core import WpgState
+from plexsvc.statemanager.links import KeyedLocks
 from plexsvc.statemanager.moves import MoveOutcome, Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.publishing import Progress, chunked
+from plexsvc.statemanager.publishing import (
+    COMPLETE_KINDS,
+    PUBLISHED_KINDS,
+    Draft,
+    Progress,
+    chunked,
+)
 from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
+from plexsvc.weights import pieces
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import Published
 
@@ -44,6 +55,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 MAX_CONTROL_CALLS: Final = 32
 """Control calls that work at once; further ones wait."""
+
+MAX_WRITERS: Final = 8
+"""Checkpoints and digests that are worked on at once; further ones wait."""
+
+PROGRESS_S: Final = 1.0
+"""How often a caller is told how much of its checkpoint is written."""
 
 
 class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
@@ -57,7 +74,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self._clock = clock
         self._data_socket = data_socket
         self._mover = mover
+        self._versions = KeyedLocks()
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
+        self._writers = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="writer")
 
     async def Move(  # noqa: N802 - named by the wire
         self, request: statemanager_pb2.MoveRequest, context: Context
@@ -65,7 +84,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Move a WPG; the reply says what was copied and how long it took."""
         del context
         try:
-            outcome = await self._run(lambda: self._move(request))
+            outcome = await self._run(lambda caller: self._move(request, caller))
         except PlexError as error:
             residency = self._residency(WpgId(request.wpg_id))
             wire = wire_errors.to_wire(error)
@@ -84,7 +103,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Freeze the parameters as a version; publishing it again changes nothing."""
         del context
         try:
-            return await self._run(lambda: self._publish(request))
+            return await self._run(lambda caller: self._publish(request, caller))
         except PlexError as error:
             return statemanager_pb2.PublishReply(error=wire_errors.to_wire(error))
 
@@ -110,14 +129,24 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
 
     async def Materialize(  # noqa: N802
         self, request: statemanager_pb2.MaterializeRequest, context: Context
-    ) -> statemanager_pb2.MaterializeReply:
-        """Write a checkpoint."""
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        """Write a checkpoint; say how far it is while it gets on."""
         del context
+        caller, told = Caller(), 0
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._writers, self._materialize, request, caller)
         try:
-            written = await self._run(lambda: self._materialize(request))
+            while not (await asyncio.wait([work], timeout=PROGRESS_S))[0]:
+                if caller.done_bytes > told:
+                    told = caller.done_bytes
+                    yield statemanager_pb2.MaterializeReply(nbytes=told)
+            written = work.result()
+            yield statemanager_pb2.MaterializeReply(nbytes=written.nbytes, files=written.files)
         except PlexError as error:
-            return statemanager_pb2.MaterializeReply(error=wire_errors.to_wire(error))
-        return statemanager_pb2.MaterializeReply(nbytes=written.nbytes, files=written.files)
+            yield statemanager_pb2.MaterializeReply(error=wire_errors.to_wire(error))
+        finally:
+            caller.leave()
+            work.cancel()
 
     async def ReadVersion(  # noqa: N802
         self, request: statemanager_pb2.ReadVersionRequest, context: Context
@@ -126,7 +155,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         offset = 0
         try:
             arrays = self._node.publisher.read(_version_key(request), request.pieces)
-            for array in arrays:
+            while (array := await self._run(lambda _: next(arrays, None))) is not None:
                 for data in chunked(array):
                     yield common_pb2.Chunk(offset=offset, data=data)
                     offset += len(data)
@@ -139,7 +168,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Hash the state, the same wherever it is."""
         del context
         try:
-            return await self._run(lambda: self._digest(request))
+            return await self._run(lambda caller: self._digest(request, caller), self._writers)
         except PlexError as error:
             return statemanager_pb2.DigestReply(error=wire_errors.to_wire(error))
 
@@ -149,7 +178,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Free all a WPG has; its ranks are cut off."""
         wpg_id, fence = WpgId(request.wpg_id), request.fence
         try:
-            freed = await self._run(lambda: self._clients.forget(wpg_id, fence))
+            freed = await self._run(lambda _: self._clients.forget(wpg_id, fence))
         except PlexError as error:
             await abort_with(context, error)
         return statemanager_pb2.ForgetReply(freed_bytes=freed)
@@ -195,7 +224,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                 return service_pb2.StageReply(nbytes=header.nbytes)
             async for request in request_iterator:
                 upload.write(request.chunk)
-            nbytes = await self._run(upload.finish)
+            nbytes = await self._finish(upload)
             upload = None
             return service_pb2.StageReply(nbytes=nbytes)
         except PlexError as error:
@@ -228,11 +257,23 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     def close(self) -> None:
         """Wait for the calls at work."""
         self._threads.shutdown()
+        self._writers.shutdown()
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _run(
+        self, work: Callable[[Caller], T], threads: ThreadPoolExecutor | None = None
+    ) -> T:
+        """Have a thread work for the caller of a handler, which ends when the caller gives up."""
+        caller = Caller()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads or self._threads, work, caller)
+        finally:
+            caller.leave()
 
-    def _move(self, request: statemanager_pb2.MoveRequest) -> MoveOutcome:
+    async def _finish(self, upload: Upload) -> int:
+        return await self._run(lambda _: upload.finish())
+
+    def _move(self, request: statemanager_pb2.MoveRequest, caller: Caller) -> MoveOutcome:
         if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
             text = f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST"
@@ -242,86 +283,104 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             TARGETS[request.to],
             fence=request.fence,
             move_id=request.move_id,
+            caller=caller,
         )
 
-    def _publish(self, request: statemanager_pb2.PublishRequest) -> statemanager_pb2.PublishReply:
+    def _publish(
+        self, request: statemanager_pb2.PublishRequest, caller: Caller
+    ) -> statemanager_pb2.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), _version_key(request)
         self._node.wait_until_settled()
-        with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(request.fence, wpg_id)
+        with self._versions.hold(f"{key.deployment_id} {key.version}"):
             start_us = self._clock.monotonic_us()
-            manifest = self._node.publisher.find(key)
-            if manifest is None:
-                manifest = self._freeze(
-                    key, wpg_id, is_complete=request.complete, is_boundary=not request.mid_window
-                )
+            with self._node.wpg_locks.hold(wpg_id):
+                caller.check()
+                self._node.admit(request.fence, wpg_id)
+                manifest = self._node.publisher.find(key)
+                draft = self._draft(request) if manifest is None else None
             copy_us = self._clock.monotonic_us() - start_us
+            if draft is not None:
+                manifest = self._node.publisher.enter(draft, caller)
+        assert manifest is not None, key
         return statemanager_pb2.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
 
-    def _freeze(
-        self, key: VersionKey, wpg_id: WpgId, *, is_complete: bool, is_boundary: bool
-    ) -> statemanager_pb2.VersionManifest:
-        """Copy parameters, or all but gradients with the scalars; the caller holds the lock."""
+    def _draft(self, request: statemanager_pb2.PublishRequest) -> Draft:
+        """Copy parameters, or all the state that is asked for; the caller holds the lock."""
+        wpg_id = WpgId(request.wpg_id)
         taken = snapshot.take(self._node, wpg_id)
-        if is_complete and is_boundary and taken.has_gradients:
+        kinds = COMPLETE_KINDS if request.complete else PUBLISHED_KINDS
+        if request.gradients:
+            kinds |= {pieces.GRADIENTS}
+        index = [piece for piece in taken.index if piece.kind in kinds]
+        if not index and not request.complete:
+            text = f"{request.deployment_id} has no parameters on this node; initialize it first"
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        is_boundary = request.complete and not request.mid_window
+        if is_boundary and snapshot.has_gradients(self._node, wpg_id):
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
-        scalars = json.dumps({str(r): dict(s) for r, s in taken.scalars.items()})
-        progress = Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
-        return self._node.publisher.publish(
-            key,
-            taken.index,
-            job_id=taken.job_id,
+        return self._node.publisher.draft(
+            _version_key(request),
+            index,
+            job_id=self._node.state_of(wpg_id).job_id,
             region=taken.region,
-            progress=progress if is_complete else None,
+            progress=_progress(taken) if request.complete else None,
         )
 
-    def _materialize(self, request: statemanager_pb2.MaterializeRequest) -> checkpoints.Written:
-        wpg_id = WpgId(request.wpg_id)
-        self._node.wait_until_settled()
-        with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(request.fence, wpg_id)
+    def _materialize(
+        self, request: statemanager_pb2.MaterializeRequest, caller: Caller
+    ) -> checkpoints.Written:
+        self._node.admit(request.fence)
+        with self._copied(request.copies) as state:
             return checkpoints.materialize(
-                self._state(wpg_id, request.copies),
+                state,
                 Path(request.path),
                 model=Path(request.model) if request.model else None,
                 optimizer=request.optimizer,
-                owner=wpg_id,
+                caller=caller,
             )
 
-    def _digest(self, request: statemanager_pb2.DigestRequest) -> statemanager_pb2.DigestReply:
-        wpg_id = WpgId(request.wpg_id)
-        self._node.wait_until_settled()
-        with self._node.wpg_locks.hold(wpg_id):
-            self._node.admit(request.fence, wpg_id)
-            taken = self._state(wpg_id, request.copies)
+    def _digest(
+        self, request: statemanager_pb2.DigestRequest, caller: Caller
+    ) -> statemanager_pb2.DigestReply:
+        self._node.admit(request.fence)
+        with self._copied(request.copies) as state:
             return statemanager_pb2.DigestReply(
-                digests=snapshot.digests(taken), applied_seq=taken.applied_seq
+                digests=snapshot.digests(state, caller), applied_seq=state.applied_seq
             )
 
-    def _state(self, wpg_id: WpgId, copies: statemanager_pb2.PublishedVersion) -> snapshot.Snapshot:
-        """Return a WPG's state as it is here, or as copies of all its nodes have it."""
+    @contextmanager
+    def _copied(self, copies: statemanager_pb2.PublishedVersion) -> Iterator[snapshot.Snapshot]:
+        """Return the state that copies of all nodes of a WPG make up, held for the block."""
         if not copies.holders:
-            return snapshot.take(self._node, wpg_id)
-        job_id = self._node.state_of(wpg_id).job_id
-        opened = [self._open_copy(copies, holder) for holder in copies.holders]
-        return snapshot.of_copies(opened, job_id=job_id)
+            raise PlexError(ErrorCode.BAD_REQUEST, "no copy is named to work from; publish one")
+        with ExitStack() as stack:
+            opened = [stack.enter_context(self._opened(copies, h)) for h in copies.holders]
+            yield snapshot.of_copies(opened)
 
-    def _open_copy(
+    @contextmanager
+    def _opened(
         self, copies: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
-    ) -> Published:
+    ) -> Iterator[Published]:
         if holder.node_id == self._node.config.node_id:
-            key = _version_key(copies)
-            (data,) = self._node.publisher.read(key, ())
-            return Published(manifest=self._node.publisher.manifest(key), data=data.data)
-        streamed = read_whole(read_manifest(copies, holder), holder)
-        verify(streamed.manifest, streamed.data)
-        return streamed
+            with self._node.publisher.reading(_version_key(copies)) as published:
+                yield published
+            return
+        manifest = read_manifest(copies, holder)
+        with self._node.booked(manifest.nbytes):
+            streamed = read_whole(manifest, holder)
+            verify(streamed.manifest, streamed.data)
+            yield streamed
 
     def _residency(self, wpg_id: WpgId) -> common_pb2.Residency:
         with self._node.lock:
             wpg = self._node.ledger.wpgs.get(wpg_id)
         return ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
+
+
+def _progress(taken: snapshot.Snapshot) -> Progress:
+    scalars = json.dumps({str(rank): dict(known) for rank, known in taken.scalars.items()})
+    return Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
 
 
 async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_pb2.StageHeader:

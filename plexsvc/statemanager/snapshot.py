@@ -1,4 +1,4 @@
-"""A WPG's managed state, readable wherever it is: what publishing, saving and digests work from."""
+"""A WPG's managed state, readable wherever it is: what versions, checkpoints and digests hold."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.core import WpgState
 from plexsvc.statemanager.links import RankLink, Scalars
 from plexsvc.statemanager.node import Node
 from plexsvc.weights import manifests, pieces, reading
-from plexsvc.weights.pieces import Bytes, RegionBytes, Tensor
+from plexsvc.weights.pieces import GRADIENTS, Array, RegionBytes, Tensor
 from plexsvc.weights.reading import Published
-
-GRADIENTS = "grad"
-"""Partial sums of each rank until a step: keyed by rank, never assembled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """State between two operations; valid while the caller holds the WPG's lock."""
+    """State between two operations: live, for as long as the WPG's lock is held, or copied."""
 
-    job_id: JobId
     index: tuple[CanonicalPiece, ...]
+    """Without gradients that are zero."""
     region: RegionBytes
     scalars: dict[int, Scalars]
     applied_seq: int
-    has_gradients: bool
-    """Whether a window of accumulated gradients is open."""
 
 
 def take(node: Node, wpg_id: WpgId) -> Snapshot:
@@ -51,72 +48,85 @@ def take(node: Node, wpg_id: WpgId) -> Snapshot:
             node.ledger.note_applied(wpg_id, applied)
     by_rank = {link.rank: link for link in links}
     return Snapshot(
-        job_id=wpg.job_id,
-        index=tuple(piece for link in links for piece in link.pieces),
+        index=tuple(piece for link in links for piece in _kept(wpg, link)),
         # A region of a GPU is copied off it once, however many tensors lie in it.
-        region=functools.cache(lambda rank, name: _region_bytes(wpg, by_rank[rank], name)),
+        region=functools.cache(lambda rank, name: by_rank[rank].memory.view(name)),
         scalars={link.rank: link.last_export.scalars for link in links},
         applied_seq=wpg.applied_seq,
-        has_gradients=any(_has_gradients(wpg, link) for link in links),
     )
 
 
-def of_copies(copies: Sequence[Published], *, job_id: JobId) -> Snapshot:
-    """Return the state that the complete copies of a WPG's nodes make up together."""
+def has_gradients(node: Node, wpg_id: WpgId) -> bool:
+    """Whether a window of accumulated gradients is open, as the ranks last said."""
+    wpg = node.state_of(wpg_id)
+    return any(
+        name in link.last_export.dirty and region.is_droppable
+        for link in node.links_of(wpg_id)
+        for name, region in wpg.ranks[link.rank].regions.items()
+    )
+
+
+def of_copies(copies: Sequence[Published]) -> Snapshot:
+    """Return the state that the copies of a WPG's nodes make up together."""
     index, region = reading.joined(copies)
     known = [copy.manifest for copy in copies]
     return Snapshot(
-        job_id=job_id,
         index=tuple(index),
         region=region,
         scalars=dict(manifests.scalars_by_rank(known)),
         applied_seq=manifests.applied_seq(known),
-        has_gradients=False,
     )
 
 
-def digests(snapshot: Snapshot) -> dict[str, str]:
-    """Return a sha256 per kind over tensors in canonical order, the same for every layout.
+def digests(snapshot: Snapshot, caller: Caller) -> dict[str, str]:
+    """Return a hash per kind over tensors in canonical order, the same for every layout.
 
-    Gradients go rank by rank, and tensors of which this node has a part box by box.
+    Gradients go rank by rank, and tensors of which only a part is here box by box.
+
+    Raises:
+        PlexError: `cancelled`.
     """
     hashes: dict[str, hashlib._Hash] = {}
     shared = [piece for piece in snapshot.index if piece.kind != GRADIENTS]
     for tensor in pieces.tensors(shared):
         found = hashes.setdefault(tensor.kind, hashlib.sha256())
         found.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        _update(found, tensor, snapshot)
+        _update(found, tensor, snapshot, caller)
     own = [piece for piece in snapshot.index if piece.kind == GRADIENTS]
     for piece in sorted(own, key=lambda p: (p.name, p.rank, tuple(p.start))):
         found = hashes.setdefault(GRADIENTS, hashlib.sha256())
-        found.update(f"{piece.name} {piece.rank} {list(piece.start)} {list(piece.size)}\n".encode())
-        _update_pieces(found, [piece], snapshot)
+        found.update(f"{piece.name} {piece.rank}\n".encode())
+        _update_pieces(found, [piece], snapshot, caller)
     return {kind: found.hexdigest() for kind, found in hashes.items()}
 
 
-def _has_gradients(wpg: WpgState, link: RankLink) -> bool:
+def _kept(wpg: WpgState, link: RankLink) -> list[CanonicalPiece]:
+    """Return a rank's pieces but those of clean droppable regions, which are zero."""
     regions = wpg.ranks[link.rank].regions
-    return any(name in regions and regions[name].is_droppable for name in link.last_export.dirty)
+    clean = {name for name, region in regions.items() if region.is_droppable}
+    clean -= link.last_export.dirty
+    return [piece for piece in link.pieces if piece.region not in clean]
 
 
-def _update(found: hashlib._Hash, tensor: Tensor, snapshot: Snapshot) -> None:
+def _update(found: hashlib._Hash, tensor: Tensor, snapshot: Snapshot, caller: Caller) -> None:
     if pieces.is_complete(tensor):
-        found.update(np.ascontiguousarray(pieces.whole(tensor, snapshot.region)).data)
+        _hash(found, pieces.whole(tensor, snapshot.region), caller)
     else:
-        _update_pieces(found, tensor.parts, snapshot)
+        _update_pieces(found, tensor.parts, snapshot, caller)
 
 
 def _update_pieces(
-    found: hashlib._Hash, parts: Sequence[CanonicalPiece], snapshot: Snapshot
+    found: hashlib._Hash,
+    parts: Sequence[CanonicalPiece],
+    snapshot: Snapshot,
+    caller: Caller,
 ) -> None:
     for part in parts:
         found.update(f"{list(part.start)} {list(part.size)}\n".encode())
-        view = pieces.piece_view(snapshot.region(part.rank, part.region), part)
-        found.update(np.ascontiguousarray(view).data)
+        _hash(found, pieces.piece_view(snapshot.region(part.rank, part.region), part), caller)
 
 
-def _region_bytes(wpg: WpgState, link: RankLink, name: str) -> Bytes:
-    region = wpg.ranks[link.rank].regions[name]
-    if region.is_droppable and name not in link.last_export.dirty:  # clean, so zero
-        return np.zeros(region.nbytes, dtype=np.uint8)
-    return link.memory.view(name)
+def _hash(found: hashlib._Hash, array: Array, caller: Caller) -> None:
+    """Hash an array's bytes: quickly, as all of a model's are."""
+    caller.advance(array.nbytes)
+    found.update(xxhash.xxh3_128_digest(np.ascontiguousarray(array).data))

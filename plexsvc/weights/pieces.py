@@ -7,7 +7,7 @@ their own layout; whoever reads them may want any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 RegionBytes = Callable[[int, str], Bytes]
 """Returns the bytes of (rank, region)."""
+
+GRADIENTS = "grad"
+"""Kind of the partial sums of each rank until a step: keyed by rank, never assembled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +148,26 @@ def whole(tensor: Tensor, region: RegionBytes) -> Array:
     return assemble(tensor, box, region=region)
 
 
+def distinct(index: Sequence[CanonicalPiece]) -> list[CanonicalPiece]:
+    """Return one piece of each box, by tensor and box, and the gradients of every rank."""
+    shared = tensors(piece for piece in index if piece.kind != GRADIENTS)
+    own = [piece for piece in index if piece.kind == GRADIENTS]
+    return [part for tensor in shared for part in tensor.parts] + own
+
+
 def pack(
     index: Iterable[CanonicalPiece], *, region: str
 ) -> tuple[list[tuple[CanonicalPiece, CanonicalPiece]], int]:
-    """Return each distinct piece with its aligned place in `region`, and the bytes of all."""
+    """Return each piece with its aligned place in `region`, and the bytes of all."""
     placed, offset = [], 0
-    for tensor in tensors(index):
-        for part in tensor.parts:
-            box, target = box_of(part), CanonicalPiece()
-            target.CopyFrom(part)
-            target.region, target.offset = region, offset
-            target.stride[:] = packed_strides(box)
-            placed.append((part, target))
-            nbytes = box.volume * DTYPES[part.dtype].carrier.itemsize
-            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    for part in index:
+        box, target = box_of(part), CanonicalPiece()
+        target.CopyFrom(part)
+        target.region, target.offset = region, offset
+        target.stride[:] = packed_strides(box)
+        placed.append((part, target))
+        nbytes = box.volume * DTYPES[part.dtype].carrier.itemsize
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return placed, offset
 
 

@@ -66,7 +66,7 @@ class VersionReader:
 
 
 def joined(published: Sequence[Published]) -> tuple[list[CanonicalPiece], RegionBytes]:
-    """Return the pieces of all parts, whose `rank` is the number of their part, and the bytes.
+    """Return the pieces of all parts, whose region is the number of their part, and the bytes.
 
     Raises:
         PlexError: `bad_request` for a piece that does not lie in its bytes.
@@ -78,6 +78,6 @@ def joined(published: Sequence[Published]) -> tuple[list[CanonicalPiece], Region
             pieces.check_piece(piece, {piece.region: len(data[number])})
             placed = CanonicalPiece()
             placed.CopyFrom(piece)
-            placed.rank = number
+            placed.region = str(number)
             index.append(placed)
-    return index, lambda number, _region: data[number]
+    return index, lambda _rank, number: data[int(number)]

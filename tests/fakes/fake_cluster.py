@@ -150,8 +150,9 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
 
     async def Materialize(
         self, request: statemanager_pb2.MaterializeRequest, context: Any
-    ) -> statemanager_pb2.MaterializeReply:
-        return statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
+    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        yield statemanager_pb2.MaterializeReply(nbytes=3)
+        yield statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
 
     async def Forget(
         self, request: statemanager_pb2.ForgetRequest, context: Any

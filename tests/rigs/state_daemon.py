@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from plexsvc.errors import PlexError
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30
+
+_COPIES = itertools.count(1)
 
 
 class Client:
@@ -43,10 +47,13 @@ class Client:
 class Daemon:
     """The daemon, a stub to it, and the clients started so far."""
 
+    node_id = "n0"
+
     def __init__(
         self, directory: Path, stack: ExitStack, *, keys: str, devices: int, node_id: str = "n0"
     ) -> None:
         self._stack = stack
+        self.node_id = node_id
         config = directory / "sm.toml"
         device = "[[devices]]\nindex = {}\nbytes_total = 4194304\n"
         text = f'node_id = "{node_id}"\nruntime_dir = "{directory}"\n{keys}\n'
@@ -76,11 +83,33 @@ class Daemon:
         )
         return self.stub.Move(request, timeout=DEADLINE_S)
 
-    def digests(self, wpg_id: str, **fields: Any) -> dict[str, str]:
-        request = statemanager_pb2.DigestRequest(wpg_id=wpg_id, **fields)
-        reply = self.stub.Digest(request, timeout=DEADLINE_S)
+    def digests(
+        self,
+        wpg_id: str,
+        *,
+        copies: statemanager_pb2.PublishedVersion | None = None,
+        fence: common_pb2.Fence | None = None,
+    ) -> dict[str, str]:
+        with ExitStack() as stack:
+            if copies is None:
+                made = copied(self.stub, wpg_id, node_id=self.node_id, fence=fence)
+                copies = stack.enter_context(made)
+            request = statemanager_pb2.DigestRequest(wpg_id=wpg_id, copies=copies, fence=fence)
+            reply = self.stub.Digest(request, timeout=DEADLINE_S)
         assert not reply.HasField("error"), reply.error
         return dict(reply.digests)
+
+    def materialize(
+        self, wpg_id: str, path: Path, **fields: Any
+    ) -> statemanager_pb2.MaterializeReply:
+        """Copy the state and write a checkpoint; return the last reply."""
+        with ExitStack() as stack:
+            if "copies" not in fields:
+                fields["copies"] = stack.enter_context(
+                    copied(self.stub, wpg_id, node_id=self.node_id)
+                )
+            request = statemanager_pb2.MaterializeRequest(wpg_id=wpg_id, path=str(path), **fields)
+            return list(self.stub.Materialize(request, timeout=DEADLINE_S))[-1]
 
     def inventory(self) -> statemanager_pb2.InventoryReply:
         return self.stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)
@@ -108,6 +137,33 @@ class Daemon:
         )
         self._stack.callback(_end, process)
         return process
+
+
+@contextmanager
+def copied(
+    stub: statemanager_pb2_grpc.StateManagerStub,
+    wpg_id: str,
+    *,
+    node_id: str = "n0",
+    fence: common_pb2.Fence | None = None,
+) -> Iterator[statemanager_pb2.PublishedVersion]:
+    """Copy all of a WPG's state, as the scheduler does before a digest or a checkpoint."""
+    copies = statemanager_pb2.PublishedVersion(
+        deployment_id=f"{wpg_id}~copied", version=next(_COPIES)
+    )
+    copies.holders.add(node_id=node_id)
+    name: dict[str, Any] = {
+        "deployment_id": copies.deployment_id,
+        "version": copies.version,
+        "fence": fence,
+    }
+    request = statemanager_pb2.PublishRequest(
+        wpg_id=wpg_id, complete=True, mid_window=True, gradients=True, **name
+    )
+    reply = stub.Publish(request, timeout=DEADLINE_S)
+    assert not reply.HasField("error"), reply.error
+    yield copies
+    stub.ReleaseVersion(statemanager_pb2.ReleaseVersionRequest(**name), timeout=DEADLINE_S)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 
-from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
-from plexsvc.errors import PlexError
-from plexsvc.ids import DeploymentId, NodeId
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+)
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
@@ -77,24 +85,21 @@ async def publish(
         PlexError: what a state manager refused.
         AioRpcError: a state manager did not answer.
     """
-    replies: dict[NodeId, statemanager_pb2.PublishReply] = {}
-
-    def published() -> Published:
-        return Published(
-            deployment_id=request.deployment_id, version=request.version, nodes=tuple(replies)
-        )
-
+    replies = []
+    published = Published(
+        deployment_id=request.deployment_id, version=request.version, nodes=tuple(record.nodes)
+    )
     try:
         for node_id in record.nodes:
             reply = await reach.ask_state(
                 node_id, lambda state: state.Publish(request, timeout=reach.move_s)
             )
             _check(reply)
-            replies[node_id] = reply
-    except (grpc.aio.AioRpcError, PlexError):
-        await release(reach, published())
+            replies.append(reply)
+    except BaseException:  # one that was asked may have it, whatever became of its answer
+        await release(reach, published)
         raise
-    return published(), list(replies.values())
+    return published, replies
 
 
 async def _publish(
@@ -131,7 +136,7 @@ async def _digest(
     result: Result,
 ) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
-    async with _copies(reach, fence, held=held, record=record, complete=True) as copies:
+    async with _copies(reach, fence, held=held, record=record) as copies:
         request.copies.CopyFrom(copies)
         reply = await reach.ask_state(
             record.nodes[0], lambda state: state.Digest(request, timeout=reach.move_s)
@@ -161,13 +166,41 @@ async def _materialize(
         reach, fence, held=held, record=record, complete=request.optimizer
     ) as copies:
         request.copies.CopyFrom(copies)
-        reply = await reach.ask_state(
-            record.nodes[0], lambda state: state.Materialize(request, timeout=reach.move_s)
-        )
+        reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
     _check(reply)
     result.texts["path"] = path
     result.texts["files"] = "\n".join(reply.files)
     result.metrics["nbytes"] = reply.nbytes
+
+
+async def _written(
+    reach: Reach,
+    request: statemanager_pb2.MaterializeRequest,
+    state: statemanager_pb2_grpc.StateManagerAsyncStub,
+) -> statemanager_pb2.MaterializeReply:
+    """Return the last word of a state manager that writes, however long it gets on.
+
+    Raises:
+        PlexError: `unavailable` when it wrote nothing for as long as a call may take.
+        AioRpcError: it did not answer.
+    """
+    reply = statemanager_pb2.MaterializeReply()
+    call = state.Materialize(request)
+    try:
+        while not (reply.files or reply.HasField("error")):
+            async with asyncio.timeout(reach.move_s):
+                found = await call.read()
+            assert isinstance(found, statemanager_pb2.MaterializeReply), request.path
+            reply = found
+    except TimeoutError as error:
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"{request.path} not written: {reply.nbytes} bytes were written and none since "
+            f"{reach.move_s:.0f} s (scheduler.move_timeout_us); look at its disk",
+        ) from error
+    finally:
+        call.cancel()
+    return reply
 
 
 @asynccontextmanager
@@ -177,19 +210,17 @@ async def _copies(
     *,
     held: Held,
     record: WpgRecord,
-    complete: bool,
+    complete: bool = True,
 ) -> AsyncIterator[statemanager_pb2.PublishedVersion]:
-    """Have every node of a WPG that spans several copy its part, for one of them to read."""
-    if len(record.nodes) == 1:
-        yield statemanager_pb2.PublishedVersion()
-        return
+    """Have every node of a WPG copy its part, for one of them to work from."""
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
         deployment_id=f"{record.deployment.deployment_id}~copied",
-        version=held.operation.seq,
+        version=reach.clock.wall_us(),  # a save that is tried again has the same number
         complete=complete,
         mid_window=True,
+        gradients=held.kind is OperationKind.STATE_DIGEST,
     )
     published, _ = await publish(reach, record, request)
     try:

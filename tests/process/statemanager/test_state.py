@@ -293,8 +293,7 @@ def test_a_checkpoint_is_plain_safetensors_with_optimizer_and_scalars(
 
 
 def materialize(daemon: Daemon, path: Path, **fields: Any) -> statemanager_pb2.MaterializeReply:  # noqa: ANN401 - fields of a message
-    request = statemanager_pb2.MaterializeRequest(wpg_id="a", path=str(path), **fields)
-    return daemon.stub.Materialize(request, timeout=30)
+    return daemon.materialize("a", path, **fields)
 
 
 def test_a_checkpoint_replaces_an_older_one_and_nothing_else(

@@ -26,6 +26,7 @@ from plexclient.wire.v1 import (
 )
 from plexsvc.frames.line import OrderLine
 from tests.rigs.rank_host import RankHost, Served
+from tests.rigs.state_daemon import copied
 from tests.rigs.worker_batches import answered_tokens, operation, plan, random_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -56,7 +57,9 @@ class StateManager:
         assert not reply.HasField("error"), reply.error
 
     def digests(self, wpg_id: str) -> dict[str, str]:
-        reply = self.stub.Digest(statemanager_pb2.DigestRequest(wpg_id=wpg_id), timeout=DEADLINE_S)
+        with copied(self.stub, wpg_id, node_id="node") as copies:
+            request = statemanager_pb2.DigestRequest(wpg_id=wpg_id, copies=copies)
+            reply = self.stub.Digest(request, timeout=DEADLINE_S)
         assert not reply.HasField("error"), reply.error
         return dict(reply.digests)
 

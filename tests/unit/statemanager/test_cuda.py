@@ -15,6 +15,7 @@ from plexsvc.residency import Residency
 from plexsvc.statelink import cuda
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.cuda import CudaDevice
@@ -178,9 +179,7 @@ def test_budgets_of_one_gpu_fit_together_or_are_refused(fake: FakeCuda) -> None:
         check_budgets([half, other])
 
 
-def test_a_publish_and_a_digest_copy_each_region_off_the_device_once(
-    fake: FakeCuda, tmp_path: Path
-) -> None:
+def test_a_copy_takes_each_region_off_the_device_once(fake: FakeCuda, tmp_path: Path) -> None:
     device = DeviceConfig(index=0, bytes_total=1 << 30, memory="cuda")
     config = StateManagerConfig(node_id="n", runtime_dir=tmp_path, devices=(device,))
     node = Node(config, book=Book(), arenas={})
@@ -189,11 +188,10 @@ def test_a_publish_and_a_digest_copy_each_region_off_the_device_once(
     add_resident_rank(node, pieces, nbytes=nbytes)
     taken = snapshot.take(node, WPG)
     key = VersionKey(DeploymentId("d"), 1)
-    manifest = node.publisher.publish(key, taken.index, job_id=JobId("j"), region=taken.region)
-    assert manifest.nbytes == nbytes
-    assert nbytes <= fake.moved["off"] <= 1.05 * nbytes
-    fake.moved.clear()
-    snapshot.digests(snapshot.take(node, WPG))
+    draft = node.publisher.draft(
+        key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
+    )
+    assert node.publisher.enter(draft, Caller()).nbytes == nbytes
     assert nbytes <= fake.moved["off"] <= 1.05 * nbytes
     node.close()
 

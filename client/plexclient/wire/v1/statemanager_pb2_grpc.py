@@ -56,7 +56,7 @@ class StateManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.FromString,
                 _registered_method=True)
-        self.Materialize = channel.unary_unary(
+        self.Materialize = channel.unary_stream(
                 '/plexsvc.v1.StateManager/Materialize',
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
@@ -109,7 +109,8 @@ class StateManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request, context):
-        """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block.
+        """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block. The version does not appear if the
+        caller leaves before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,7 +130,9 @@ class StateManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Materialize(self, request, context):
-        """Writes managed state as Hugging Face safetensors (and optimizer state).
+        """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
+        how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
+        does not appear if the caller leaves before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,7 +205,7 @@ def add_StateManagerServicer_to_server(servicer, server):
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.GetManifestRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionManifest.SerializeToString,
             ),
-            'Materialize': grpc.unary_unary_rpc_method_handler(
+            'Materialize': grpc.unary_stream_rpc_method_handler(
                     servicer.Materialize,
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.SerializeToString,
@@ -372,7 +375,7 @@ class StateManager:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/plexsvc.v1.StateManager/Materialize',

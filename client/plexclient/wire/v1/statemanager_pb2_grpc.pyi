@@ -36,12 +36,17 @@ class StateManagerStub:
     Move: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.MoveRequest, _statemanager_pb2.MoveReply]
     """Moves a whole WPG's ranks on this node. Synchronous: when it returns, the state is where it was asked."""
     Publish: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.PublishRequest, _statemanager_pb2.PublishReply]
-    """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block."""
+    """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block. The version does not appear if the
+    caller leaves before.
+    """
     ReleaseVersion: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]
     GetManifest: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]
     """The manifest of this node's part of a published version; not_found once it is released."""
-    Materialize: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]
-    """Writes managed state as Hugging Face safetensors (and optimizer state)."""
+    Materialize: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]
+    """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
+    how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
+    does not appear if the caller leaves before.
+    """
     ReadVersion: _grpc.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]
     """Slices of a published version for an instance that cannot map it."""
     Digest: _grpc.UnaryUnaryMultiCallable[_statemanager_pb2.DigestRequest, _statemanager_pb2.DigestReply]
@@ -58,12 +63,17 @@ class StateManagerAsyncStub(StateManagerStub):
     Move: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.MoveRequest, _statemanager_pb2.MoveReply]  # type: ignore[assignment]
     """Moves a whole WPG's ranks on this node. Synchronous: when it returns, the state is where it was asked."""
     Publish: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.PublishRequest, _statemanager_pb2.PublishReply]  # type: ignore[assignment]
-    """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block."""
+    """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block. The version does not appear if the
+    caller leaves before.
+    """
     ReleaseVersion: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.ReleaseVersionRequest, _statemanager_pb2.ReleaseVersionReply]  # type: ignore[assignment]
     GetManifest: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.GetManifestRequest, _statemanager_pb2.VersionManifest]  # type: ignore[assignment]
     """The manifest of this node's part of a published version; not_found once it is released."""
-    Materialize: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
-    """Writes managed state as Hugging Face safetensors (and optimizer state)."""
+    Materialize: _aio.UnaryStreamMultiCallable[_statemanager_pb2.MaterializeRequest, _statemanager_pb2.MaterializeReply]  # type: ignore[assignment]
+    """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
+    how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
+    does not appear if the caller leaves before.
+    """
     ReadVersion: _aio.UnaryStreamMultiCallable[_statemanager_pb2.ReadVersionRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """Slices of a published version for an instance that cannot map it."""
     Digest: _aio.UnaryUnaryMultiCallable[_statemanager_pb2.DigestRequest, _statemanager_pb2.DigestReply]  # type: ignore[assignment]
@@ -87,7 +97,9 @@ class StateManagerServicer:
         request: _statemanager_pb2.PublishRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_statemanager_pb2.PublishReply, _abc.Awaitable[_statemanager_pb2.PublishReply]]:
-        """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block."""
+        """Freezes the parameters as an immutable host copy, checksummed per 4 MiB block. The version does not appear if the
+        caller leaves before.
+        """
 
     def ReleaseVersion(
         self,
@@ -106,8 +118,11 @@ class StateManagerServicer:
         self,
         request: _statemanager_pb2.MaterializeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_statemanager_pb2.MaterializeReply, _abc.Awaitable[_statemanager_pb2.MaterializeReply]]:
-        """Writes managed state as Hugging Face safetensors (and optimizer state)."""
+    ) -> _typing.Union[_abc.Iterator[_statemanager_pb2.MaterializeReply], _abc.AsyncIterator[_statemanager_pb2.MaterializeReply]]:
+        """Writes a copy of managed state as Hugging Face safetensors (and optimizer state), holding nothing but the copy. Says
+        how many bytes are written whenever they have become more; the last reply has an error or the files. The checkpoint
+        does not appear if the caller leaves before.
+        """
 
     def ReadVersion(
         self,

@@ -1,0 +1,101 @@
+"""Checkpoints appear whole or not at all, and nothing of a killed save stays."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.statemanager import checkpoints
+from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.weights.pieces import Bytes
+
+SIZE = 32
+
+
+def snapshot(*, value: int = 1, leaves: Caller | None = None) -> Snapshot:
+    """Two tensors of equal bytes; the caller leaves when the second is read."""
+    asked: list[str] = []
+
+    def region(_rank: int, name: str) -> Bytes:
+        asked.append(name)
+        if leaves is not None and len(asked) == 2:
+            leaves.leave()
+        return np.full(SIZE, value, dtype=np.uint8)
+
+    index = tuple(
+        CanonicalPiece(
+            kind="param",
+            name=name,
+            global_shape=[SIZE],
+            start=[0],
+            size=[SIZE],
+            dtype="U8",
+            stride=[1],
+            region="r",
+        )
+        for name in ("a", "b")
+    )
+    return Snapshot(index=index, region=region, scalars={}, applied_seq=3)
+
+
+def save(path: Path, state: Snapshot | None = None, caller: Caller | None = None) -> None:
+    checkpoints.materialize(
+        state or snapshot(), path, model=None, optimizer=False, caller=caller or Caller()
+    )
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def test_a_save_whose_caller_leaves_leaves_nothing(tmp_path: Path) -> None:
+    caller = Caller()
+    with pytest.raises(PlexError, match="gave up") as given_up:
+        save(tmp_path / "out", snapshot(leaves=caller), caller)
+    assert given_up.value.code is ErrorCode.CANCELLED
+    assert names(tmp_path) == []
+
+
+def test_a_save_that_was_given_up_leaves_the_older_one(tmp_path: Path) -> None:
+    save(tmp_path / "out", snapshot(value=7))
+    caller = Caller()
+    with pytest.raises(PlexError, match="gave up"):
+        save(tmp_path / "out", snapshot(value=8, leaves=caller), caller)
+    assert load_file(tmp_path / "out" / "model.safetensors")["a"][0] == 7
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_a_killed_save_left_goes_with_the_next_of_its_name(tmp_path: Path) -> None:
+    for name in (".out.tmp-wpg-1-1", ".out.tmp-0badcafe", ".other.tmp-0badcafe"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    save(tmp_path / "out")
+    assert names(tmp_path) == [".other.tmp-0badcafe", "out"]
+
+
+def test_what_another_save_is_writing_stays(tmp_path: Path) -> None:
+    scratch = tmp_path / ".out.tmp-0badcafe"
+    scratch.mkdir()
+    fd = os.open(scratch, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    save(tmp_path / "out")
+    assert names(tmp_path) == [scratch.name, "out"]
+    os.close(fd)
+
+
+def test_how_far_a_save_is_counts_what_the_disk_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "SYNC_BYTES", 10)
+    caller = Caller()
+    save(tmp_path / "out", caller=caller)
+    assert caller.done_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert load_file(tmp_path / "out" / "model.safetensors")["b"].tobytes() == b"\x01" * SIZE

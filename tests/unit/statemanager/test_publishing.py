@@ -1,0 +1,105 @@
+"""Versions are copied once, seen when whole, and may be released at any time."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, JobId
+from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.publishing import Draft, Publisher
+from plexsvc.statemanager.shelves import VersionKey, VersionShelf
+from plexsvc.weights.pieces import Bytes
+
+KEY = VersionKey(DeploymentId("d"), 1)
+HOST = 1 << 20
+
+
+class Rig:
+    """A publisher of what ranks hold."""
+
+    def __init__(self) -> None:
+        self.host = Budget("host", total=HOST)
+        shelf = VersionShelf(self.host, max_per_deployment=8)
+        self.publisher = Publisher(shelf, node_id="n", lock=threading.Lock(), book=Book())
+
+    def region(self, rank: int, name: str) -> Bytes:
+        del name
+        return np.full(64, rank, dtype=np.uint8)
+
+    def draft(self, *index: CanonicalPiece) -> Draft:
+        return self.publisher.draft(
+            KEY, index, job_id=JobId("j"), region=self.region, progress=None
+        )
+
+
+def piece(name: str, *, kind: str = "param", rank: int = 0, offset: int = 0) -> CanonicalPiece:
+    return CanonicalPiece(
+        kind=kind,
+        name=name,
+        global_shape=[4],
+        start=[0],
+        size=[4],
+        dtype="U8",
+        stride=[1],
+        rank=rank,
+        offset=offset,
+        region="r",
+    )
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_version_released_while_it_is_made_leaves_nothing(rig: Rig) -> None:
+    draft = rig.draft(piece("t"))
+    rig.publisher.release(KEY)
+    with pytest.raises(PlexError, match="released meanwhile") as gone:
+        rig.publisher.enter(draft, Caller())
+    assert gone.value.code is ErrorCode.NOT_FOUND
+    assert rig.host.used == 0
+    assert rig.publisher.enter(rig.draft(piece("t")), Caller()).version == 1, "it may come again"
+
+
+def test_a_version_nobody_waits_for_leaves_nothing(rig: Rig) -> None:
+    caller = Caller()
+    draft = rig.draft(piece("t"))
+    caller.leave()
+    with pytest.raises(PlexError, match="gave up"):
+        rig.publisher.enter(draft, caller)
+    assert rig.host.used == 0
+    assert rig.publisher.find(KEY) is None
+
+
+def test_a_version_that_is_read_stays_until_it_is_read(rig: Rig) -> None:
+    rig.publisher.enter(rig.draft(piece("t")), Caller())
+    with rig.publisher.reading(KEY) as published:
+        rig.publisher.release(KEY)
+        assert rig.host.used > 0
+        assert bytes(published.data[:4]) == bytes(4)
+    assert rig.host.used == 0
+
+
+def test_gradients_of_every_rank_are_kept_and_shared_tensors_once(rig: Rig) -> None:
+    index = [piece("t", kind=kind, rank=rank) for kind in ("param", "grad") for rank in (0, 1)]
+    manifest = rig.publisher.enter(rig.draft(*index), Caller())
+    found = [(piece.kind, piece.rank) for piece in manifest.pieces]
+    assert found == [("param", 0), ("grad", 0), ("grad", 1)]
+
+
+def test_a_lack_of_memory_leaves_nothing(rig: Rig) -> None:
+    def fail(_rank: int, _name: str) -> Bytes:
+        raise PlexError(ErrorCode.NO_ROOM, "the machine has no memory")
+
+    with pytest.raises(PlexError, match="no memory"):
+        rig.publisher.draft(KEY, [piece("t")], job_id=JobId("j"), region=fail, progress=None)
+    assert rig.host.used == 0
+    assert rig.publisher.find(KEY) is None

@@ -1,0 +1,270 @@
+"""What is saved, published or hashed is a copy: slow disks hold nobody up, what gave up stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId
+from plexsvc.statelink import mapping
+from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
+from plexsvc.statelink.session import Member
+from plexsvc.statemanager import checkpoints, publishing
+from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.clients import Clients
+from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+from plexsvc.statemanager.dataserver import DataServer
+from plexsvc.statemanager.moves import Mover
+from plexsvc.statemanager.node import Node
+from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
+from plexsvc.statemanager.shelves import VersionKey
+
+KIB = 1 << 10
+STATE_BYTES = 64 * KIB
+CONTEXT: Any = None
+
+
+class Rank:
+    """A rank with one region of equal numbers."""
+
+    def __init__(self, socket: str) -> None:
+        identity = {"wpg_id": "w", "rank": 0, "incarnation": 1, "device_index": 0, "job_id": "j"}
+        self.client = StateClient(
+            socket, cast("Member", SimpleNamespace(**identity)), handlers=self
+        )
+        spec = RegionSpec(name="params", nbytes=STATE_BYTES)
+        self.region: Region = self.client.allocate([spec])["params"]
+        half = STATE_BYTES // 8
+        self.client.set_index(
+            [
+                statemanager_pb2.CanonicalPiece(
+                    kind="param",
+                    name=name,
+                    global_shape=[half],
+                    start=[0],
+                    size=[half],
+                    dtype="F32",
+                    region="params",
+                    offset=at * half * 4,
+                    stride=[1],
+                )
+                for at, name in enumerate(("a", "b"))
+            ]
+        )
+
+    def fill(self, value: float) -> None:
+        address = self.region.memory.address
+        np.ctypeslib.as_array(mapping.buffer_at(address, STATE_BYTES)).view("<f4")[:] = value
+
+    def export(self) -> ExportReport:
+        return ExportReport(dirty=frozenset(), scalars={}, applied_seq=1)
+
+    def restored(self, scalars: object) -> None:
+        """Nothing to take back."""
+
+
+class Daemon:
+    """A state manager in this process, and one rank of it."""
+
+    def __init__(self, directory: Path) -> None:
+        config = StateManagerConfig(
+            node_id="n",
+            runtime_dir=directory,
+            devices=(DeviceConfig(index=0, bytes_total=1 << 20),),
+            host_bytes=4 * STATE_BYTES,
+        )
+        self.node = Node(config, book=Book(), arenas={})
+        self.clients = Clients(self.node)
+        self.data = DataServer(self.node, self.clients, directory / "data.sock")
+        self.servicer = StateManagerServicer(
+            self.node,
+            clients=self.clients,
+            mover=Mover(self.node, clock=SystemClock()),
+            clock=SystemClock(),
+            data_socket=str(self.data.path),
+        )
+        self.rank = Rank(str(self.data.path))
+
+    async def copy(self, version: int) -> statemanager_pb2.PublishedVersion:
+        reply = await self.publish(version)
+        assert not reply.HasField("error"), reply.error
+        holder = statemanager_pb2.VersionHolder(node_id="n")
+        return statemanager_pb2.PublishedVersion(
+            deployment_id="d", version=version, holders=[holder]
+        )
+
+    async def publish(self, version: int) -> statemanager_pb2.PublishReply:
+        request = statemanager_pb2.PublishRequest(
+            wpg_id="w", deployment_id="d", version=version, complete=True
+        )
+        return await self.servicer.Publish(request, CONTEXT)
+
+    async def release(self, version: int) -> None:
+        request = statemanager_pb2.ReleaseVersionRequest(deployment_id="d", version=version)
+        await self.servicer.ReleaseVersion(request, CONTEXT)
+
+    async def save(
+        self, path: Path, copies: statemanager_pb2.PublishedVersion
+    ) -> statemanager_pb2.MaterializeReply:
+        request = statemanager_pb2.MaterializeRequest(wpg_id="w", path=str(path), copies=copies)
+        replies = [reply async for reply in self.servicer.Materialize(request, CONTEXT)]
+        return replies[-1]
+
+    async def move(self, to: common_pb2.Residency) -> None:
+        request = statemanager_pb2.MoveRequest(wpg_id="w", to=to)
+        reply = await self.servicer.Move(request, CONTEXT)
+        assert reply.residency == to, reply
+
+    def close(self) -> None:
+        self.servicer.close()
+        self.rank.client.close()
+        self.data.close()
+        self.clients.close()
+        self.node.close()
+
+    @property
+    def host_bytes(self) -> int:
+        return self.node.ledger.host.used
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
+    daemon = await asyncio.to_thread(Daemon, tmp_path)
+    yield daemon
+    await asyncio.to_thread(daemon.close)
+
+
+class Disk:
+    """A disk that takes nothing until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        self.is_asked = threading.Event()
+        write = checkpoints._write_steadily
+
+        def write_late(*given: Any) -> None:  # noqa: ANN401 - passed on
+            self.is_asked.set()
+            assert self.goes_on.wait(30)
+            write(*given)
+
+        monkeypatch.setattr(checkpoints, "_write_steadily", write_late)
+
+
+def saved(path: Path) -> list[float]:
+    tensors = load_file(path / "model.safetensors")
+    return [float(found) for _, tensor in sorted(tensors.items()) for found in np.unique(tensor)]
+
+
+def scratches(place: Path) -> list[str]:
+    return [path.name for path in place.iterdir() if checkpoints.SCRATCH in path.name]
+
+
+async def test_what_is_saved_does_not_change_while_it_is_written(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    daemon.rank.fill(1.0)
+    copies = await daemon.copy(1)
+    async with asyncio.TaskGroup() as tasks:
+        save = tasks.create_task(daemon.save(tmp_path / "out", copies))
+        await asyncio.to_thread(disk.is_asked.wait, 30)
+        daemon.rank.fill(2.0)
+        disk.goes_on.set()
+    assert not save.result().HasField("error")
+    assert saved(tmp_path / "out") == [1.0, 1.0]
+
+
+async def test_slow_saves_hold_up_neither_moves_nor_publishing(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    copies = await daemon.copy(1)
+    paths = [tmp_path / f"out{i}" for i in range(MAX_CONTROL_CALLS + 1)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        saves = [tasks.create_task(daemon.save(path, copies)) for path in paths]
+        await asyncio.to_thread(disk.is_asked.wait, 30)
+        await daemon.move(common_pb2.RESIDENCY_HOST)
+        await daemon.move(common_pb2.RESIDENCY_DEVICE)
+        await daemon.copy(2)
+        disk.goes_on.set()
+    assert not [save for save in saves if save.result().HasField("error")]
+    assert all((path / ".complete").is_file() for path in paths)
+
+
+async def test_a_save_that_was_given_up_never_appears(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.rank.fill(1.0)
+    assert not (await daemon.save(tmp_path / "out", await daemon.copy(1))).HasField("error")
+    disk = Disk(monkeypatch)
+    daemon.rank.fill(2.0)
+    used = daemon.host_bytes
+    copies = await daemon.copy(2)
+    async with asyncio.TaskGroup() as tasks:
+        save = tasks.create_task(daemon.save(tmp_path / "out", copies))
+        await asyncio.to_thread(disk.is_asked.wait, 30)
+        save.cancel()
+    assert save.cancelled()
+    await daemon.release(2)
+    assert daemon.host_bytes == used + STATE_BYTES, "it is read, so it is counted"
+    disk.goes_on.set()
+    await asyncio.to_thread(daemon.servicer.close)
+    assert saved(tmp_path / "out") == [1.0, 1.0]
+    assert scratches(tmp_path) == []
+    assert daemon.host_bytes == used
+
+
+async def test_a_version_whose_caller_gave_up_never_appears(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_copied, goes_on = threading.Event(), threading.Event()
+
+    def hash_late(data: memoryview) -> list[bytes]:
+        del data
+        is_copied.set()
+        assert goes_on.wait(30)
+        return []
+
+    monkeypatch.setattr(publishing, "block_checksums", hash_late)
+    used = daemon.host_bytes
+    async with asyncio.TaskGroup() as tasks:
+        publish = tasks.create_task(daemon.publish(1))
+        await asyncio.to_thread(is_copied.wait, 30)
+        await daemon.move(common_pb2.RESIDENCY_HOST)  # the copy is made, so its WPG is free
+        publish.cancel()
+    assert publish.cancelled()
+    goes_on.set()
+    await asyncio.to_thread(daemon.servicer.close)
+    assert daemon.host_bytes == used
+    with pytest.raises(PlexError, match="not_found"):
+        daemon.node.publisher.manifest(VersionKey(DeploymentId("d"), 1))
+
+
+async def test_a_copy_that_does_not_fit_is_refused_and_leaves_nothing(daemon: Daemon) -> None:
+    used = [daemon.host_bytes]
+    for version in (1, 2, 3):
+        await daemon.copy(version)
+        used.append(daemon.host_bytes)
+    refused = (await daemon.publish(4)).error
+    assert refused.code == ErrorCode.NO_ROOM
+    assert daemon.host_bytes == used[-1]
+    await daemon.release(3)
+    assert daemon.host_bytes == used[-2]
+    await daemon.copy(4)
+
+
+async def test_work_without_a_copy_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    reply = await daemon.save(tmp_path / "out", statemanager_pb2.PublishedVersion())
+    assert reply.error.code == ErrorCode.BAD_REQUEST
+    assert not (tmp_path / "out").exists()
