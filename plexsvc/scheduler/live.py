@@ -75,6 +75,7 @@ class LiveScheduler:
             ranks=ranks,
             versions=Versions(keep=config.max_versions_per_deployment),
             rollout=rollout_manager,
+            post=inbox.post,
         )
         self._timers = Timers(clock, post=inbox.post)
         self.handlers = table(self.reach, self._timers)

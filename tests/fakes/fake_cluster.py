@@ -26,6 +26,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc.channels import new_server
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
+WriteHook = Callable[
+    [statemanager_pb2.MaterializeRequest], AsyncIterator[statemanager_pb2.MaterializeReply]
+]
 MoveHook = Callable[[str, statemanager_pb2.MoveRequest], Awaitable[None]]
 
 
@@ -58,6 +61,7 @@ class Behaviour:
     spawn_error: PlexError | None = None
     move_errors: list[PlexError] = field(default_factory=list)
     on_move: MoveHook | None = None
+    on_materialize: WriteHook | None = None
     publish_errors: list[PlexError | None] = field(default_factory=list)
     executed: list[tuple[str, str, int]] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
@@ -151,6 +155,10 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def Materialize(
         self, request: statemanager_pb2.MaterializeRequest, context: Any
     ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+        if self._behaviour.on_materialize is not None:
+            async for reply in self._behaviour.on_materialize(request):
+                yield reply
+            return
         yield statemanager_pb2.MaterializeReply(nbytes=3)
         yield statemanager_pb2.MaterializeReply(nbytes=7, files=["model.safetensors"])
 

@@ -35,6 +35,7 @@ from plexsvc.scheduler.core.events import (
     RelocationRequested,
     ResidencyMoved,
     StateCarried,
+    StateCopied,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -192,6 +193,10 @@ class FakeWorld:
     def report_next(self, kind: type[Order]) -> list[Action]:
         """Report the oldest open order of a kind as done."""
         return self.report(next(order for order in self.orders if isinstance(order, kind)))
+
+    def copied(self, name: str) -> list[Action]:
+        """Report that state managers hold a copy of what an operation works from."""
+        return self.tell(StateCopied(at_us=self.tick(), operation_id=op_id(name)))
 
     def die(self, wpg_id: WpgId, *, rank: int = 0) -> list[Action]:
         """Kill a rank."""

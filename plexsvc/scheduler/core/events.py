@@ -136,6 +136,13 @@ class PayloadRefused(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopied(Fact):
+    """State managers hold a copy of what a managed operation works from: its WPG may go on."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFinished(Fact):
     """All executors of an operation answered; `is_refusal`: nothing had been changed."""
 
@@ -274,6 +281,7 @@ Outcome = (
     | MoveFailed
     | StateCarried
     | CarryFailed
+    | StateCopied
     | OperationFinished
 )
 """What became of orders, and of the processes that they started."""

@@ -8,7 +8,12 @@ from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
 from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState, WpgState
+from plexsvc.scheduler.core.vocabulary import (
+    MANAGED_KINDS,
+    OperationKind,
+    OperationState,
+    WpgState,
+)
 
 
 def check(cluster: Cluster) -> None:
@@ -25,7 +30,10 @@ def check(cluster: Cluster) -> None:
         runs_on = None if operation.wpg_id is None else cluster.wpgs.get(operation.wpg_id)
         is_first = runs_on is not None and runs_on.initialize is operation
         is_pending = is_first or deployment.pending.get(operation.seq) is operation
-        is_running = runs_on is not None and operation.operation_id in runs_on.running
+        is_running = runs_on is not None and (
+            (operation.operation_id in runs_on.running)
+            + (operation.operation_id in runs_on.writing)
+        )
         is_over = operation.state in TERMINAL
         assert is_pending + is_running + is_over == 1, operation
     for deployment in cluster.deployments.values():
@@ -62,11 +70,14 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
         assert set(kinds) <= {OperationKind.INITIALIZE}, wpg
     if cluster.is_leaving(wpg):
         assert not kinds, wpg
+        assert not wpg.writing, wpg
         assert wpg.initialize is None, wpg
     assert len(kinds) < 2 or set(kinds) == {OperationKind.GENERATE}, wpg
     if wpg.running:
-        assert wpg.state is WpgState.READY, wpg
         assert wpg.move_id is None, wpg
+    if wpg.running or wpg.writing:
+        assert wpg.state is WpgState.READY, wpg
+    assert all(operation.kind in MANAGED_KINDS for operation in wpg.writing.values()), wpg
     if wpg.switch is not None and wpg.switch.operation_id is not None:
         granted = cluster.queues.operations[wpg.switch.operation_id]
         assert granted.state is OperationState.GRANTED, (wpg, granted)
@@ -98,7 +109,8 @@ def _check_order(cluster: Cluster, deployment: Deployment) -> None:
     assert (deployment.wpg_id is None) == (wpg is None), deployment
     if wpg is not None:
         assert wpg.deployment_id == deployment.deployment_id, (wpg, deployment)
-        assert all(o.seq < deployment.next_seq for o in wpg.running.values()), deployment
+        under_way = [*wpg.running.values(), *wpg.writing.values()]
+        assert all(o.seq < deployment.next_seq for o in under_way), deployment
 
 
 def _check_booking(cluster: Cluster, deployment: Deployment) -> None:

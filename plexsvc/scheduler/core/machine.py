@@ -43,6 +43,7 @@ from plexsvc.scheduler.core.events import (
     ResidencyMoved,
     SpawnFailed,
     StateCarried,
+    StateCopied,
     TimerFired,
     WpgForgotten,
     WpgReady,
@@ -124,8 +125,10 @@ class Scheduler:
                 _take_outcome(cluster, event)
 
 
-def _take_outcome(cluster: Cluster, event: Outcome) -> None:
+def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901 - one case an outcome
     match event:
+        case StateCopied():
+            outcomes.copied(cluster, event)
         case OperationFinished():
             outcomes.finished(cluster, event)
         case ResidencyMoved():

@@ -255,6 +255,9 @@ class Wpg:
     devices: tuple[Device, ...] = ()
     """The devices at its places, from when it lives on them."""
     running: dict[OperationId, Operation] = field(default_factory=dict)
+    writing: dict[OperationId, Operation] = field(default_factory=dict)
+    """What state managers still do with copies of its state, while it goes on."""
+
     device_bytes: tuple[int, ...] = ()
     residency: Residency = Residency.NONE
     lease_no: int = 0

@@ -12,7 +12,7 @@ from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
-from plexsvc.scheduler.core.vocabulary import Fault, OperationState, WpgState
+from plexsvc.scheduler.core.vocabulary import AFTER_WRITING, Fault, OperationState, WpgState
 
 _UNITS: Final = {"h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000}
 _LEAST_UNITS: Final = 10
@@ -98,6 +98,9 @@ def _doing(
         return f"{reason} (its next operation, {head.kind}, came {since} ago)", more
     if deployment.pending:
         return f"waits for seq {deployment.next_seq}, which has not been submitted", []
+    for operation in wpg.writing.values():
+        since = _ago(now_us - operation.started_us)
+        return f"has a copy written for {operation.kind} since {since}", []
     last_us = deployment.pattern.last_end_us
     since = f" since {_ago(now_us - last_us)}" if last_us is not None else ""
     return f"is idle{since}: nothing is submitted", _next_turn(deployment, now_us=now_us)
@@ -213,6 +216,9 @@ def _in_line(
     if wpg.running:
         ahead = ", ".join(show(o) for o in wpg.running)
         return f"waits for {ahead} of its own deployment to end", []
+    if wpg.writing and operation.kind in AFTER_WRITING:
+        ahead = ", ".join(show(o) for o in wpg.writing)
+        return f"waits until {ahead} of its own deployment is written", []
     blocked = lanes.dependency(cluster.queues, operation)
     if blocked is not None:
         return _after(cluster, blocked), []

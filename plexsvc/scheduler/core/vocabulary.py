@@ -39,6 +39,10 @@ MANAGED_KINDS: Final = frozenset(
 )
 """Kinds that work on managed state wherever it is: they need no device and no lease."""
 
+AFTER_WRITING: Final = (MANAGED_KINDS - {OperationKind.PUBLISH}) | {OperationKind.LOAD}
+"""Kinds that wait until the copy that an earlier operation works from is written or hashed: they
+make another copy, or read what is being written."""
+
 
 class OperationState(StrEnum):
     """Where an operation is in its life."""

@@ -135,6 +135,9 @@ class Held:
     """Nodes whose staging memory has its payload."""
     copies: Published | None = None
     """What an `Initialize` starts from instead of the model's weights."""
+    work: asyncio.Task[object] | None = None
+    """What has state managers work, to be cancelled."""
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.log import Log
+from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.ledger.jobs import Held, Published, WpgRecord
@@ -33,8 +34,28 @@ async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.
     """Run a managed operation and answer as a rank would.
 
     Raises:
-        PlexError: what a state manager refused.
+        PlexError: what a state manager refused; `cancelled`.
+        AioRpcError: a state manager did not answer.
     """
+    held.work = asyncio.current_task()
+    try:
+        return await _execute(reach, held=held, record=record)
+    except asyncio.CancelledError:
+        if held.work is None or not held.is_cancelled:
+            raise
+        held.work.uncancel()
+        text = f"{held.kind} cancelled with its job or deployment; nothing of it is visible"
+        raise PlexError(ErrorCode.CANCELLED, text) from None
+
+
+def cancel(held: Held) -> None:
+    """End a managed operation early: what state managers do for it stops."""
+    if held.work is not None:
+        held.is_cancelled = True
+        held.work.cancel()
+
+
+async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.ExecuteReply:
     fence = reach.fence(lease_no=held.lease_no, incarnation=record.incarnation)
     result = Result(
         operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
@@ -212,7 +233,7 @@ async def _copies(
     record: WpgRecord,
     complete: bool = True,
 ) -> AsyncIterator[statemanager_pb2.PublishedVersion]:
-    """Have every node of a WPG copy its part, for one of them to work from."""
+    """Have every node of a WPG copy its part, for one of them to work from; the WPG goes on."""
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
@@ -223,6 +244,7 @@ async def _copies(
         gradients=held.kind is OperationKind.STATE_DIGEST,
     )
     published, _ = await publish(reach, record, request)
+    reach.post(StateCopied(operation_id=OperationId(held.operation.operation_id)))
     try:
         yield reach.locate(published)
     finally:

@@ -13,6 +13,7 @@ from plexsvc.clock import Clock
 from plexsvc.ids import NodeId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
@@ -63,6 +64,8 @@ class Reach:
     ranks: Ranks
     versions: Versions
     rollout: RolloutPort
+    post: Callable[[Event], object]
+    """Tells the core a fact before the work of an action is over."""
 
     @property
     def rpc_s(self) -> float:

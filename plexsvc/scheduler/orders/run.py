@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
 from plexsvc.scheduler.core.events import Event, OperationFinished
 from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKind
 from plexsvc.scheduler.faults import fault_from_wire, fault_of
-from plexsvc.scheduler.handler import Handler
+from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
 from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
 from plexsvc.scheduler.orders import carry, managed, spawn
@@ -75,13 +75,21 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     )
 
 
-async def cancel(reach: Reach, action: CancelOperation) -> None:
+def cancel(reach: Reach, action: CancelOperation) -> Work | None:
+    """End a running operation early: stop managed work at once, ask for the end of a generate."""
+    held = reach.registry.held.get(action.operation_id)
+    if held is not None and held.kind in MANAGED_KINDS:
+        managed.cancel(held)
+        return None
+    return _cancel_generate(reach, action, held)
+
+
+async def _cancel_generate(reach: Reach, action: CancelOperation, held: Held | None) -> None:
     """Ask the rollout manager to end a running generate early.
 
     Raises:
         AioRpcError, PlexError: it did not; the operation ends by itself, only later.
     """
-    held = reach.registry.held.get(action.operation_id)
     record = reach.registry.by_wpg.get(action.wpg_id)
     fence = reach.fence(
         lease_no=0 if held is None else held.lease_no,

@@ -65,6 +65,8 @@ def end(cluster: Cluster, event: JobEndRequested) -> None:
         wpg = cluster.wpg_of(deployment)
         if wpg is not None:
             _cancel_generates(cluster, wpg)
+            if is_cancelled:
+                wpgs.cancel_writing(cluster, wpg)
             wpgs.stop_when_idle(cluster, wpg)
     for wpg in cluster.coming(job.job_id):
         wpgs.refuse_waiting(cluster, wpg, fault)

@@ -20,6 +20,7 @@ from plexsvc.scheduler.core.events import (
     ProcExited,
     ResidencyMoved,
     SpawnFailed,
+    StateCopied,
     WpgForgotten,
     WpgReady,
     WpgStopped,
@@ -153,6 +154,18 @@ def did_not_move(cluster: Cluster, event: MoveFailed) -> None:
         wpgs.stop_when_idle(cluster, wpg)
 
 
+def copied(cluster: Cluster, event: StateCopied) -> None:
+    """Let a WPG go on while a copy of its state is written or hashed."""
+    operation = cluster.queues.operations.get(event.operation_id)
+    if operation is None or operation.state is not OperationState.RUNNING:
+        return
+    assert operation.wpg_id is not None, operation
+    wpg = cluster.wpgs[operation.wpg_id]
+    if wpg.running.pop(event.operation_id, None) is not None:
+        wpg.writing[event.operation_id] = operation
+        cluster.touch(wpg.wpg_id)
+
+
 def finished(cluster: Cluster, event: OperationFinished) -> None:
     """Answer an operation that its executors have ended, and free what it held."""
     operation = cluster.queues.operations.get(event.operation_id)
@@ -160,10 +173,11 @@ def finished(cluster: Cluster, event: OperationFinished) -> None:
         return
     assert operation.wpg_id is not None, operation
     wpg = cluster.wpgs[operation.wpg_id]
-    if event.fault is not None and event.fault.code in FATAL:
+    is_written = wpg.writing.pop(operation.operation_id, None) is not None
+    if event.fault is not None and event.fault.code in FATAL and not is_written:
         deployments.fail_wpg(cluster, wpg, event.fault)
         return
-    del wpg.running[operation.operation_id]
+    wpg.running.pop(operation.operation_id, None)
     lease.ended(cluster.devices, wpg, operation, run_us=event.run_us)
     deployment = cluster.deployments[operation.deployment_id]
     if operation.kind is OperationKind.INITIALIZE:
@@ -196,14 +210,18 @@ def _initialized(
 
 
 def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
-    """Fail a WPG whose oldest running operation is stuck; else watch on."""
+    """Fail a WPG whose oldest operation on its devices is stuck; else watch on.
+
+    State managers end theirs themselves, and keep no device meanwhile.
+    """
     wpg = cluster.wpgs.get(wpg_id)
     if wpg is None or wpg.state is not WpgState.READY:
         return
     wpg.watch_us = None
-    if not wpg.running:
+    watched = [operation for operation in wpg.running.values() if operation.needs_device]
+    if not watched:
         return
-    oldest = min(wpg.running.values(), key=lambda operation: operation.started_us)
+    oldest = min(watched, key=lambda operation: operation.started_us)
     if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
         lease.watch(cluster.devices, wpg, since_us=oldest.started_us)
         return

@@ -7,7 +7,7 @@ leaving. `deployments` and `outcomes` say what follows from it for others.
 from __future__ import annotations
 
 from plexsvc.ids import OperationId, WpgId
-from plexsvc.scheduler.core.actions import SpawnWpg, StopWpg
+from plexsvc.scheduler.core.actions import CancelOperation, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import lease, space, switch
 from plexsvc.scheduler.core.queues import endings
@@ -69,10 +69,19 @@ def queue_initialize(cluster: Cluster, wpg: Wpg, operation_id: OperationId) -> N
 
 
 def end_running(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
-    """End what a WPG runs: its processes are gone."""
-    for operation in list(wpg.running.values()):
-        del wpg.running[operation.operation_id]
+    """End what a WPG runs: its processes are gone. Of what is written nothing is to appear."""
+    cancel_writing(cluster, wpg)
+    ended = [*wpg.running.values(), *wpg.writing.values()]
+    wpg.running.clear()
+    wpg.writing.clear()
+    for operation in ended:
         endings.end_running(cluster.queues, operation, fault)
+
+
+def cancel_writing(cluster: Cluster, wpg: Wpg) -> None:
+    """Order the work on copies of a WPG's state to end."""
+    for operation_id in wpg.writing:
+        cluster.emit(CancelOperation(operation_id=operation_id, wpg_id=wpg.wpg_id))
 
 
 def refuse_waiting(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
@@ -94,6 +103,6 @@ def stop(cluster: Cluster, wpg: Wpg) -> None:
 def stop_when_idle(cluster: Cluster, wpg: Wpg) -> None:
     """Stop a WPG of an ending job, or one that was replaced, once nothing of it runs or moves."""
     is_ending = cluster.jobs[wpg.job_id].ending is not None or cluster.is_leaving(wpg)
-    is_idle = wpg.move_id is None and not wpg.running
+    is_idle = wpg.move_id is None and not wpg.running and not wpg.writing
     if is_ending and is_idle:
         stop(cluster, wpg)

@@ -14,7 +14,12 @@ from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL
-from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState
+from plexsvc.scheduler.core.vocabulary import (
+    AFTER_WRITING,
+    Fault,
+    OperationKind,
+    OperationState,
+)
 
 
 def first_missing(deployment: Deployment) -> int:
@@ -115,7 +120,7 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
         operation = deployment.pending.get(deployment.next_seq)
         if operation is None or operation.state is not OperationState.STAGED:
             return None
-        if wpg.running and not _may_overlap(queues, wpg, operation):
+        if _waits_for_own(queues, wpg, operation):
             return None
         blocked = dependency(queues, operation)
         if not isinstance(blocked, Fault | None) and _is_circle(queues, operation, blocked):
@@ -159,6 +164,13 @@ def drop(queues: Queues, operation: Operation, fault: Fault) -> None:
     endings.refuse(queues, operation, fault)
     watch_gap(queues, deployment)
     queues.touch(deployment.wpg_id)
+
+
+def _waits_for_own(queues: Queues, wpg: Wpg, operation: Operation) -> bool:
+    """Return whether an operation waits for what its WPG runs, or has written."""
+    if wpg.writing and operation.kind in AFTER_WRITING:
+        return True
+    return bool(wpg.running) and not _may_overlap(queues, wpg, operation)
 
 
 def _may_overlap(queues: Queues, wpg: Wpg, operation: Operation) -> bool:

@@ -202,7 +202,7 @@ def _why_over(cluster: Cluster, deployment: Deployment, relocation: Relocation) 
 def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
     """Whether the state is whole and still: a step boundary with nothing under way."""
     is_still = not wpg.running and wpg.move_id is None and wpg.switch is None
-    return is_still and not deployment.is_window_open
+    return is_still and not wpg.writing and not deployment.is_window_open
 
 
 def _carry(cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:

@@ -36,8 +36,10 @@ TRAINING = [
     OperationKind.FORWARD_BACKWARD,
     OperationKind.PUBLISH,
     OperationKind.SAVE,
-    OperationKind.ZERO_GRAD,
+    OperationKind.STATE_DIGEST,
+    OperationKind.LOAD,
 ]
+SAVES = {OperationKind.SAVE, OperationKind.STATE_DIGEST}
 ROLLOUT = [OperationKind.GENERATE, OperationKind.GENERATE, OperationKind.PULL]
 LIMITS = Limits(max_pending_per_wpg=6, max_gap=4, max_answered_per_deployment=8, max_move_tries=2)
 BOUNDS_OF_WAITS = ("after", "gap", "stage")
@@ -113,6 +115,17 @@ class AnyHistory(RuleBasedStateMachine):
         elif fails and isinstance(order, StartOperation):
             fault = Fault(code=data.draw(st.sampled_from(FAULTS)), message="it broke")
         self.world.report(order, fault=fault)
+
+    @precondition(lambda self: self.saves())
+    @rule(data=st.data())
+    def copy(self, data: st.DataObject) -> None:
+        self.world.copied(data.draw(st.sampled_from(self.saves())))
+
+    def saves(self) -> list[str]:
+        """Operations whose state may have been copied, running or over."""
+        operations = self.world.core.view.operations
+        mine = [(name, operations.get(op_id(name))) for name in self.submitted]
+        return [name for name, operation in mine if operation and operation.kind in SAVES]
 
     @precondition(lambda self: self.world.orders)
     @rule()

@@ -90,6 +90,7 @@ def reach(link: FakeLink) -> Reach:
         ranks=cast("Ranks", None),
         versions=Versions(keep=1),
         rollout=cast("RolloutPort", None),
+        post=print,
     )
 
 

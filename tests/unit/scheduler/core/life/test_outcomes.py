@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
+    CancelOperation,
     DeploymentChanged,
     ForgetWpg,
+    MoveState,
     SpawnWpg,
     StopWpg,
 )
@@ -18,6 +22,8 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,
+    JobState,
+    OperationKind,
 )
 from tests.fakes.fake_world import FakeWorld, codes, op_id
 
@@ -91,3 +97,68 @@ def test_processes_that_end_as_they_were_told_to_have_stopped_and_not_died(
     world.report_next(StopWpg)
     changes = [a for a in world.report_next(ForgetWpg) if isinstance(a, DeploymentChanged)]
     assert [(a.state, a.fault) for a in changes] == [(DeploymentState.STOPPED, None)]
+
+
+def test_a_deployment_goes_on_while_a_copy_of_its_state_is_written(world: FakeWorld) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    world.submit("step", job="b", seq=2)
+    assert world.started[-1] == op_id("save"), "its state is being copied"
+    world.copied("save")
+    assert world.started[-1] == op_id("step")
+    save, step = world.orders
+    world.report(step)
+    assert op_id("save") not in world.answers
+    world.report(save)
+    assert isinstance(world.answers[op_id("save")][0], AnswerOperation)
+
+
+def test_a_neighbour_does_not_wait_for_a_copy_to_be_written(world: FakeWorld) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    world.submit("a1", job="a", seq=1)
+    assert not any(isinstance(order, MoveState) for order in world.orders)
+    world.copied("save")
+    assert [order.wpg_id for order in world.orders if isinstance(order, MoveState)] == [B]
+
+
+@pytest.mark.parametrize("kind", [OperationKind.SAVE, OperationKind.LOAD])
+def test_what_may_use_what_is_being_written_waits_for_it(
+    world: FakeWorld, kind: OperationKind
+) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    world.submit("next", job="b", seq=2, kind=kind)
+    world.copied("save")
+    assert world.started[-1] == op_id("save")
+    world.report(world.orders[0])
+    assert world.started[-1] == op_id("next")
+
+
+def test_a_slow_save_ends_no_deployment(world: FakeWorld) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    assert codes(world.fire(f"watch/{B}")) == []
+    world.copied("save")
+    fault = Fault(code=ErrorCode.OPERATION_TIMEOUT, message="the disk hangs")
+    assert codes(world.report(world.orders[0], fault=fault)) == [ErrorCode.OPERATION_TIMEOUT]
+    world.submit("step", job="b", seq=2)
+    world.drain()
+    assert isinstance(world.answers[op_id("step")][0], AnswerOperation)
+
+
+def test_what_is_written_for_a_dead_deployment_is_cancelled(world: FakeWorld) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    world.copied("save")
+    actions = world.die(B)
+    assert CancelOperation(operation_id=op_id("save"), wpg_id=B) in actions
+    assert codes(actions) == [ErrorCode.WORKER_DIED]
+
+
+@pytest.mark.parametrize("outcome", [JobState.COMPLETED, JobState.CANCELLED])
+def test_a_job_ends_when_its_copies_are_written_or_cancelled(
+    world: FakeWorld, outcome: JobState
+) -> None:
+    world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
+    world.copied("save")
+    actions = world.end("b", outcome)
+    is_cancelled = CancelOperation(operation_id=op_id("save"), wpg_id=B) in actions
+    assert is_cancelled == (outcome is JobState.CANCELLED)
+    assert StopWpg(wpg_id=B) not in actions
+    assert StopWpg(wpg_id=B) in world.report(world.orders[0])
