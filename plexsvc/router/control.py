@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router import names
+from plexsvc.router import bounds, names
 from plexsvc.router.api import SERVICE as SCHEDULER
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
@@ -33,10 +33,8 @@ METHODS: Final[Mapping[str, MethodDescriptor]] = {
 }
 """The methods that both services have."""
 
-MAX_SEGMENTS: Final = 4096
+MAX_SEGMENTS: Final = 512
 """Segments of one cycle that `what_if` takes."""
-
-MAX_WINDOW_US: Final = 30 * 86_400_000_000
 
 OUTCOMES: Final = (pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED)
 CHANGES: Final[Mapping[int, str]] = {
@@ -64,6 +62,7 @@ class Control:
         request.tenant = tenant
         if "is_operator" in request.DESCRIPTOR.fields_by_name:
             request.is_operator = is_operator
+        bounds.check(request)
         check = CHECKS.get(name)
         if check is not None:
             check(request, self._config)
@@ -105,13 +104,6 @@ def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
         raise bad_request(f"{request.agent!r} is not the HOST:PORT of a node agent")
 
 
-def _check_window(request: pb.PackRequest, _: RouterConfig) -> None:
-    if request.window_us > MAX_WINDOW_US:
-        raise bad_request(
-            f"a window of {request.window_us} us is asked for; at most {MAX_WINDOW_US}"
-        )
-
-
 def _check_moved(request: pb.MoveJobRequest, _: RouterConfig) -> None:
     if not request.job_id:
         raise bad_request("move_job got no job_id; `plexctl job list` shows them")
@@ -148,7 +140,6 @@ CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "ExplainOperation": _check_explained,
     "ChangeNode": _check_change,
     "AddNode": _check_agent,
-    "GetPack": _check_window,
     "WhatIf": _check_shape,
     "MoveJob": _check_moved,
     "PinJob": _check_pinned,

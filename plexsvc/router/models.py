@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,9 +29,8 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
+MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
-MAX_DEGREE: Final = 1024
-MAX_INSTANCES: Final = 1024
 
 
 def find_model(model: str, *, roots: Sequence[Path]) -> Path:
@@ -74,8 +74,6 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request(f"dtype {spec.dtype!r} is not known; use float32 or bfloat16")
     if spec.backend == "fsdp" and spec.dtype == "bfloat16":
         raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
-    if spec.num_instances > MAX_INSTANCES:
-        raise bad_request(f"num_instances is {spec.num_instances}; at most {MAX_INSTANCES}")
     _check_optimizer(spec)
     _check_degrees(spec)
 
@@ -110,9 +108,8 @@ def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None
 def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
     wire = spec.parallel
     degrees = {"tp": wire.tp, "pp": wire.pp, "dp": wire.dp, "cp": wire.cp, "ep": wire.ep}
-    for name, value in degrees.items():
-        if value > MAX_DEGREE:
-            raise bad_request(f"parallel {name} = {value}; at most {MAX_DEGREE}")
+    if math.prod(max(1, degree) for degree in degrees.values()) > MAX_RANKS:
+        raise bad_request(f"parallel {degrees} makes more ranks than any job may have: {MAX_RANKS}")
     only = {"fsdp": {"dp"}, "vllm": set[str]()}.get(spec.backend)
     wide = [name for name, value in degrees.items() if value > 1]
     if only is not None and not only.issuperset(wide):

@@ -26,6 +26,7 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 from plexsvc.batches import lengths_of, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
+from plexsvc.router import bounds
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import STAGE, ChannelPool
 from plexsvc.router.config import RouterConfig
@@ -167,6 +168,7 @@ class Uploads:
             deployment_id=header.deployment_id,
         )
         try:
+            bounds.check(header)
             self._rules.check_header(header)
             told.plan.CopyFrom(await self._forward(upload))
             told.node_ids.extend(node.node_id for node in upload.deployment.staging_nodes)

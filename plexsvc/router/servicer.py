@@ -21,7 +21,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import TenantId
-from plexsvc.router import models, names
+from plexsvc.router import bounds, models, names
 from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.auth import Tenants
 from plexsvc.router.channels import ChannelPool
@@ -89,9 +89,11 @@ class RouterServicer:
         """
         request.tenant = tenant
         try:
+            bounds.check(request)
             names.check_metrics(request, self._config)
         except PlexError:
             request.ClearField("metrics")
+            request.ClearField("acks")
             await self._scheduler.call("KeepAlive", request, pb.KeepAliveReply)
             raise
         return await self._scheduler.call("KeepAlive", request, pb.KeepAliveReply)
@@ -103,6 +105,7 @@ class RouterServicer:
         request.tenant = tenant
         if not request.deployment_id or not request.job_id:
             raise bad_request("create_deployment needs job_id and deployment_id")
+        bounds.check(request)
         names.check_deployment(request, self._config)
         spec = request.spec
         models.check_spec(spec)
@@ -127,6 +130,7 @@ class RouterServicer:
                 tenant=tenant, job_id=operation.job_id, deployment_id=operation.deployment_id
             )
             try:
+                bounds.check(operation)
                 self._rules.admit(operation, deployment)
             except PlexError as refusal:
                 _refuse(operation, refusal)
@@ -159,8 +163,9 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         return handle
 
     def streaming(method: Callable[..., AsyncGenerator[bytes]]) -> Streaming:
-        async def handle(request: object, context: Context) -> AsyncGenerator[bytes]:
+        async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:  # noqa: ANN401 - the method's request
             tenant = router.tenants.caller(context)
+            bounds.check(request)
             async with aclosing(method(request, tenant=tenant)) as messages:
                 async for message in messages:
                     yield message

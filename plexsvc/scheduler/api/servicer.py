@@ -17,15 +17,15 @@ from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
+from plexsvc.scheduler.api.pace import Pace
 from plexsvc.scheduler.api.views import explaining, nodes, pictures, report, status
 from plexsvc.scheduler.live import LiveScheduler
 
 Reply = TypeVar("Reply", bound=Message)
+Handled = Callable[..., Awaitable[Message]]
 
-TABLES: Final[tuple[Methods, ...]] = (
-    sessions.METHODS,
-    deployments.METHODS,
-    operators.METHODS,
+CHANGES: Final[tuple[Methods, ...]] = (sessions.METHODS, deployments.METHODS, operators.METHODS)
+QUESTIONS: Final[tuple[Methods, ...]] = (
     explaining.METHODS,
     nodes.METHODS,
     pictures.METHODS,
@@ -45,9 +45,14 @@ class SchedulerServicer:
             max_operations=scheduler.config.max_operations_per_stream,
             key="scheduler.max_operations_per_stream",
         )
-        bound = {name: partial(m, scheduler) for table in TABLES for name, m in table.items()}
+        pace = Pace(scheduler.clock)
+
+        async def in_turn(method: Handled, request: Any) -> Message:  # noqa: ANN401 - the method's
+            return await pace.answer(request.tenant, lambda: method(scheduler, request))
+
         self.methods: Methods = {
-            **bound,
+            **{name: partial(m, scheduler) for table in CHANGES for name, m in table.items()},
+            **{name: partial(in_turn, m) for table in QUESTIONS for name, m in table.items()},
             "GetResult": operations.get_result,
             "PayloadStaged": operations.payload_staged,
         }

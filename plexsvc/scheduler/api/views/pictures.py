@@ -89,16 +89,16 @@ async def what_if(
             ErrorCode.NO_PLACEMENT,
             f"no device of kind {kind!r} has joined (kinds: {known}); ask for one of them",
         )
+    lacking = _never_fits(scheduler, request.job, kind)
+    if lacking:  # nothing is planned for what could not be here were all devices idle
+        return service_pb2.WhatIfReply(reasons=[lacking])
     now_us = scheduler.clock.wall_us()
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
     reply = _answer(look, planner, answers.what_if(planner, demand, now_us=now_us))
-    for lacking in (
-        _never_fits(scheduler, request.job, kind),
-        _lacks_rollout(scheduler, request.job),
-    ):
-        if lacking:
-            reply.fits = False
-            reply.reasons.append(lacking)
+    lacking = _lacks_rollout(scheduler, request.job)
+    if lacking:
+        reply.fits = False
+        reply.reasons.append(lacking)
     return reply
 
 
@@ -266,12 +266,16 @@ def _answer(look: _Look, planner: Planner, found: answers.WhatIf) -> service_pb2
 def _never_fits(scheduler: LiveScheduler, job: service_pb2.JobShape, kind: str) -> str:
     """Say so when a job could not live here were all devices idle; else return nothing."""
     cluster = scheduler.cluster
-    if not cluster.has_gang(kind=kind, num_devices=job.num_devices):
+    devices = [device for device in cluster.devices.values() if device.kind == kind]
+    is_gang = job.num_devices <= len(devices) and cluster.has_gang(
+        kind=kind, num_devices=job.num_devices
+    )
+    if not is_gang:
         return (
             f"were all idle, no {job.num_devices} {kind} devices here make a gang: it would be "
             "refused"
         )
-    room = max((d.bytes_total for d in cluster.devices.values() if d.kind == kind), default=0)
+    room = max((device.bytes_total for device in devices), default=0)
     if job.state_bytes > room:
         return f"its {job.state_bytes} bytes a device are more than any {kind} device has: {room}"
     return ""

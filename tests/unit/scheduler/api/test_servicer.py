@@ -18,6 +18,7 @@ from plexsvc.rpc.channels import new_server, open_channel
 from plexsvc.rpc.services import unary_methods
 from plexsvc.scheduler.api.servicer import SERVICE, add_to_server
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.planning import answers
 from tests.fakes.fake_cluster import staged_payload
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
@@ -92,3 +93,19 @@ async def test_a_scheduler_that_stops_is_unavailable_to_a_router_apart(rig: Rig)
         with pytest.raises(PlexError, match="the scheduler stops") as stopped:
             await remote.submit(rig.operation("job-1", "step"))
         assert stopped.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_a_question_about_more_devices_than_there_are_is_answered_without_planning(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(answers, "what_if", plan)
+    segment = pb.CycleSegment(phase="a", duration_us=500_000)
+    job = pb.JobShape(num_devices=10**9, period_us=10**6, segments=[segment])
+    reply = await rig.scheduler.call(
+        "WhatIf", pb.WhatIfRequest(tenant=TENANT, job=job), pb.WhatIfReply
+    )
+    assert not reply.fits
+    assert "1000000000 train devices" in reply.reasons[0]
