@@ -87,10 +87,12 @@ def _collection(value: Any, origin: Any, arguments: tuple[Any, ...], *, where: s
 def _scalar(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - TOML holds any type
     is_bool = isinstance(value, bool)
     if hint is float and isinstance(value, int) and not is_bool:
-        return float(value)
+        value = float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and is_bool):
         name = getattr(hint, "__name__", hint)
         raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is not a {name}")
+    if isinstance(value, int | float) and not value >= 0:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{where}: {value!r} is below 0, or no number")
     return value

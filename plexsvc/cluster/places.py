@@ -45,13 +45,14 @@ def write_card(state_dir: Path, card: Card) -> None:
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Make the state directory, private to its owner, unless it is there.
+    """Make the state directory unless it is there, and make it private to its owner.
 
     Raises:
         PlexError: `bad_request` when it cannot be one.
     """
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state_dir.chmod(0o700)  # it may have been made by somebody with a wider umask
     except OSError as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -65,11 +66,21 @@ def remove_card(state_dir: Path) -> None:
 
 
 def read_card(state_dir: Path) -> Card | None:
-    """Return the card in `state_dir`, or None when no cluster has left one."""
+    """Return the card in `state_dir`, or None when no cluster has left one.
+
+    Raises:
+        PlexError: `bad_request` for a file that is no card.
+    """
+    path = state_dir / _CARD
     try:
-        return Card(**json.loads((state_dir / _CARD).read_text()))
+        return Card(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{path} is no cluster's card: {error}; remove it, and start the cluster again",
+        ) from error
 
 
 def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> Card:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import string
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,7 +10,10 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import bad_request
 
-ID_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What a name may be: keys, files and directories are called after it."""
+
+MAX_NAME_CHARS: Final = 64
 
 
 def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> None:
@@ -20,20 +23,20 @@ def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> No
         PlexError: `bad_request`.
     """
     _check_job_id(request.job_id, config)
-    _check_text("a job's name", request.name, most=config.max_name_chars, may_be_empty=True)
+    _check_name("a job's name", request.name)
     _check_count("labels of a job", request.labels, key="max_labels", limit=config.max_labels)
     for name, value in request.labels.items():
         _check_text("a label's name", name, most=config.max_name_chars)
         _check_text(f"label {name!r}", value, most=config.max_name_chars, may_be_empty=True)
 
 
-def check_deployment(request: service_pb2.CreateDeploymentRequest, config: RouterConfig) -> None:
+def check_deployment(request: service_pb2.CreateDeploymentRequest) -> None:
     """Refuse a deployment without a name, or with an id that is not its job's and its name's.
 
     Raises:
         PlexError: `bad_request`.
     """
-    _check_text("a deployment's name", request.name, most=config.max_name_chars)
+    _check_name("a deployment's name", request.name)
     expected = f"{request.job_id}/{request.name}"
     if request.deployment_id != expected:
         raise bad_request(
@@ -57,10 +60,18 @@ def check_metrics(request: service_pb2.KeepAliveRequest, config: RouterConfig) -
 def _check_job_id(job_id: str, config: RouterConfig) -> None:
     if not job_id:
         raise bad_request("create_job got no job_id; mint one with plexclient.ids.new_job_id()")
-    if len(job_id) > config.max_name_chars or not ID_CHARACTERS.issuperset(job_id):
+    if len(job_id) > config.max_name_chars or not NAME.fullmatch(job_id):
         raise bad_request(
             f"job id {_shown(job_id)} is not {config.max_name_chars} (router.max_name_chars) or "
             "fewer of a-z A-Z 0-9 . _ -; mint one with plexclient.ids.new_job_id()"
+        )
+
+
+def _check_name(what: str, name: str) -> None:
+    if len(name) > MAX_NAME_CHARS or not NAME.fullmatch(name):
+        raise bad_request(
+            f"{what} is {_shown(name)}; it is 1 to {MAX_NAME_CHARS} of a-z A-Z 0-9 . _ -, and "
+            "begins with a letter or digit"
         )
 
 

@@ -106,7 +106,7 @@ class RouterServicer:
         if not request.deployment_id or not request.job_id:
             raise bad_request("create_deployment needs job_id and deployment_id")
         bounds.check(request)
-        names.check_deployment(request, self._config)
+        names.check_deployment(request)
         spec = request.spec
         models.check_spec(spec)
         if spec.model_deployment_id:

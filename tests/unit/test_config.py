@@ -40,6 +40,9 @@ def test_a_full_table_becomes_the_dataclass(tmp_path: Path) -> None:
         ('[[parts]]\nname = "a"\nnbytes = true', "parts[0].nbytes: True is not a int"),
         ("parts = 3", "parts: 3 is not a tuple"),
         ("rate =", "cannot read"),
+        ("rate = -0.5", "rate: -0.5 is below 0"),
+        ("rate = nan", "rate: nan is below 0"),
+        ('[[parts]]\nname = "a"\nnbytes = -5', "parts[0].nbytes: -5 is below 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from itertools import count
@@ -14,7 +15,14 @@ from typer.testing import CliRunner
 from plexsvc.cli.app import live
 from plexsvc.cli.commands.pack import _shape
 from plexsvc.cli.main import app
-from plexsvc.cluster.places import Card, find_cluster, job_dir, read_card, write_card
+from plexsvc.cluster.places import (
+    Card,
+    find_cluster,
+    job_dir,
+    make_state_dir,
+    read_card,
+    write_card,
+)
 from plexsvc.errors import ErrorCode, PlexError
 
 COMMANDS = [
@@ -135,6 +143,19 @@ def test_a_card_is_for_its_owner_alone_and_reads_back(tmp_path: Path) -> None:
     assert read_card(tmp_path) == card
     assert (tmp_path / "cluster.json").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"address": 1, "more": 2}'])
+def test_a_broken_card_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(PlexError, match=r"cluster\.json is no cluster's card"):
+        read_card(tmp_path)
+
+
+def test_a_state_directory_is_private_whoever_made_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    make_state_dir(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
 def test_an_address_given_by_hand_wins_over_the_card(tmp_path: Path) -> None:

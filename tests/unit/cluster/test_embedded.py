@@ -40,7 +40,10 @@ DEVICE = {"kind": "train", "bytes_total": 1 << 20}
         ([{"node_id": "..", "devices": [DEVICE]}], "a-z A-Z 0-9"),
         ([{"node_id": "a", "devices": [DEVICE]}] * 2, "two nodes are called 'a'"),
         ([{"node_id": "a", "devices": [DEVICE | {"kind": "gpu"}]}], "train or rollout"),
-        ([{"node_id": "a", "devices": [DEVICE | {"bytes_total": -5}]}], "bytes_total is -5"),
+        (
+            [{"node_id": "a", "devices": [DEVICE | {"bytes_total": -5}]}],
+            "bytes_total: -5 is below 0",
+        ),
         ([{"node_id": "a", "devices": [DEVICE], "host_bytes": 0}], "host_bytes of node a is 0"),
     ],
 )

@@ -15,18 +15,18 @@ CONFIG = RouterConfig(max_name_chars=16, max_labels=1, max_metrics=1)
 
 
 def job(**changes: Any) -> pb.CreateJobRequest:  # noqa: ANN401 - fields of a message
-    return pb.CreateJobRequest(**{"job_id": "job-1", "name": "größe ☃", **changes})
+    return pb.CreateJobRequest(**{"job_id": "job-1", "name": "grpo-math_1.5b", **changes})
 
 
 def deployment(**changes: Any) -> pb.CreateDeploymentRequest:  # noqa: ANN401 - fields of a message
-    asked = {"job_id": "job-1", "name": "a/b", "deployment_id": "job-1/a/b", **changes}
+    asked = {"job_id": "job-1", "name": "a.b", "deployment_id": "job-1/a.b", **changes}
     return pb.CreateDeploymentRequest(**asked)
 
 
-def test_names_in_any_script_are_taken() -> None:
+def test_plain_names_and_labels_in_any_script_are_taken() -> None:
     names.check_job(job(labels={"team": "数学"}), CONFIG)
-    names.check_job(job(name=""), CONFIG)
-    names.check_deployment(deployment(), CONFIG)
+    names.check_job(job(name="n" * names.MAX_NAME_CHARS), CONFIG)
+    names.check_deployment(deployment())
     names.check_metrics(pb.KeepAliveRequest(metrics={"reward": 1.0}), CONFIG)
 
 
@@ -36,8 +36,16 @@ def test_names_in_any_script_are_taken() -> None:
         ({"job_id": ""}, "no job_id"),
         ({"job_id": "../job"}, "a-z A-Z 0-9"),
         ({"job_id": "j" * 17}, "router.max_name_chars"),
-        ({"name": "a\x1b[31m"}, "control characters"),
-        ({"name": "n" * 100_000}, "100000 characters; at most 16"),
+        ({"job_id": ".."}, "a-z A-Z 0-9"),
+        ({"name": ""}, "1 to 64"),
+        ({"name": "a\x1b[31m"}, "a-z A-Z 0-9"),
+        ({"name": "größe"}, "a-z A-Z 0-9"),
+        ({"name": "actor~copied"}, "a-z A-Z 0-9"),
+        ({"name": ".."}, "begins with"),
+        ({"name": "a/b"}, "a-z A-Z 0-9"),
+        ({"name": "n\n"}, "a-z A-Z 0-9"),
+        ({"name": "n" * 65}, "1 to 64"),
+        ({"name": "n" * 100_000}, "1 to 64"),
         ({"labels": {"a": "b", "c": "d"}}, "router.max_labels"),
         ({"labels": {"": "b"}}, "label's name is empty"),
         ({"labels": {"a": "two\nlines"}}, "label 'a'"),
@@ -54,16 +62,17 @@ def test_a_job_that_nobody_could_show_is_refused(changes: dict[str, object], wor
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"name": "", "deployment_id": "job-1/"}, "is empty"),
-        ({"deployment_id": "job-2/a/b"}, "its id is 'job-1/a/b'"),
-        ({"name": "x" * 17, "deployment_id": "job-1/" + "x" * 17}, "17 characters"),
+        ({"name": "", "deployment_id": "job-1/"}, "1 to 64"),
+        ({"deployment_id": "job-2/a.b"}, "its id is 'job-1/a.b'"),
+        ({"name": "x" * 65, "deployment_id": "job-1/" + "x" * 65}, "1 to 64"),
+        ({"name": "actor~copied", "deployment_id": "job-1/actor~copied"}, "a-z A-Z 0-9"),
     ],
 )
 def test_a_deployment_has_a_name_and_the_id_made_of_it(
     changes: dict[str, object], word: str
 ) -> None:
     with pytest.raises(PlexError, match=word):
-        names.check_deployment(deployment(**changes), CONFIG)
+        names.check_deployment(deployment(**changes))
 
 
 def test_more_metrics_than_a_job_shows_are_refused() -> None:
