@@ -27,7 +27,7 @@ from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.node.tether import die_with_parent
 from plexsvc.rpc import loops
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import SERVER_OPTIONS, open_channel
 
 SERVICE = "bench.Chain"
 METHOD = f"/{SERVICE}/Submit"
@@ -55,7 +55,7 @@ def callers(
 
 async def serve_hop(targets: Sequence[str]) -> None:
     """Serve one hop that passes on to `targets` by job; print its address; until killed."""
-    channels = [open_channel(target) for target in targets]
+    channels = [open_channel(target, None) for target in targets]
     onward = callers(channels)
 
     async def submit(operation: ops.Operation, _: grpc.aio.ServicerContext) -> ops.OperationResult:
@@ -70,7 +70,7 @@ async def serve_hop(targets: Sequence[str]) -> None:
         request_deserializer=ops.Operation.FromString,
         response_serializer=ops.OperationResult.SerializeToString,
     )
-    server = new_server()
+    server = grpc.aio.server(options=list(SERVER_OPTIONS))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {"Submit": handler}),)
     )

@@ -34,16 +34,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-import grpc
-
 from benchmarks import service
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import RegionSpec, StateClient
 from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statelink.session import Member
 from plexsvc.statemanager import hugefiles
+from tests.rigs.keys import KEYS, keys_file
 
 MIB: Final = 1 << 20
 CLOCK: Final = SystemClock()
@@ -113,12 +113,13 @@ def rig(nbytes: int, *, keep_pages: bool, huge_pages: bool = True) -> Iterator[R
         config = directory / "sm.toml"
         config.write_text(
             f'node_id = "bench"\nruntime_dir = "{directory}"\nhost_bytes = {2 * nbytes}\n'
+            f'keys_file = "{keys_file(directory)}"\n'
             f"keep_pages = {str(keep_pages).lower()}\nhuge_pages = {str(huge_pages).lower()}\n"
             f"[[devices]]\nindex = 0\nbytes_total = {nbytes}\n"
         )
         daemon = spawn(stack, ["-m", "plexsvc.statemanager.main", "--config", str(config)])
         ready = read_line(daemon)
-        channel = stack.enter_context(grpc.insecure_channel(ready["address"]))
+        channel = stack.enter_context(open_blocking_channel(ready["address"], KEYS))
         found = Rig(statemanager_pb2_grpc.StateManagerStub(channel))
         for wpg_id in ("a", "b"):
             arguments = ["--client", wpg_id, "--bytes", str(nbytes)]

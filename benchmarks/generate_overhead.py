@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, rollout_pb2, service_pb2, worker_pb2
+from plexsvc import config as config_files
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
 from plexsvc.rollout.config import InstanceConfig, RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
+from tests.rigs.keys import KEYS, keys_file
 from tests.rigs.tiny_models import make_qwen3
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +51,7 @@ def sampling(max_tokens: int) -> operations_pb2.SamplingParams:
 def serve(config: dict[str, Any]) -> None:
     """Print the address, then a line of microseconds for each line `SAMPLES MAX_TOKENS` read."""
     preload()
-    asyncio.run(_serve(InstanceConfig(**config)))
+    asyncio.run(_serve(config_files.parse(config, InstanceConfig, where="benchmark")))
 
 
 async def _serve(config: InstanceConfig) -> None:
@@ -152,7 +154,7 @@ async def measure(child: subprocess.Popen[str], options: argparse.Namespace) -> 
     address = (await asyncio.to_thread(child.stdout.readline)).strip()
     direct_us, service_us = [], []
     async with asyncio.TaskGroup() as group:
-        manager = RolloutManager(RolloutConfig(), SystemClock())
+        manager = RolloutManager(RolloutConfig(), SystemClock(), KEYS)
         host = group.create_task(manager.run())
         await asyncio.sleep(0)
         initialize = operations_pb2.Operation(
@@ -232,6 +234,8 @@ def main() -> None:
             "max_model_len": 512,
             "kv_cache_bytes": 512 << 20,
             "max_num_seqs": options.samples,
+            "listen": f"unix:{directory}/instance.sock",
+            "keys_file": str(keys_file(Path(directory))),
         }
         child = subprocess.Popen(
             [sys.executable, __file__, "--serve", json.dumps(config)],

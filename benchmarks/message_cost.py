@@ -23,10 +23,10 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from plexsvc.transport import loops
-from plexsvc.transport.channels import new_server
 
 from benchmarks import bare_chain, load, service
+from plexsvc.rpc import loops
+from plexsvc.rpc.channels import SERVER_OPTIONS
 
 SERVICE = "bench.Echo"
 MESSAGE = bytes(150)
@@ -47,7 +47,7 @@ async def serve() -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             await context.write(message)
 
-    server = new_server()
+    server = grpc.aio.server(options=list(SERVER_OPTIONS))
     handlers = {
         "Call": grpc.unary_unary_rpc_method_handler(call),
         "Stream": grpc.stream_stream_rpc_method_handler(stream),

@@ -39,6 +39,7 @@ from plexclient.ids import new_deployment_id, new_job_id, new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import service_pb2_grpc
+from plexsvc.cluster.places import keys_file
 from plexsvc.rpc import loops
 
 JOBS = 64
@@ -194,13 +195,14 @@ def _card(home: Path, running: subprocess.Popen[bytes]) -> dict[str, Any]:
             sys.exit(f"plexctl up did not come up:\n{(home / 'up.log').read_text()[-3000:]}")
         time.sleep(0.1)  # noqa: TID251 - waits for another process
     card: dict[str, Any] = json.loads(path.read_text())
-    return card
+    return {**card, "keys": keys_file(home / "state")}
 
 
 @contextlib.contextmanager
-def router_apart(scheduler: str, *, token: str) -> Iterator[tuple[str, int]]:
+def router_apart(scheduler: str, *, token: str, keys: Path) -> Iterator[tuple[str, int]]:
     """Run a router process before `scheduler`; yield its address and process id."""
-    text = f'scheduler = "{scheduler}"\nlisten = "127.0.0.1:0"\n[tokens]\n"{token}" = "default"\n'
+    text = f'scheduler = "{scheduler}"\nlisten = "127.0.0.1:0"\nkeys_file = "{keys}"\n'
+    text += f'[tokens]\n"{token}" = "default"\n'
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(text)
         config.flush()
@@ -355,7 +357,7 @@ def main() -> None:
     scheduler = f"127.0.0.1:{free_port()}"
     with (
         service(devices=jobs, scheduler_listen=scheduler) as card,
-        router_apart(scheduler, token=card["token"]) as (apart, router_pid),
+        router_apart(scheduler, token=card["token"], keys=card["keys"]) as (apart, router_pid),
         bare_chain.chain(middles=1, workers=jobs) as bare_2,
         bare_chain.chain(middles=2, workers=jobs) as bare_3,
     ):

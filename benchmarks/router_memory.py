@@ -30,7 +30,8 @@ from plexclient.ids import new_operation_id
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2_grpc
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import listen, new_server, open_channel
+from tests.rigs.keys import KEYS, keys_file
 
 MIB = 1 << 20
 TOKEN = "bench"
@@ -81,7 +82,7 @@ class FakeSink:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Serve both services on one port."""
-        server = new_server()
+        server = new_server(KEYS)
         stage = grpc.stream_unary_rpc_method_handler(self.stage)
         deployment = grpc.unary_unary_rpc_method_handler(
             self.get_deployment,
@@ -101,7 +102,7 @@ class FakeSink:
                 ),
             )
         )
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.address = listen(server, "127.0.0.1:0", KEYS, key="sink")
         await server.start()
         try:
             yield self.address
@@ -112,7 +113,9 @@ class FakeSink:
 @asynccontextmanager
 async def router_process(scheduler: str) -> AsyncIterator[tuple[str, int]]:
     """Run a router apart; yield its address and process id."""
+    directory = tempfile.mkdtemp(prefix="plex-bench-")
     text = f"""
+keys_file = "{keys_file(Path(directory))}"
 scheduler = "{scheduler}"
 listen = "127.0.0.1:0"
 max_payload_bytes = {4 << 30}
@@ -208,7 +211,7 @@ async def measure(sizes_mib: list[int], *, slow_s: float) -> dict[str, dict[str,
     async with (
         sink.serving() as scheduler,
         router_process(scheduler) as (address, pid),
-        open_channel(address) as channel,
+        open_channel(address, None) as channel,
     ):
         stub = service_pb2_grpc.RouterStub(channel)
         await relay(stub, nbytes=MIB, pid=pid)

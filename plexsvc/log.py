@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 
 
 class Log:
@@ -34,6 +36,35 @@ class Log:
         if self._logger.isEnabledFor(level):
             text = " ".join(f"{name}={_show(value)}" for name, value in fields.items())
             self._logger.log(level, "%s %s", phrase, text, exc_info=exc_info)
+
+
+class Quota:
+    """Lines that one cause may write in a window of time: what strangers send must not fill a log.
+
+    >>> quota = Quota(lines=1, window_s=10, clock=iter([0, 1, 2, 11]).__next__)
+    >>> [quota.take() for _ in range(4)]
+    [0, None, None, 2]
+    """
+
+    def __init__(
+        self, *, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lines, self._window_s, self._clock = lines, window_s, clock
+        self._ends = 0.0
+        self._left = 0
+        self._left_out = 0
+
+    def take(self) -> int | None:
+        """Return how many lines were left out before this one; None to leave this one out."""
+        now = self._clock()
+        if now >= self._ends:
+            self._ends, self._left = now + self._window_s, self._lines
+        if not self._left:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 def _show(value: object) -> str:

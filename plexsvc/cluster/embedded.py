@@ -24,7 +24,14 @@ import grpc.aio
 
 from plexclient.wire.v1 import worker_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.cluster.places import Card, default_state_dir, make_state_dir, remove_card, write_card
+from plexsvc.cluster.places import (
+    Card,
+    default_state_dir,
+    keys_file,
+    make_state_dir,
+    remove_card,
+    write_card,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
@@ -34,7 +41,8 @@ from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import bind, listen, new_server
+from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.api.servicer import add_to_server as add_scheduler
 from plexsvc.scheduler.config import SchedulerConfig
@@ -59,6 +67,9 @@ class NodeConfig:
     """Its name, unique in the cluster."""
     devices: tuple[DeviceConfig, ...]
     """Its devices, in index order."""
+    address: str = ""
+    """This host's address as other hosts reach it, without a port, for a cluster with agents on
+    further hosts; empty: the node's processes listen on Unix sockets alone."""
     host_bytes: int = 4 << 30
     """Host memory for parked state and published weight versions."""
     staging_bytes: int = 1 << 30
@@ -98,8 +109,9 @@ class ClusterConfig:
     listen: str = "127.0.0.1:50051"
     """Where clients connect; port 0 takes a free one."""
     scheduler_listen: str = ""
-    """Where routers that run apart reach the scheduler and the rollout manager; it trusts them:
-    never a public address. For a wildcard such as 0.0.0.0 set `scheduler.rollout_address`, too."""
+    """Where routers that run apart, with the cluster's keys, reach the scheduler and the rollout
+    manager: `HOST:PORT` or `unix:PATH`. For a wildcard such as 0.0.0.0 set
+    `scheduler.rollout_address`, too."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
@@ -170,19 +182,22 @@ class EmbeddedCluster:
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
         store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
         stack.callback(store.close)
+        keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        rollout = RolloutManager(self._config.rollout, self._clock)
+        rollout = RolloutManager(self._config.rollout, self._clock, keys)
         _run_beside(stack, tasks.create_task(rollout.run()))
-        inner = _open_inner(self._config)
+        inner = _open_inner(self._config, keys)
         told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
-        live = LiveScheduler(told, store, self._clock, agents, rollout)
+        live = LiveScheduler(told, store, self._clock, agents, rollout, keys)
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
         await live.nodes.ready()
         scheduler = SchedulerServicer(live)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
-        await self._serve(stack, scheduler=scheduler, rollout=rollout, inner=inner.address)
+        router = self._router(scheduler, rollout=rollout, keys=keys)
+        stack.push_async_callback(router.aclose)
+        await self._serve(stack, router, inner=inner.address)
 
     async def _start_agents(self, stack: AsyncExitStack) -> list[str]:
         """Start all agents at once; return their addresses in the order of the configuration."""
@@ -210,32 +225,28 @@ class EmbeddedCluster:
             staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
             ready_timeout_us=node.ready_timeout_us,
+            listen=f"{node.address}:0" if node.address else "",
+            keys_file=keys_file(self._config.state_dir),
         )
 
-    async def _serve(
-        self,
-        stack: AsyncExitStack,
-        *,
-        scheduler: SchedulerServicer,
-        rollout: RolloutManager,
-        inner: str,
-    ) -> None:
-        token = next(iter(self._tokens))
-        operators = self._config.router.operators or (self._tokens[token],)
+    def _router(
+        self, scheduler: SchedulerServicer, *, rollout: RolloutManager, keys: ClusterKeys
+    ) -> RouterServicer:
+        first = next(iter(self._tokens.values()))
+        operators = self._config.router.operators or (first,)
         config = replace(self._config.router, tokens=self._tokens, operators=operators)
-        router = RouterServicer(
-            scheduler,
-            config=config,
-            clock=self._clock,
-            frames=rollout,
+        return RouterServicer(
+            scheduler, config=config, clock=self._clock, keys=keys, frames=rollout
         )
-        stack.push_async_callback(router.aclose)
-        server = new_server()
+
+    async def _serve(self, stack: AsyncExitStack, router: RouterServicer, *, inner: str) -> None:
+        server = new_server(router.tenants)
         add_to_server(router, server)
-        address = _bind(server, self._config.listen, key="listen")
+        address = bind(server, self._config.listen, None, key="listen")
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(router.stop)
         await server.start()
+        token = next(iter(self._tokens))
         self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)
@@ -262,7 +273,7 @@ class _Inner:
         await self.server.start()
 
 
-def _open_inner(config: ClusterConfig) -> _Inner:
+def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     """Bind the port for routers apart, if the configuration names one."""
     if not config.scheduler_listen:
         return _Inner()
@@ -273,8 +284,8 @@ def _open_inner(config: ClusterConfig) -> _Inner:
             f"scheduler_listen = {config.scheduler_listen!r} names no address that routers could "
             "be told; set scheduler.rollout_address to HOST:PORT as they reach it",
         )
-    server = new_server()
-    address = _bind(server, config.scheduler_listen, key="scheduler_listen")
+    server = new_server(keys)
+    address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")
     return _Inner(
         server=server,
         address=address,
@@ -299,18 +310,6 @@ async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, Agen
 def _run_beside(stack: AsyncExitStack, task: asyncio.Task[None]) -> None:
     """Cancel `task`, which runs for the cluster's life, when the stack unwinds."""
     stack.callback(task.cancel)
-
-
-def _bind(server: grpc.aio.Server, listen: str, *, key: str) -> str:
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"cannot listen on {key} = {listen!r}: {error}; is another cluster running? "
-            "Port 0 takes a free one",
-        ) from error
-    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 def _runtime_dir(place: Path, stack: AsyncExitStack) -> Path:

@@ -60,6 +60,11 @@ def make_state_dir(state_dir: Path) -> None:
         ) from error
 
 
+def keys_file(state_dir: Path) -> Path:
+    """Return where the cluster's keys are, for its owner and for agents of further hosts."""
+    return state_dir / "keys.json"
+
+
 def remove_card(state_dir: Path) -> None:
     """Take the card away; safe to repeat."""
     (state_dir / _CARD).unlink(missing_ok=True)

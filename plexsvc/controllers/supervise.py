@@ -200,7 +200,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 async def _supervise(place: Path) -> None:
-    async with open_channel(os.environ[ADDRESS_VARIABLE]) as channel:
+    async with open_channel(os.environ[ADDRESS_VARIABLE], None) as channel:
         stub = service_pb2_grpc.RouterStub(channel)
         supervisor = Supervisor(
             read_order(place),

@@ -1,1 +1,1 @@
-"""Order lines to ranks: operations as frames on TCP connections."""
+"""Order lines to ranks: operations as frames on Unix sockets."""

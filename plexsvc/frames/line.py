@@ -1,8 +1,8 @@
 """Order line to a rank: requests and replies as frames, without gRPC.
 
-Theory of operation. One TCP connection for each rank, opened with the first order, carries frames
-(`framing`) both ways; replies come by number. A process that dies ends its connections, so whoever
-waits hears of it at once. A process that is stopped, or whose machine is gone, does not. While an
+Theory of operation. One connection to the Unix socket of each rank, opened with the first
+order, carries frames (`framing`) both ways; replies come by number. A process that dies ends its
+connections, so whoever waits hears of it at once. A process that is stopped does not. While an
 answer is due, the line therefore looks every second at the gRPC channel to the rank, which pings.
 It is given up when the channel has not been alive for as long as gRPC itself would wait. The sender
 then asks again, which attaches to what runs or gets the recorded answer.
@@ -11,7 +11,6 @@ then asks again, which attaches to what runs or gets the recorded answer.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, cast
 
@@ -32,12 +31,9 @@ SILENT_LOOKS: Final = 3
 class OrderLine(Generic[Reply]):
     """Orders to one peer, any number at a time; opened when first used and again when it broke."""
 
-    def __init__(
-        self, host: str, port: int, *, reply: type[Reply], is_alive: Callable[[], bool]
-    ) -> None:
+    def __init__(self, path: str, *, reply: type[Reply], is_alive: Callable[[], bool]) -> None:
         self._reply = reply
-        self._host = host
-        self._port = port
+        self._path = path
         self._is_alive = is_alive
         self._silent_looks = 0
         self._opening = asyncio.Lock()
@@ -67,8 +63,8 @@ class OrderLine(Generic[Reply]):
         async with self._opening, asyncio.timeout(timeout_s):
             line = self._line
             if line is None or line.is_lost:
-                _, line = await asyncio.get_running_loop().create_connection(
-                    lambda: _Line(self._reply, self._is_silent), self._host, self._port
+                _, line = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: _Line(self._reply, self._is_silent), self._path
                 )
                 self._line = line
         if self._is_closed:
@@ -99,9 +95,6 @@ class _Line(asyncio.Protocol, Generic[Reply]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -31,8 +31,9 @@ from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.table import RankTable
 from plexsvc.node.tether import die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.errors import first_failure
+from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.dataplane import allow_many_files
 
 log = Log(__name__)
@@ -103,26 +104,28 @@ async def serve(config: AgentConfig, *, clock: Clock) -> None:
     """Run the agent until cancelled, then leave no process behind.
 
     Raises:
-        PlexError: `unavailable` when the state manager does not start.
+        PlexError: `unavailable` when the state manager does not start; `bad_request` for keys that
+            cannot be read and an address that cannot be listened on.
     """
-    server = new_server()
+    keys = read_keys(config.keys_file)
+    server = new_server(keys)
     async with asyncio.TaskGroup() as tasks:
         agent = Agent(config, clock=clock, tasks=tasks)
         add_servicer(agent.servicer, server)
         try:
             await agent.start()
-            port = server.add_insecure_port(config.listen)
+            where = config.listen or config.address("agent")
+            address = listen(server, where, keys, key="listen")
             await server.start()
-            _announce(config, port=port)
+            _announce(config, address=address)
             await server.wait_for_termination()
         finally:
             await server.stop(grace=None)
             await agent.kill_ranks()
 
 
-def _announce(config: AgentConfig, *, port: int) -> None:
-    host = config.listen.rpartition(":")[0]
-    line = json.dumps({"address": f"{host}:{port}", "node_id": config.node_id})
+def _announce(config: AgentConfig, *, address: str) -> None:
+    line = json.dumps({"address": address, "node_id": config.node_id})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rpc.addresses import UNIX
 
 DEVICE_KINDS: Final = ("train", "rollout")
 DEVICE_MEMORIES: Final = ("cpu", "cuda")
+_WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
 
 
@@ -45,6 +47,8 @@ class ImageConfig:
     """What `ProcSpec.image` calls it, and the kind of device whose nodes have it warm."""
     preload: str
     """Module to import. Its literal `ZYGOTE_ENV` is the environment; `preload()` is then called."""
+    entrypoint: str
+    """What its processes run: `module:function`, called with configuration and `ready`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +69,23 @@ class AgentConfig:
     """Host memory the state manager may use for parked state and published versions."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on this node."""
-    listen: str = "127.0.0.1:0"
-    """Where the agent serves; port 0 takes a free one."""
+    listen: str = ""
+    """Where the agent serves: `HOST:PORT` of this node as others reach it (its state manager,
+    ranks and instances take free ports of the same host), or empty: Unix sockets in the runtime
+    directory, for a cluster on one host."""
+    keys_file: Path
+    """The cluster's keys, from its state directory; readable by this user alone."""
     images: tuple[ImageConfig, ...] = (
-        ImageConfig(name="train", preload="plexsvc.worker.preload"),
-        ImageConfig(name="rollout", preload="plexsvc.rollout.preload"),
+        ImageConfig(
+            name="train",
+            preload="plexsvc.worker.preload",
+            entrypoint="plexsvc.worker.main:main",
+        ),
+        ImageConfig(
+            name="rollout",
+            preload="plexsvc.rollout.preload",
+            entrypoint="plexsvc.rollout.instance:main",
+        ),
     )
     """Warm images this node can fork from."""
     state_manager_argv: tuple[str, ...] = ()
@@ -100,6 +116,20 @@ class AgentConfig:
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
         )
+        if self.listen.startswith(_WILDCARDS):
+            raise _bad(
+                f"listen of node {self.node_id} is {self.listen!r}, which tells nobody where it "
+                "is; give the address by which other hosts reach this node"
+            )
+
+    @property
+    def host(self) -> str:
+        """The node's address for other hosts; empty when it listens on Unix sockets alone."""
+        return self.listen.rpartition(":")[0]
+
+    def address(self, name: str, *, port: int = 0) -> str:
+        """Return where a process of this node listens: a socket called `name`, or a port."""
+        return f"{self.host}:{port}" if self.host else f"{UNIX}{self.runtime_dir / name}.sock"
 
 
 def check_node(

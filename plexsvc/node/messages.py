@@ -19,7 +19,6 @@ class ForkOrder:
     name: str
     entrypoint: str
     config: Mapping[str, Any]
-    env: Mapping[str, str]
     log_path: str
 
 

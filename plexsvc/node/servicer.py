@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
@@ -109,7 +108,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             host_bytes=self._config.host_bytes,
             state_manager=where.address,
             data_socket=where.data_socket,
-            hostname=socket.gethostname(),
+            hostname=self._config.host,
             procs=[_summary(rank) for rank in self._table.living()],
             next_event_index=self._events.next_index,
             runtime_dir=str(self._config.runtime_dir),

@@ -52,6 +52,7 @@ class _SidecarConfig:
     max_versions_per_deployment: int
     keep_pages: bool
     listen: str
+    keys_file: Path
 
 
 class Sidecar:
@@ -72,7 +73,7 @@ class Sidecar:
         self._process: asyncio.subprocess.Process | None = None
         self._vault = Vault()
         self._keeper: threading.Thread | None = None
-        self._port = _reserve_port()
+        self._port = _reserve_port(config.host) if config.host else None
         self.where: SidecarAddress | None = None
 
     async def start(self) -> None:
@@ -119,7 +120,8 @@ class Sidecar:
         finally:
             await self._kill()
             self._vault.clear()
-            self._port.close()
+            if self._port is not None:
+                self._port.close()
 
     async def _until_dead(self) -> None:
         assert self._process is not None
@@ -205,19 +207,22 @@ class Sidecar:
             runtime_dir=self._config.runtime_dir,
             max_versions_per_deployment=self._config.max_versions_per_deployment,
             keep_pages=self._config.keep_pages,
-            listen=f"127.0.0.1:{self._port.getsockname()[1]}",
+            listen=self._config.address(
+                "state", port=self._port.getsockname()[1] if self._port is not None else 0
+            ),
+            keys_file=self._config.keys_file,
         )
         path = self._config.runtime_dir / "statemanager.toml"
         path.write_text(toml.dumps(config))
         return path
 
 
-def _reserve_port() -> socket.socket:
+def _reserve_port(host: str) -> socket.socket:
     """Return a socket that keeps a port for every state manager of this node to listen on.
 
     It never listens itself, so that whoever does may bind beside it; nobody else is given the port.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", 0))
+    sock.bind((host, 0))
     return sock

@@ -136,10 +136,13 @@ class RankTable:
     def _begin(self, spec: node_pb2.ProcSpec, *, incarnation: int, older: Rank | None) -> Rank:
         config = self._checked_config(spec)
         self._forget_old_records()
+        token = next(self._tokens)
+        config["listen"] = self._config.address(f"p{token}")
+        config["keys_file"] = str(self._config.keys_file)
         rank = Rank(
             spec=spec,
             incarnation=incarnation,
-            token=next(self._tokens),
+            token=token,
             log_path=logs.log_path(self._log_dir, proc_id=spec.proc_id, incarnation=incarnation),
         )
         self._by_id[spec.proc_id] = rank
@@ -164,13 +167,13 @@ class RankTable:
     def _order(self, rank: Rank, *, config: Mapping[str, Any]) -> None:
         if rank.is_doomed:
             raise _stopped_early(rank)
-        self._images[rank.spec.image].send(
+        image = self._images[rank.spec.image]
+        image.send(
             ForkOrder(
                 token=rank.token,
                 name=rank.spec.proc_id,
-                entrypoint=rank.spec.entrypoint,
+                entrypoint=image.entrypoint,
                 config=config,
-                env=dict(rank.spec.env),
                 log_path=str(rank.log_path),
             )
         )
@@ -214,6 +217,8 @@ class RankTable:
 
     def _exited(self, rank: Rank, report: Exited) -> None:
         event = rank.exited(report)
+        for left in self._config.runtime_dir.glob(f"p{rank.token}.*"):
+            left.unlink(missing_ok=True)  # its sockets
         log.info(
             "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
         )
@@ -235,7 +240,7 @@ class RankTable:
             log.warning("killing a zygote whose ranks do not die", image=image)
             self._images[image].kill()
 
-    def _checked_config(self, spec: node_pb2.ProcSpec) -> Mapping[str, Any]:
+    def _checked_config(self, spec: node_pb2.ProcSpec) -> dict[str, Any]:
         if spec.image not in self._images:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
@@ -259,7 +264,7 @@ class RankTable:
         logs.prune(self._log_dir, max_logs=self._config.max_logs, keep=keep)
 
 
-def _parse_config(spec: node_pb2.ProcSpec) -> Mapping[str, Any]:
+def _parse_config(spec: node_pb2.ProcSpec) -> dict[str, Any]:
     try:
         config = json.loads(spec.config_json or "{}")
     except json.JSONDecodeError as error:

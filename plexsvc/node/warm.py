@@ -52,6 +52,11 @@ class WarmImage:
         """Return what `ProcSpec.image` calls it."""
         return self._image.name
 
+    @property
+    def entrypoint(self) -> str:
+        """Return what its processes run."""
+        return self._image.entrypoint
+
     async def run(self) -> None:
         """Keep the zygote running until cancelled.
 

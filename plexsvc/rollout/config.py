@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,10 @@ class InstanceConfig:
     """`plexsvc.v1.InstanceKind`."""
     device_index: int = 0
     """The device of the node that this instance reserves."""
+    listen: str = ""
+    """Where it serves: `HOST:0` or `unix:PATH`, from the node agent."""
+    keys_file: Path = Path()
+    """The cluster's keys, from the node agent."""
 
 
 DEFAULT_KV_CACHE_BYTES = 256 << 20

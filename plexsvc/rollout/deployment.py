@@ -14,6 +14,7 @@ from plexsvc.rollout.generation import Generation, metrics_of
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate
+from plexsvc.rpc.keys import ClusterKeys
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
 FAILED = operations_pb2.OPERATION_STATE_FAILED
@@ -31,13 +32,14 @@ class RolloutDeployment:
         config: RolloutConfig,
         clock: Clock,
         group: asyncio.TaskGroup,
+        keys: ClusterKeys,
     ) -> None:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
         self.exclusive_seq = 0
         """Highest Pull; an operation before it that is not known comes too late."""
         self.describe = worker_pb2.DescribeReply()
-        self.fleet = Fleet(deployment_id, config=config, clock=clock, group=group)
+        self.fleet = Fleet(deployment_id, config=config, clock=clock, group=group, keys=keys)
         self._config, self._clock = config, clock
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
 

@@ -34,6 +34,7 @@ from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.keys import ClusterKeys
 
 log = Log(__name__)
 
@@ -87,6 +88,7 @@ class Fleet:
         config: RolloutConfig,
         clock: Clock,
         group: asyncio.TaskGroup,
+        keys: ClusterKeys,
     ) -> None:
         self.core = RolloutCore(deployment_id, max_losses=config.max_tries_per_sample)
         self.fence = common_pb2.Fence()
@@ -96,7 +98,7 @@ class Fleet:
         self._ids = itertools.count(1)
         self._sources: dict[int, statemanager_pb2.PublishedVersion] = {}
         """Where the wanted version lies and, while that is loaded, of the one before."""
-        self._config, self._clock, self._group = config, clock, group
+        self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._is_closed = False
 
     # ---- events in, orders out
@@ -181,7 +183,7 @@ class Fleet:
             PlexError: `unavailable`, naming the instance that does not answer or cannot serve.
         """
         fresh = {
-            InstanceId(next(self._ids)): Line(address, open_channel(address))
+            InstanceId(next(self._ids)): Line(address, open_channel(address, self._keys))
             for address in addresses
         }
         before = self.lines

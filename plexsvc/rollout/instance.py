@@ -26,7 +26,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
 from plexsvc.rollout.engines.base import Engine
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
+from plexsvc.rpc.keys import read_keys
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.reading import OpenedVersion
@@ -212,17 +213,18 @@ async def serve_engine(
     open_version: OpenVersion,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve `engine` on a free loopback port until SIGTERM or cancellation."""
-    server = new_server()
+    """Serve `engine` to members of the cluster until SIGTERM or cancellation."""
+    keys = read_keys(config.keys_file)
+    server = new_server(keys)
     servicer = InstanceServicer(engine, config, clock=clock, open_version=open_version)
     rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
     worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, config.listen, keys, key="listen")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await server.start()
-    log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, port=port)
-    ready(f"127.0.0.1:{port}")
+    log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, address=address)
+    ready(address)
     try:
         await stop.wait()
     finally:

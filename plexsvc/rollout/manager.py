@@ -28,6 +28,7 @@ from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failure, success
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
@@ -51,8 +52,8 @@ class _Execution:
 class RolloutManager(worker_pb2_grpc.WorkerServicer):
     """Runs operations of rollout deployments. Methods take `context=None` when embedded."""
 
-    def __init__(self, config: RolloutConfig, clock: Clock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(self, config: RolloutConfig, clock: Clock, keys: ClusterKeys) -> None:
+        self._config, self._clock, self._keys = config, clock, keys
         self._records = RecordStore(config, clock)
         self._deployments: dict[str, RolloutDeployment] = {}
         self._gates: dict[str, Gate] = {}
@@ -330,6 +331,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 config=self._config,
                 clock=self._clock,
                 group=self._group,
+                keys=self._keys,
             )
         reply = await deployment.initialize(request)
         if deployment.wpg_id != request.wpg_id:

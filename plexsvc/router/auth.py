@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import grpc.aio
@@ -12,6 +12,8 @@ from plexsvc.ids import TenantId
 
 SCHEME: Final = "Bearer "
 
+Metadata = Iterable[tuple[str, str | bytes]]
+
 
 class Tenants:
     """Who may call."""
@@ -19,20 +21,30 @@ class Tenants:
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tenants = {token: TenantId(tenant) for token, tenant in tokens.items() if token}
 
+    def refusal(self, metadata: Metadata) -> PlexError | None:
+        """Return why a call with this metadata is refused, None when it carries a known token."""
+        found = self._find(metadata)
+        return found if isinstance(found, PlexError) else None
+
     def caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> TenantId:
         """Return the tenant whose token the call carries.
 
         Raises:
             PlexError: `unauthenticated`.
         """
-        metadata = context.invocation_metadata() or ()
-        found = next((value for key, value in metadata if key == "authorization"), "")
-        tenant = self._tenants.get(str(found).removeprefix(SCHEME))
-        if tenant is None or not str(found).startswith(SCHEME):
-            what = "a token this router does not know" if found else "no token"
-            raise PlexError(
-                ErrorCode.UNAUTHENTICATED,
-                f"the call carries {what}; send `authorization: Bearer TOKEN` with a token of "
-                "router.tokens",
-            )
-        return tenant
+        found = self._find(context.invocation_metadata() or ())
+        if isinstance(found, PlexError):
+            raise found
+        return found
+
+    def _find(self, metadata: Metadata) -> TenantId | PlexError:
+        found = next((str(value) for key, value in metadata if key == "authorization"), "")
+        tenant = self._tenants.get(found.removeprefix(SCHEME))
+        if tenant is not None and found.startswith(SCHEME):
+            return tenant
+        what = "a token this router does not know" if found else "no token"
+        return PlexError(
+            ErrorCode.UNAUTHENTICATED,
+            f"the call carries {what}; send `authorization: Bearer TOKEN` with a token of "
+            "router.tokens",
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import grpc.aio
 
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.keys import ClusterKeys
 
 STAGE: Final = "/plexsvc.v1.StateManager/Stage"
 READ_STAGED: Final = "/plexsvc.v1.StateManager/ReadStaged"
@@ -17,14 +18,14 @@ STREAM_FRAMES: Final = "/plexsvc.v1.Worker/StreamFrames"
 class ChannelPool:
     """Channels by target, opened when first needed; as many as the cluster has nodes."""
 
-    def __init__(self, *, opener: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
-        self._opener = opener
+    def __init__(self, keys: ClusterKeys) -> None:
+        self._keys = keys
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def to(self, target: str) -> grpc.aio.Channel:
         """Return the channel to `target`."""
         if target not in self._channels:
-            self._channels[target] = self._opener(target)
+            self._channels[target] = open_channel(target, self._keys)
         return self._channels[target]
 
     async def keep(self, targets: Iterable[str]) -> None:

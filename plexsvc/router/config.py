@@ -16,6 +16,9 @@ class RouterConfig:
     scheduler: str = ""
     """gRPC target of the scheduler, when the router is a process of its own."""
 
+    keys_file: Path = Path()
+    """The cluster's keys, when the router is a process of its own."""
+
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant. A call without a token listed here is refused `unauthenticated`."""
 

@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import grpc.aio
-
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.clock import SystemClock
@@ -26,7 +24,8 @@ from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.rpc import loops
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import bind, new_server, open_channel
+from plexsvc.rpc.keys import read_keys
 
 STOP_GRACE_S: Final = 5.0
 
@@ -40,30 +39,22 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     """
     if not config.scheduler:
         raise PlexError(ErrorCode.BAD_REQUEST, "a router apart needs `scheduler = HOST:PORT`")
-    channel = open_channel(config.scheduler)
+    keys = read_keys(config.keys_file)
+    channel = open_channel(config.scheduler, keys)
     scheduler = RemoteScheduler(channel, config=config)
-    router = RouterServicer(scheduler, config=config, clock=SystemClock())
-    server = new_server()
+    router = RouterServicer(scheduler, config=config, clock=SystemClock(), keys=keys)
+    server = new_server(router.tenants)
     add_to_server(router, server)
     try:
-        yield await _listen(server, config.listen)
+        address = bind(server, config.listen, None, key="router.listen")
+        await server.start()
+        yield address
     finally:
         router.stop()
         await server.stop(STOP_GRACE_S)
         await router.aclose()
         await scheduler.aclose()
         await channel.close()
-
-
-async def _listen(server: grpc.aio.Server, listen: str) -> str:
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"cannot listen on router.listen = {listen!r}: {error}"
-        ) from error
-    await server.start()
-    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 async def run(config: RouterConfig) -> None:

@@ -31,6 +31,7 @@ from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.relay import Uploads
 from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
 
@@ -44,6 +45,7 @@ class RouterServicer:
         *,
         config: RouterConfig,
         clock: Clock,
+        keys: ClusterKeys,
         frames: FrameSource | None = None,
     ) -> None:
         self.tenants = Tenants(config.tokens)
@@ -51,7 +53,7 @@ class RouterServicer:
         self._scheduler = scheduler
         self._config = config
         self._rules = OperationRules(config)
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(keys)
         self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
         self.uploads = Uploads(
             scheduler,

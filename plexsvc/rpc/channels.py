@@ -1,12 +1,26 @@
-"""gRPC channels and servers with the one option set that notices a silent peer in ten seconds."""
+"""gRPC channels and servers: one set of options, and the credentials of every call.
+
+An address is `unix:PATH`, a socket in a directory of this user alone, or `HOST:PORT`, where both
+ends show the cluster's certificate (TLS). Either way a call carries the cluster's secret.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import stat
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, cast
 
 import grpc
 
 from plexclient.wire.channels import CHANNEL_OPTIONS, LIMITS, Options
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rpc.addresses import socket_path
+from plexsvc.rpc.doors import Door, Doorkeeper
+from plexsvc.rpc.keys import TLS_NAME, ClusterKeys
 
 SERVER_OPTIONS: Final[Options] = (
     *LIMITS,
@@ -17,12 +31,168 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.so_reuseport", 0),
 )
 
-
-def open_channel(target: str) -> grpc.aio.Channel:
-    """Return an aio channel to `host:port` or `unix:path`; every call on it needs a deadline."""
-    return grpc.aio.insecure_channel(target, options=list(CHANNEL_OPTIONS))
+_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def new_server() -> grpc.aio.Server:
-    """Return an aio server with the shared options; the caller adds servicers and ports."""
-    return grpc.aio.server(options=list(SERVER_OPTIONS))
+def open_channel(target: str, keys: ClusterKeys | None) -> grpc.aio.Channel:
+    """Return an aio channel to `host:port` or `unix:path`; every call on it needs a deadline.
+
+    Calls carry the cluster's secret; without keys, whoever calls adds a token of its own.
+    """
+    options = list(CHANNEL_OPTIONS)
+    if keys is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    if socket_path(target) is not None:
+        channel = grpc.aio.insecure_channel(target, options=options)
+    else:
+        channel = grpc.aio.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
+    return cast("grpc.aio.Channel", _Keyed(channel, keys))
+
+
+def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
+    """Return a channel like `open_channel`'s whose calls block."""
+    options = list(CHANNEL_OPTIONS)
+    if socket_path(target) is not None:
+        channel = grpc.insecure_channel(target, options=options)
+    else:
+        channel = grpc.secure_channel(target, _client_tls(keys), options=[*options, _TLS_NAME])
+    return cast("grpc.Channel", _Keyed(channel, keys))
+
+
+def new_server(door: Door) -> grpc.aio.Server:
+    """Return an aio server that lets in whom `door` does; the caller adds servicers and ports."""
+    return grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=(Doorkeeper(door),))
+
+
+def listen(server: grpc.aio.Server, address: str, keys: ClusterKeys, *, key: str) -> str:
+    """Have `server` listen at an address for members of the cluster; return what reaches it.
+
+    Port 0 takes a free one. `key` is the configuration's name of the address.
+
+    Raises:
+        PlexError: `bad_request` for an address that cannot be listened on.
+    """
+    path = socket_path(address)
+    if path is None:
+        credentials = grpc.ssl_server_credentials(
+            [(keys.private_key.encode(), keys.certificate.encode())],
+            root_certificates=keys.certificate.encode(),
+            require_client_auth=True,
+        )
+        return bind(server, address, credentials, key=key)
+    check_private(path.parent)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise _not_bound(address, error, key=key) from error
+    path.chmod(0o600)
+    return address
+
+
+def bind(
+    server: grpc.aio.Server,
+    address: str,
+    credentials: grpc.ServerCredentials | None,
+    *,
+    key: str,
+) -> str:
+    """Have `server` listen at `HOST:PORT`, in clear without credentials; return what reaches it.
+
+    Raises:
+        PlexError: `bad_request` for an address that cannot be listened on.
+    """
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise _not_bound(address, error, key=key) from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def check_private(directory: Path) -> None:
+    """Refuse a directory in which others than this user could reach or replace a socket.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    found = directory.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{directory} has mode {stat.S_IMODE(found.st_mode):o} and belongs to user "
+            f"{found.st_uid}; sockets lie in a directory of mode 700 of user {os.geteuid()}",
+        )
+
+
+class _Keyed:
+    """A channel, aio or blocking, whose calls carry the cluster's secret.
+
+    An interceptor would do the same and cost a task for each call.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, keys: ClusterKeys) -> None:
+        self._channel: Any = channel
+        self._metadata = keys.metadata
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the channel's
+        found = getattr(self._channel, name)
+        return partial(self._made, found) if name in _KINDS else found
+
+    def _made(self, make: Any, *arguments: Any, **named: Any) -> _KeyedCall:  # noqa: ANN401 - gRPC's
+        return _KeyedCall(make(*arguments, **named), self._metadata)
+
+    async def __aenter__(self) -> Any:  # noqa: ANN401 - the channel
+        await cast("AbstractAsyncContextManager[object]", self._channel).__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.__aexit__(kind, failure, traceback)
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - the channel
+        cast("AbstractContextManager[object]", self._channel).__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._channel.__exit__(kind, failure, traceback)
+
+
+class _KeyedCall:
+    """A method of such a channel."""
+
+    def __init__(self, call: Any, metadata: tuple[tuple[str, str], ...]) -> None:  # noqa: ANN401
+        self._call, self._metadata = call, metadata
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - gRPC's
+        return self._call(*arguments, metadata=self._metadata, **named)
+
+    def future(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - gRPC's
+        """Return at once; of a blocking channel."""
+        return self._call.future(*arguments, metadata=self._metadata, **named)
+
+
+_TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)
+
+
+def _client_tls(keys: ClusterKeys) -> grpc.ChannelCredentials:
+    certificate = keys.certificate.encode()
+    return grpc.ssl_channel_credentials(certificate, keys.private_key.encode(), certificate)
+
+
+def _not_bound(address: str, error: RuntimeError, *, key: str) -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"cannot listen on {key} = {address!r}: {error}; is another cluster running? "
+        "Port 0 takes a free one",
+    )

@@ -9,6 +9,7 @@ from typing import Final
 from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.driver.driver import Driver
@@ -46,6 +47,7 @@ class LiveScheduler:
         clock: Clock,
         node_agents: Sequence[str],
         rollout_manager: RolloutPort,
+        keys: ClusterKeys,
     ) -> None:
         self.config = config
         self.clock = clock = ServiceClock(clock, on_gap=_say_gap)
@@ -64,6 +66,7 @@ class LiveScheduler:
             epoch=store.epoch,
             post=inbox.post,
             ranks_on=ranks.on_node,
+            keys=keys,
         )
         self.reach = Reach(
             config=config,

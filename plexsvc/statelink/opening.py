@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import grpc
 
-from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1.statemanager_pb2 import (
     GetManifestRequest,
     PublishedVersion,
@@ -18,6 +18,9 @@ from plexclient.wire.v1.statemanager_pb2 import (
 )
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rpc.addresses import host_of
+from plexsvc.rpc.channels import open_blocking_channel
+from plexsvc.rpc.keys import ClusterKeys, read_keys
 from plexsvc.statelink.client import READER_PATIENCE_S, StateClient
 from plexsvc.statelink.session import Member
 from plexsvc.weights.manifests import adds_pieces
@@ -46,6 +49,14 @@ class Reader(Member, Protocol):
     def data_socket(self) -> str:
         """The data plane of its node."""
 
+    @property
+    def listen(self) -> str:
+        """Where it serves itself: tells its host."""
+
+    @property
+    def keys_file(self) -> Path:
+        """The cluster's keys."""
+
 
 class VersionOpener:
     """Opens published versions for one process; every call blocks. Used from one thread at a time.
@@ -67,9 +78,10 @@ class VersionOpener:
         opened = OpenedVersion()
         for holder in sorted(version.holders, key=lambda holder: not self._is_here(holder)):
             part = self._mapped(version, holder)
-            manifest = part.manifest if part is not None else read_manifest(version, holder)
+            far = Far(holder, lambda: read_keys(self._config.keys_file))
+            manifest = part.manifest if part is not None else far.read_manifest(version)
             if not opened.parts or adds_pieces(manifest, opened.manifests):
-                opened.parts.append(part or read_whole(manifest, holder))
+                opened.parts.append(part or far.read_whole(manifest))
             opened.manifests.append(manifest)
         return opened
 
@@ -88,15 +100,16 @@ class VersionOpener:
             if self._here is not None:
                 return self._here(version.deployment_id, version.version)
             return self._map(version, config.data_socket, device_index=config.device_index)
-        if holder.data_socket and Path(holder.data_socket).exists():  # another node, one host
+        is_near = host_of(holder.state_manager) == host_of(config.listen)
+        if is_near and holder.data_socket and Path(holder.data_socket).exists():  # one host
             return self._map(version, holder.data_socket, device_index=0)
-        if holder.state_manager:
+        if host_of(holder.state_manager):
             return None
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"version {version.version} of {version.deployment_id} lies on node "
-            f"{holder.node_id}, which {config.node_id} cannot map and which names no "
-            f"state manager to read it from",
+            f"{holder.node_id}, which {config.node_id} cannot map and which has no address for "
+            "other hosts (its `address` in the cluster's file, `listen` of its agent)",
             node_id=holder.node_id,
         )
 
@@ -113,56 +126,51 @@ class VersionOpener:
             raise
 
 
-def read_manifest(version: PublishedVersion, holder: VersionHolder) -> VersionManifest:
-    """Return the manifest of a holder's part, asked of its state manager or the successor.
+@dataclass(frozen=True, slots=True)
+class Far:
+    """A holder of a version whose bytes must be asked for; calls raise `unavailable`."""
 
-    Raises:
-        PlexError: `unavailable`.
-    """
-    request = GetManifestRequest(deployment_id=version.deployment_id, version=version.version)
-    return _ask(request, holder, lambda state: state.GetManifest(request, timeout=READ_TIMEOUT_S))
+    holder: VersionHolder
+    keys: Callable[[], ClusterKeys]
 
+    def read_manifest(self, version: PublishedVersion) -> VersionManifest:
+        """Return the manifest of its part, asked of its state manager or the successor."""
+        request = GetManifestRequest(deployment_id=version.deployment_id, version=version.version)
+        return self._ask(request, lambda state: state.GetManifest(request, timeout=READ_TIMEOUT_S))
 
-def read_whole(manifest: VersionManifest, holder: VersionHolder) -> Published:
-    """Return a holder's part, streamed from its state manager or the successor.
+    def read_whole(self, manifest: VersionManifest) -> Published:
+        """Return its part, streamed from its state manager or the successor."""
+        version = GetManifestRequest(deployment_id=manifest.deployment_id, version=manifest.version)
+        wanted = ReadVersionRequest(deployment_id=manifest.deployment_id, version=manifest.version)
 
-    Raises:
-        PlexError: `unavailable`.
-    """
-    version = GetManifestRequest(deployment_id=manifest.deployment_id, version=manifest.version)
-    wanted = ReadVersionRequest(deployment_id=manifest.deployment_id, version=manifest.version)
+        def stream(state: StateManagerStub) -> bytearray:
+            data = bytearray(manifest.nbytes)
+            for chunk in state.ReadVersion(wanted, timeout=READ_TIMEOUT_S):
+                end = chunk.offset + len(chunk.data)
+                if end > len(data):
+                    break  # longer than its manifest: the checksums will say so
+                data[chunk.offset : end] = chunk.data
+            return data
 
-    def stream(state: StateManagerStub) -> bytearray:
-        data = bytearray(manifest.nbytes)
-        for chunk in state.ReadVersion(wanted, timeout=READ_TIMEOUT_S):
-            end = chunk.offset + len(chunk.data)
-            if end > len(data):
-                break  # longer than its manifest: the checksums will say so
-            data[chunk.offset : end] = chunk.data
-        return data
+        data = memoryview(self._ask(version, stream)).toreadonly()
+        return Published(manifest=manifest, data=data)
 
-    data = memoryview(_ask(version, holder, stream)).toreadonly()
-    return Published(manifest=manifest, data=data)
-
-
-def _ask(
-    version: GetManifestRequest, holder: VersionHolder, call: Callable[[StateManagerStub], T]
-) -> T:
-    """Return what a state manager answers; if it breaks off, its successor is awaited and asked."""
-    cause: Exception | None = None
-    with grpc.insecure_channel(holder.state_manager, options=list(CHANNEL_OPTIONS)) as channel:
-        state = StateManagerStub(channel)
-        for _ in range(MAX_READS):
-            try:
-                return call(state)
-            except grpc.RpcError as error:
-                cause = error
-            try:
-                state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
-            except grpc.RpcError:
-                break
-    raise PlexError(
-        ErrorCode.UNAVAILABLE,
-        f"version {version.version} of {version.deployment_id} could not be read from "
-        f"{holder.state_manager}: {cause}",
-    ) from cause
+    def _ask(self, version: GetManifestRequest, call: Callable[[StateManagerStub], T]) -> T:
+        """Return what it answers; if it breaks off, its successor is awaited and asked."""
+        cause: Exception | None = None
+        with open_blocking_channel(self.holder.state_manager, self.keys()) as channel:
+            state = StateManagerStub(channel)
+            for _ in range(MAX_READS):
+                try:
+                    return call(state)
+                except grpc.RpcError as error:
+                    cause = error
+                try:
+                    state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
+                except grpc.RpcError:
+                    break
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"version {version.version} of {version.deployment_id} could not be read from "
+            f"{self.holder.state_manager}: {cause}",
+        ) from cause

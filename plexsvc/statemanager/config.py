@@ -74,5 +74,9 @@ class StateManagerConfig:
     huge_pages: bool = True
     """CPU devices of at least 2 MiB lie in 2 MiB pages where the kernel allows it."""
 
-    listen: str = "127.0.0.1:0"
-    """Address of the control plane."""
+    keys_file: Path = Path()
+    """The cluster's keys, from the node agent; without them it does not start."""
+
+    listen: str = ""
+    """Address of the control plane, `HOST:PORT` or `unix:PATH`; empty: `state.sock` in the runtime
+    directory."""

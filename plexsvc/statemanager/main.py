@@ -26,7 +26,9 @@ from plexsvc import log as logs
 from plexsvc.clock import SystemClock
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.addresses import UNIX
+from plexsvc.rpc.channels import listen, new_server
+from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.statemanager import adoption
 from plexsvc.statemanager.book import Book
@@ -54,6 +56,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         loop.add_signal_handler(number, stop.set)
     config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     node, entries = adoption.open_node(config, book)
+    keys = read_keys(config.keys_file)
     clients, mover = Clients(node), Mover(node, clock=SystemClock())
     adoption.adopt(node, clients, mover, entries)
     give_up = threading.Timer(config.resume_timeout_us / 1e6, clients.drop_pending)
@@ -61,15 +64,20 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     give_up.start()
     data = DataServer(node, clients, config.runtime_dir / "data.sock")
     servicer = StateManagerServicer(
-        node, clients=clients, mover=mover, clock=SystemClock(), data_socket=str(data.path)
+        node,
+        clients=clients,
+        mover=mover,
+        clock=SystemClock(),
+        data_socket=str(data.path),
+        keys=keys,
     )
-    server = new_server()
+    server = new_server(keys)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
-    host = config.listen.rpartition(":")[0]
-    port = server.add_insecure_port(config.listen)
+    where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
+    address = listen(server, where, keys, key="listen")
     await server.start()
     print(  # noqa: T201 - the parent reads it
-        json.dumps({"address": f"{host}:{port}", "data_socket": str(data.path)}), flush=True
+        json.dumps({"address": address, "data_socket": str(data.path)}), flush=True
     )
     try:
         await stop.wait()

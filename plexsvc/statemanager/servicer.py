@@ -25,9 +25,10 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
 from plexsvc.rpc.status import abort_with
-from plexsvc.statelink.opening import read_manifest, read_whole
+from plexsvc.statelink.opening import Far
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.clients import Clients
@@ -67,12 +68,20 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     """Answers for one node; `data_socket` is told to those who may map."""
 
     def __init__(
-        self, node: Node, *, clients: Clients, mover: Mover, clock: Clock, data_socket: str
+        self,
+        node: Node,
+        *,
+        clients: Clients,
+        mover: Mover,
+        clock: Clock,
+        data_socket: str,
+        keys: ClusterKeys,
     ) -> None:
         self._node = node
         self._clients = clients
         self._clock = clock
         self._data_socket = data_socket
+        self._keys = keys
         self._mover = mover
         self._versions = KeyedLocks()
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
@@ -366,9 +375,10 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             with self._node.publisher.reading(_version_key(copies)) as published:
                 yield published
             return
-        manifest = read_manifest(copies, holder)
+        far = Far(holder, lambda: self._keys)
+        manifest = far.read_manifest(copies)
         with self._node.booked(manifest.nbytes):
-            streamed = read_whole(manifest, holder)
+            streamed = far.read_whole(manifest)
             verify(streamed.manifest, streamed.data)
             yield streamed
 

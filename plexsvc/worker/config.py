@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from plexclient.specs import AdamW, Parallel
@@ -53,6 +54,10 @@ class WorkerConfig:
     """The node this rank runs on."""
     data_socket: str = ""
     """The state manager's data plane; also carries staged payloads."""
+    listen: str = ""
+    """Where it serves: `HOST:0` or `unix:PATH`, from the node agent."""
+    keys_file: Path = Path()
+    """The cluster's keys, from the node agent."""
     kv: dict[str, str] = field(default_factory=dict)
     """Backend-specific settings by name."""
     max_recorded_replies: int = 256

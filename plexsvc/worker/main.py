@@ -12,6 +12,7 @@ from typing import Any, Final
 from plexsvc import log
 from plexsvc.clock import SystemClock
 from plexsvc.rpc import loops
+from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.client import StateClient
 from plexsvc.worker.backends import registry
 from plexsvc.worker.config import WorkerConfig, parse
@@ -61,7 +62,7 @@ async def _serve(
     servicer.open_orders(thread)
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
-    server, address = await service.start(servicer)
+    server, address = await service.start(servicer, config.listen, read_keys(config.keys_file))
     ready(address)
     async with asyncio.TaskGroup() as group:
         waits = [

@@ -1,8 +1,9 @@
-"""Order port of a rank: operations as frames on TCP, run on the thread that reads them.
+"""Order port of a rank: operations as frames on a Unix socket, run on the thread that reads them.
 
 A frame holds an `ExecuteRequest`, its answer an `ExecuteReply` under the same number. A line that
 breaks stops nothing: the operation that runs ends, and a repeat on another line is answered from
-the record. Orders of one line are run in the order they come; what is more waits in the line.
+the record. Orders of one line are run in the order they come; what is more waits in the line. Only
+processes of the rank's own user are heard: the kernel says whose the other end is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -18,7 +20,8 @@ from google.protobuf.message import DecodeError
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.frames import framing
-from plexsvc.log import Log
+from plexsvc.frames.peers import stranger_on
+from plexsvc.log import Log, Quota
 from plexsvc.worker.thread import RankThread
 
 log = Log(__name__)
@@ -42,26 +45,32 @@ class OrderPort:
         self._thread = thread
         self._execute = execute
         self._lines: dict[socket.socket, framing.FrameReader] = {}
+        self._quota = Quota(lines=10, window_s=10.0)
 
-    def open(self) -> int:
-        """Listen on a free loopback port and return it."""
-        listener = socket.create_server(("127.0.0.1", 0))
+    def open(self, path: Path) -> None:
+        """Listen at `path`."""
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(MAX_LINES)
         listener.setblocking(False)
         accept = partial(self._accept, listener)
         self._thread.submit(self._thread.listen, listener, accept).result()
-        port: int = listener.getsockname()[1]
-        return port
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             line, _ = listener.accept()
         except OSError:
             return  # it left before it was let in
+        stranger = stranger_on(line)
+        if stranger is not None:
+            self._say("line of orders refused", why=f"its other end is of user {stranger}")
+            line.close()
+            return
         if len(self._lines) >= MAX_LINES:
             self._close(next(iter(self._lines)), why="too many lines")
         line.setblocking(False)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._lines[line] = framing.FrameReader()
         self._thread.listen(line, partial(self._read, line))
 
@@ -97,9 +106,14 @@ class OrderPort:
         if self._lines.pop(line, None) is None:
             return
         if why:
-            log.warning("line of orders closed", why=why)
+            self._say("line of orders closed", why=why)
         self._thread.forget(line)
         line.close()
+
+    def _say(self, phrase: str, *, why: str) -> None:
+        left_out = self._quota.take()
+        if left_out is not None:
+            log.warning(phrase, why=why, left_out=left_out)
 
 
 def _send(line: socket.socket, frame: bytes) -> None:

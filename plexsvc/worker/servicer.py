@@ -19,7 +19,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.ids import show
 from plexsvc.log import Log
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.addresses import socket_path
+from plexsvc.rpc.channels import listen, new_server
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
@@ -44,11 +46,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
         self._gate_lock = threading.Lock()
         self._running: dict[bytes, asyncio.Future[Outcome]] = {}
-        self._orders_port = 0
+        self._orders_socket = ""
         self.must_exit = asyncio.Event()
 
     def open_orders(self, thread: RankThread) -> None:
-        """Take operations as frames too, on `thread`; `Describe` says where."""
+        """Take operations as frames too, on `thread`; `Describe` says where. Only on one host."""
+        path = socket_path(self._config.listen)
+        if path is None:
+            return
         loop = asyncio.get_running_loop()
 
         def execute(
@@ -59,7 +64,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             if outcome.must_exit:
                 loop.call_soon_threadsafe(self.must_exit.set)
 
-        self._orders_port = OrderPort(thread, execute).open()
+        path = path.with_suffix(".orders")
+        OrderPort(thread, execute).open(path)
+        self._orders_socket = str(path)
 
     async def Execute(  # noqa: N802 - the wire's name
         self, request: worker_pb2.ExecuteRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -142,7 +149,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_sequence_length,
             initialized=self._executor.is_initialized,
-            orders_port=self._orders_port,
+            orders_socket=self._orders_socket,
         )
 
     async def Cancel(  # noqa: N802 - the wire's name
@@ -157,10 +164,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.CancelReply()
 
 
-async def start(servicer: WorkerServicer) -> tuple[grpc.aio.Server, str]:
-    """Serve on a free loopback port; return the server and its address."""
-    server = new_server()
+async def start(
+    servicer: WorkerServicer, where: str, keys: ClusterKeys
+) -> tuple[grpc.aio.Server, str]:
+    """Serve members of the cluster at `where`; return the server and its address."""
+    server = new_server(keys)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, where, keys, key="listen")
     await server.start()
-    return server, f"127.0.0.1:{port}"
+    return server, address

@@ -23,7 +23,8 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
+from tests.rigs.keys import KEYS
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
 WriteHook = Callable[
@@ -219,18 +220,18 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
 
     async def start(self, port: int = 0) -> str:
         """Serve the agent and its state manager; return the agent's address."""
-        self.state_server = new_server()
+        self.state_server = new_server(KEYS)
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
             FakeStateManager(self.behaviour, node_id=self.node_id), self.state_server
         )
-        state_port = self.state_server.add_insecure_port("127.0.0.1:0")
+        self.state_address = listen(self.state_server, "127.0.0.1:0", KEYS, key="fake")
         await self.state_server.start()
-        self.state_address = f"127.0.0.1:{state_port}"
-        self.server = new_server()
+        self.server = new_server(KEYS)
         node_pb2_grpc.add_NodeServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        address = listen(self.server, f"127.0.0.1:{port}", KEYS, key="fake")
+        self.port = int(address.rpartition(":")[2])
         await self.server.start()
-        return f"127.0.0.1:{self.port}"
+        return address
 
     async def stop(self) -> None:
         """Stop everything at once."""
@@ -262,13 +263,13 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.specs.append(request.spec)
         if self.behaviour.spawn_error is not None:
             return node_pb2.SpawnReply(error=to_wire(self.behaviour.spawn_error))
-        server = new_server()
+        server = new_server(KEYS)
         worker_pb2_grpc.add_WorkerServicer_to_server(FakeRank(self.behaviour), server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        address = listen(server, "127.0.0.1:0", KEYS, key="fake")
         await server.start()
         self.ranks[request.spec.proc_id] = server
         self.incarnations[request.spec.proc_id] = request.fence.incarnation
-        return node_pb2.SpawnReply(pid=1, address=f"127.0.0.1:{port}")
+        return node_pb2.SpawnReply(pid=1, address=address)
 
     async def Stop(self, request: node_pb2.StopRequest, context: Any) -> node_pb2.StopReply:
         self.behaviour.stopped.append(request.proc_id)

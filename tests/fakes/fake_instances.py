@@ -10,10 +10,11 @@ from plexclient.wire.v1 import rollout_pb2_grpc, statemanager_pb2, worker_pb2_gr
 from plexsvc.clock import SystemClock
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import OpenedVersion, Published
 from tests.fakes.fake_engine import FakeEngine
+from tests.rigs.keys import KEYS
 
 SHELF: dict[int, Published] = {}
 """Published versions, as a state manager would open them."""
@@ -64,7 +65,7 @@ class FakeInstance:
 
     async def start(self) -> None:
         """Serve on the address, a free one the first time."""
-        self.server = new_server()
+        self.server = new_server(KEYS)
         servicer = InstanceServicer(
             self.engine,
             self.config,
@@ -74,8 +75,7 @@ class FakeInstance:
         rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, self.server)
         describe = DescribeServicer(self.engine, self.config)
         worker_pb2_grpc.add_WorkerServicer_to_server(describe, self.server)
-        port = self.server.add_insecure_port(self.address)
-        self.address = f"127.0.0.1:{port}"
+        self.address = listen(self.server, self.address, KEYS, key="fake")
         await self.server.start()
 
     async def kill(self) -> None:

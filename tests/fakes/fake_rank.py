@@ -14,6 +14,11 @@ from typing import Any
 Ready = Callable[[str], None]
 
 
+def main(config: dict[str, Any], ready: Ready) -> None:
+    """Do what the configuration names."""
+    globals()[config["function"]](config, ready)
+
+
 def serve(config: dict[str, Any], ready: Ready) -> None:
     """Be ready, then wait to be killed."""
     print("serving", config.get("name", ""), flush=True)
@@ -56,11 +61,10 @@ def with_child(config: dict[str, Any], ready: Ready) -> None:
 def report_inside(config: dict[str, Any], ready: Ready) -> None:
     """Report the facts a test asks about, then wait."""
     facts = {
-        "env": os.environ.get("FAKE_RANK_ENV", ""),  # noqa: TID251 - what the test looks at
         "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),  # noqa: PTH208
         "own_group": os.getpgid(0) == os.getpid(),
         "config": config,
-        "zygote_env": os.environ.get("FAKE_ZYGOTE_ENV", ""),  # noqa: TID251 - as above
+        "zygote_env": os.environ.get("FAKE_ZYGOTE_ENV", ""),  # noqa: TID251 - what the test looks at
     }
     ready(repr(facts))
     signal.pause()

@@ -22,9 +22,10 @@ from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import add_service, unary_methods
+from tests.rigs.keys import KEYS
 
 Reply = TypeVar("Reply", bound=Message)
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"]
@@ -189,14 +190,14 @@ class FakeScheduler:
 @asynccontextmanager
 async def serve(fake: FakeScheduler) -> AsyncIterator[str]:
     """Serve the fake on a free port of loopback; yield its target."""
-    server: grpc.aio.Server = new_server()
+    server: grpc.aio.Server = new_server(KEYS)
     calls = {name: getattr(fake, name) for name in unary_methods(SERVICE) if hasattr(fake, name)}
     streams = OperationStreams(max_operations=64, key="scheduler.max_operations_per_stream")
     calls["Operate"] = lambda _, context: streams.serve(context, fake.submit)
     add_service(server, SERVICE, calls=calls)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, "127.0.0.1:0", KEYS, key="fake")
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
         await server.stop(0)

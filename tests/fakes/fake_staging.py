@@ -15,8 +15,9 @@ from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.channels import new_server
+from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.status import abort_with
+from tests.rigs.keys import KEYS
 
 Requests = AsyncIterator[service_pb2.StageRequest]
 
@@ -86,11 +87,11 @@ class FakeStaging(statemanager_pb2_grpc.StateManagerServicer):
 @asynccontextmanager
 async def serve(fake: FakeStaging) -> AsyncIterator[str]:
     """Serve the fake on a free port of loopback; yield its target."""
-    server: grpc.aio.Server = new_server()
+    server: grpc.aio.Server = new_server(KEYS)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(fake, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, "127.0.0.1:0", KEYS, key="fake")
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
         await server.stop(0)

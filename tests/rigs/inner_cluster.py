@@ -17,9 +17,12 @@ import pytest
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster, NodeConfig
+from plexsvc.cluster.places import keys_file
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.node.config import DeviceConfig
 from plexsvc.rpc import loops
+from plexsvc.rpc.channels import open_blocking_channel
+from plexsvc.rpc.keys import ClusterKeys, read_keys
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
@@ -39,6 +42,7 @@ class InnerCluster:
     token: str
     driver: LiveScheduler
     loop: asyncio.AbstractEventLoop
+    keys: ClusterKeys
     changes: list[RelocationChanged] = field(default_factory=list)
     on_stage: dict[RelocationStage, Callable[[], None]] = field(default_factory=dict)
     """Called on the driver's loop, before anything that follows from the stage is done."""
@@ -73,7 +77,8 @@ class InnerCluster:
         """Return the processes of each WPG on nodes that answer; blocks whoever asks."""
         found: dict[str, list[int]] = {}
         for link in self.driver.nodes.links:
-            with grpc.insecure_channel(link.target) as channel, contextlib.suppress(grpc.RpcError):
+            channel = open_blocking_channel(link.target, self.keys)
+            with channel, contextlib.suppress(grpc.RpcError):
                 reply = node_pb2_grpc.NodeStub(channel).Describe(
                     node_pb2.NodeDescribeRequest(), timeout=5
                 )
@@ -179,6 +184,7 @@ def start_inner(
                 cluster.card.token,
                 cluster.live,
                 asyncio.get_running_loop(),
+                read_keys(keys_file(config.state_dir)),
             )
             listen(cluster.live, RelocationChanged, inner.changed)
             running.append(inner)

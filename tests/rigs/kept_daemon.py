@@ -20,7 +20,9 @@ from plexclient.wire.v1 import statemanager_pb2_grpc
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.vault import Vault
+from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.dataplane import Message
+from tests.rigs.keys import KEYS, keys_file
 from tests.rigs.state_daemon import DEADLINE_S, Daemon
 
 MIB: Final = 1 << 20
@@ -60,6 +62,7 @@ class KeptDaemon(Daemon):
             node_id="n0",
             devices=(DeviceConfig(kind="train", bytes_total=4 * MIB),) * 2,
             runtime_dir=directory,
+            keys_file=keys_file(directory),
             host_bytes=64 * MIB,
             staging_bytes=1 * MIB,
             **config,
@@ -78,7 +81,7 @@ class KeptDaemon(Daemon):
         where = self.sidecar.where
         assert where is not None
         self.ready = {"address": where.address, "data_socket": where.data_socket}
-        channel = stack.enter_context(grpc.insecure_channel(where.address))
+        channel = stack.enter_context(open_blocking_channel(where.address, KEYS))
         self.stub = Persistent(statemanager_pb2_grpc.StateManagerStub(channel))  # type: ignore[assignment]
 
     @property

@@ -18,6 +18,9 @@ import grpc
 
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2, service_pb2_grpc
+from plexsvc.cluster.places import keys_file
+from plexsvc.rpc.channels import open_blocking_channel
+from plexsvc.rpc.keys import ClusterKeys, read_keys
 
 MIB = 1 << 20
 TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
@@ -59,6 +62,11 @@ class LiveCluster:
     pid: int
     scheduler: str
     """Where a router apart reaches it."""
+
+    @property
+    def keys(self) -> ClusterKeys:
+        """What its processes know each other by."""
+        return read_keys(keys_file(self.state_dir))
 
     def connect(self) -> plex.Cluster:
         """Return a client connection."""
@@ -145,7 +153,7 @@ def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]
     wpg_of = {d.deployment_id: d.wpg_id for d in status.deployments}
     procs: dict[str, list[int]] = {}
     for node in status.nodes:
-        with grpc.insecure_channel(node.address.agent) as channel:
+        with open_blocking_channel(node.address.agent, cluster.keys) as channel:
             reply = node_pb2_grpc.NodeStub(channel).Describe(
                 node_pb2.NodeDescribeRequest(), timeout=5
             )

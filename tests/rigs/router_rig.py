@@ -26,6 +26,7 @@ from plexsvc.rpc.channels import new_server, open_channel
 from tests.fakes import fake_staging
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_staging import FakeStaging
+from tests.rigs.keys import KEYS
 
 TOKEN = "secret"
 TENANT = "acme"
@@ -178,13 +179,14 @@ async def start_rig(
             cast("SchedulerApi", scheduler),  # operators' methods are not asked for here
             config=config,
             clock=SystemClock(),
+            keys=KEYS,
             frames=frames,
         )
         stack.push_async_callback(router.aclose)
-        server = new_server()
+        server = new_server(router.tenants)
         add_to_server(router, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        channel = await stack.enter_async_context(open_channel(address))
+        channel = await stack.enter_async_context(open_channel(address, None))
         yield Rig(scheduler, staging, router, address, RawClient(channel))

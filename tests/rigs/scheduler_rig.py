@@ -17,6 +17,7 @@ from plexsvc.scheduler.handler import A
 from plexsvc.scheduler.live import LiveScheduler
 from plexsvc.store.store import Store, open_store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
+from tests.rigs.keys import KEYS
 
 TENANT = "lab"
 
@@ -127,7 +128,8 @@ async def start_rig(
     targets = [await agent.start() for agent in agents]
     rollout = FakeRolloutManager(behaviour)
     store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
-    driver = LiveScheduler(config or SchedulerConfig(), store, SystemClock(), targets, rollout)
+    config = config or SchedulerConfig()
+    driver = LiveScheduler(config, store, SystemClock(), targets, rollout, KEYS)
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())

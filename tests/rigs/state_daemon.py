@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.errors import PlexError
+from plexsvc.rpc.channels import open_blocking_channel
+from tests.rigs.keys import KEYS, keys_file
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30
@@ -57,12 +57,13 @@ class Daemon:
         config = directory / "sm.toml"
         device = "[[devices]]\nindex = {}\nbytes_total = 4194304\n"
         text = f'node_id = "{node_id}"\nruntime_dir = "{directory}"\n{keys}\n'
+        text += f'keys_file = "{keys_file(directory)}"\n'
         config.write_text(text + "".join(device.format(i) for i in range(devices)))
         argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
         self.process = self._spawn(argv)
         assert self.process.stdout is not None
         self.ready = json.loads(self.process.stdout.readline())
-        channel = stack.enter_context(grpc.insecure_channel(self.ready["address"]))
+        channel = stack.enter_context(open_blocking_channel(self.ready["address"], KEYS))
         self.stub = statemanager_pb2_grpc.StateManagerStub(channel)
 
     def client(self, wpg_id: str, *, connect: bool = True, **identity: Any) -> Client:

@@ -10,9 +10,11 @@ import gc
 import json
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,14 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc import config as config_files
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import OpenedVersion, Published
+from tests.rigs.keys import keys_file
 
 
 @contextmanager
 def vllm_instance(model: Path, **config: object) -> Iterator[str]:
     """Yield the address of a real instance serving `model`; it ends with the block."""
+    place = Path(tempfile.mkdtemp())
     facts = {
         "wpg_id": "wpg",
         "rank": 0,
@@ -41,6 +46,8 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
         "max_model_len": 128,
         "kv_cache_bytes": 16 << 20,
         "max_num_seqs": 32,
+        "listen": f"unix:{place}/instance.sock",
+        "keys_file": str(keys_file(place)),
     } | config
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts)],
@@ -57,6 +64,7 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
         process.terminate()
         code = process.wait(timeout=30)
         process.stdout.close()
+        shutil.rmtree(place)
     assert code == 0, f"the instance ended with {code}"
 
 
@@ -124,7 +132,8 @@ def _child(config: dict[str, Any]) -> None:
         sys.stdout.write(address + "\n")
         sys.stdout.flush()
 
-    asyncio.run(run_vllm(InstanceConfig(**config), ready, open_version=_open_files))
+    parsed = config_files.parse(config, InstanceConfig, where="test")
+    asyncio.run(run_vllm(parsed, ready, open_version=_open_files))
 
 
 def _main() -> int:

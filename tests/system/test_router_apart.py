@@ -12,6 +12,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire import tensors
+from plexsvc.cluster.places import keys_file
 from tests.rigs.live_cluster import TETHERED, LiveCluster
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
@@ -27,6 +28,7 @@ def routers(cluster: LiveCluster, tmp_path: Path) -> Iterator[list[str]]:
     config = tmp_path / "router.toml"
     config.write_text(
         f'listen = "127.0.0.1:0"\nscheduler = "{cluster.scheduler}"\n'
+        f'keys_file = "{keys_file(cluster.state_dir)}"\n'
         f'[tokens]\n{TOKEN} = "default"\n'
     )
     command = [*TETHERED, "-m", "plexsvc.router.main", "--config", str(config)]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.rpc.channels import open_blocking_channel
 from tests.rigs.live_cluster import (
     ROLLOUT,
     TRAIN,
@@ -71,7 +71,7 @@ class Victims:
 
     def inventory(self) -> statemanager_pb2.InventoryReply:
         node = self.live.status().nodes[0]
-        with grpc.insecure_channel(node.address.state_manager) as channel:
+        with open_blocking_channel(node.address.state_manager, self.live.keys) as channel:
             stub = statemanager_pb2_grpc.StateManagerStub(channel)
             return stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=10)
 

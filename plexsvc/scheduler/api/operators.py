@@ -14,7 +14,6 @@ import grpc
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import nodes
 from plexsvc.scheduler.api.views.lens import Lens
@@ -59,7 +58,7 @@ async def add_node(
     lens = Lens(scheduler.registry, request)
     known = next((link for link in scheduler.nodes.links if link.target == request.agent), None)
     if known is None:
-        described = await _describe(request.agent, timeout_s=scheduler.config.rpc_timeout_us / 1e6)
+        described = await _describe(scheduler, request.agent)
         _check_new(scheduler, described, target=request.agent)
         scheduler.check_open()
         known = await scheduler.nodes.add(request.agent, timeout_us=JOIN_TIMEOUT_US)
@@ -140,13 +139,13 @@ def _change(change: int, node_id: NodeId) -> Event:
             )
 
 
-async def _describe(target: str, *, timeout_s: float) -> node_pb2.NodeDescription:
+async def _describe(scheduler: LiveScheduler, target: str) -> node_pb2.NodeDescription:
     """Ask an agent for its name before its lease is taken."""
-    channel = open_channel(target)
+    channel = scheduler.nodes.dial(target)
     try:
         stub = node_pb2_grpc.NodeStub(channel)
         found: node_pb2.NodeDescription = await stub.Describe(
-            node_pb2.NodeDescribeRequest(), timeout=timeout_s
+            node_pb2.NodeDescribeRequest(), timeout=scheduler.config.rpc_timeout_us / 1e6
         )
     except grpc.aio.AioRpcError as failure:
         raise PlexError(

@@ -29,6 +29,7 @@ from plexsvc.ids import NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from, first_failure
+from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
@@ -45,6 +46,9 @@ SIGKILL: Final = 9
 RanksOn = Callable[[NodeId], Iterable[tuple[WpgId, int, int]]]
 """Returns (WPG, rank, incarnation) of the processes that should run on a node."""
 
+Dial = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to a process of the cluster."""
+
 
 class NodeLink:
     """Keeps a node agent's lease and tells its events; holds the stubs others call."""
@@ -58,6 +62,7 @@ class NodeLink:
         epoch: int,
         post: Post,
         ranks_on: RanksOn,
+        dial: Dial,
     ) -> None:
         self.target = target
         self._config = config
@@ -66,7 +71,8 @@ class NodeLink:
         self._post = post
         self._ranks_on = ranks_on
         self._after_index = 0
-        self._channel = open_channel(target)
+        self.dial = dial
+        self._channel = dial(target)
         self._state_channels: list[grpc.aio.Channel] = []
         self.agent = node_pb2_grpc.NodeStub(self._channel)
         self.description = node_pb2.NodeDescription()
@@ -251,7 +257,7 @@ class NodeLink:
 
     def _open_state_manager(self) -> None:
         """Use the state manager of the description; calls under way end on the old channel."""
-        channel = open_channel(self.description.state_manager)
+        channel = self.dial(self.description.state_manager)
         self._state_channels.append(channel)
         self._state = statemanager_pb2_grpc.StateManagerStub(channel)
 
@@ -281,9 +287,17 @@ class Nodes:
         epoch: int,
         post: Post,
         ranks_on: RanksOn,
+        keys: ClusterKeys,
     ) -> None:
+        self.dial: Dial = partial(open_channel, keys=keys)
         self._new_link = partial(
-            NodeLink, config=config, clock=clock, epoch=epoch, post=post, ranks_on=ranks_on
+            NodeLink,
+            config=config,
+            clock=clock,
+            epoch=epoch,
+            post=post,
+            ranks_on=ranks_on,
+            dial=self.dial,
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}

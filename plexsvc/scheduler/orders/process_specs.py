@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import zlib
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,6 @@ from plexclient.wire.v1 import node_pb2
 from plexsvc import families
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-
-TRAIN_ENTRYPOINT: Final = "plexsvc.worker.main:main"
-ROLLOUT_ENTRYPOINT: Final = "plexsvc.rollout.instance:main"
 
 MODEL_FILES: Final = (
     "config.json",
@@ -99,7 +96,6 @@ def proc_spec(
     return node_pb2.ProcSpec(
         proc_id=f"{wpg.wpg_id}/{rank}",
         image="rollout" if rollout else "train",
-        entrypoint=ROLLOUT_ENTRYPOINT if rollout else TRAIN_ENTRYPOINT,
         config_json=json.dumps(common | more),
         job_id=deployment.job_id,
         tenant=deployment.tenant,
@@ -109,16 +105,10 @@ def proc_spec(
 
 
 def rendezvous_of(wpg: WpgRecord, hosts: list[Host]) -> str:
-    """Return where the ranks of a WPG meet: a file on one node, a port of rank 0's across nodes."""
-    name = f"{wpg.wpg_id}-{wpg.incarnation}"
-    if len({host.node_id for host in hosts}) == 1:
-        return f"file://{hosts[0].runtime_dir}/{name}.rdzv"
-    return f"tcp://{hosts[0].hostname}:{_port(name)}"
-
-
-def _port(name: str) -> int:
-    """Return a port below the ephemeral range that differs between WPGs."""
-    return 20_000 + zlib.crc32(name.encode()) % 10_000
+    """Return where the ranks of a WPG meet: a file on one host, a port of rank 0's across hosts."""
+    if len({host.hostname for host in hosts}) == 1:
+        return f"file://{hosts[0].runtime_dir}/{wpg.wpg_id}-{wpg.incarnation}.rdzv"
+    return f"tcp://{hosts[0].hostname}:{20_000 + secrets.randbelow(10_000)}"
 
 
 def _worker_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dict[str, object]:

@@ -31,13 +31,10 @@ class Rank:
         """Make the stub."""
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
 
-    def take_orders(self, port: int) -> None:
-        """Send operations to `port` of its host from now on; 0: by gRPC."""
-        if port and self.orders is None:
-            host = self.address.rpartition(":")[0]
-            self.orders = OrderLine(
-                host, port, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive
-            )
+    def take_orders(self, path: str) -> None:
+        """Send operations to its Unix socket from now on; without one by gRPC."""
+        if path and self.orders is None:
+            self.orders = OrderLine(path, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive)
 
     async def execute(
         self, request: worker_pb2.ExecuteRequest, *, timeout_s: float

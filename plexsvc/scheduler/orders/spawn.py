@@ -13,7 +13,6 @@ from plexclient.wire.v1 import node_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.core.actions import ForgetWpg, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgReady, WpgStopped
@@ -127,7 +126,7 @@ async def _describe(reach: Reach, record: WpgRecord) -> tuple[int, ...]:
         return tuple(_device_bytes(reach, rank) for rank in ranks)
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
-        rank.take_orders(reply.orders_port)
+        rank.take_orders(reply.orders_socket)
     return tuple(reply.device_bytes for reply in replies)
 
 
@@ -207,7 +206,7 @@ async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: st
         device=place.device,
         proc_id=spec.proc_id,
         address=reply.address,
-        channel=open_channel(reply.address),
+        channel=link.dial(reply.address),
     )
 
 

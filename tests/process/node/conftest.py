@@ -12,14 +12,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 
 from plexclient.wire.v1 import common_pb2, node_pb2, node_pb2_grpc
 from plexsvc.node import toml
 from plexsvc.node.config import AgentConfig, DeviceConfig, ImageConfig
+from plexsvc.rpc.channels import open_channel
+from tests.rigs.keys import KEYS, keys_file
 
 ROOT = Path(__file__).parents[3]
+IMAGE = ImageConfig(
+    name="train", preload="tests.fakes.fake_preload", entrypoint="tests.fakes.fake_rank:main"
+)
 
 
 @dataclass(slots=True)
@@ -38,15 +42,12 @@ class RunningAgent:
         proc_id: str = "wpg_1/0",
         incarnation: int = 1,
         epoch: int = 1,
-        env: dict[str, str] | None = None,
         **config: object,
     ) -> node_pb2.SpawnReply:
         spec = node_pb2.ProcSpec(
             proc_id=proc_id,
             image="train",
-            entrypoint=f"tests.fakes.fake_rank:{function}",
-            config_json=json.dumps(config),
-            env=env or {},
+            config_json=json.dumps({"function": function, **config}),
             wpg_id=proc_id.split("/", maxsplit=1)[0],
         )
         fence = common_pb2.Fence(scheduler_epoch=epoch, incarnation=incarnation)
@@ -90,7 +91,7 @@ async def started(config: AgentConfig) -> AsyncIterator[RunningAgent]:
     try:
         assert process.stdout is not None
         where = json.loads(await process.stdout.readline())
-        async with grpc.aio.insecure_channel(where["address"]) as channel:
+        async with open_channel(where["address"], KEYS) as channel:
             yield RunningAgent(process, node_pb2_grpc.NodeStub(channel), config.runtime_dir)
     finally:
         if process.returncode is None:
@@ -103,7 +104,8 @@ def agent_config(runtime_dir: Path, **changes: object) -> AgentConfig:
         "node_id": "node-a",
         "devices": (DeviceConfig(kind="train", bytes_total=1 << 20),),
         "runtime_dir": runtime_dir,
-        "images": (ImageConfig(name="train", preload="tests.fakes.fake_preload"),),
+        "keys_file": keys_file(runtime_dir),
+        "images": (IMAGE,),
         "state_manager_argv": (sys.executable, "-m", "tests.fakes.fake_state_manager"),
     }
     return AgentConfig(**(values | changes))  # type: ignore[arg-type]  # a table of mixed values

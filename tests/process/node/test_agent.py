@@ -147,21 +147,23 @@ async def test_a_process_that_is_not_ready_in_time_is_killed(
 
 
 async def test_a_process_starts_clean(agent: RunningAgent) -> None:
-    reply = await agent.spawn("report_inside", env={"FAKE_RANK_ENV": "mine"}, number=3)
+    reply = await agent.spawn("report_inside", number=3)
     facts = ast.literal_eval(reply.address)
-    assert facts["env"] == "mine"
     assert facts["zygote_env"] == "set before the import"
-    assert facts["config"] == {"number": 3}
+    given = facts["config"]
+    assert given["number"] == 3
+    assert given["listen"].startswith(f"unix:{agent.runtime_dir}/p")
+    assert given["keys_file"] == str(agent.runtime_dir / "keys.json")
     assert facts["own_group"]
     assert len(facts["fds"]) <= 5, "0, 1, 2, the ready pipe and the listing itself"
 
 
 async def test_a_wrong_request_is_refused_with_what_would_be_right(agent: RunningAgent) -> None:
-    spec = node_pb2.ProcSpec(proc_id="a/0", image="trian", entrypoint="a:b")
+    spec = node_pb2.ProcSpec(proc_id="a/0", image="trian")
     reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
     assert reply.error.code == "bad_request"
     assert "train" in reply.error.message
-    spec = node_pb2.ProcSpec(proc_id="a/0", image="train", entrypoint="a:b", config_json="{")
+    spec = node_pb2.ProcSpec(proc_id="a/0", image="train", config_json="{")
     reply = await agent.stub.Spawn(node_pb2.SpawnRequest(spec=spec), timeout=5)
     assert reply.error.code == "bad_request"
     reply = await agent.spawn("no_such_function")

@@ -15,6 +15,7 @@ from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
 from plexsvc.rpc.channels import open_channel
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
+from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import FENCE, Answer, call, collect, request
 from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
 from tests.rigs.vllm_process import lying_in, publish_arrays, vllm_instance
@@ -39,7 +40,7 @@ def address(models: tuple[Path, Path]) -> Iterator[str]:
 
 @pytest.fixture
 async def stub(address: str) -> AsyncIterator[Stub]:
-    async with open_channel(address) as channel:
+    async with open_channel(address, KEYS) as channel:
         yield rollout_pb2_grpc.RolloutInstanceStub(channel)
 
 

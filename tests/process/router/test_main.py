@@ -15,6 +15,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.rpc.channels import open_channel
 from tests.fakes import fake_scheduler
 from tests.fakes.fake_scheduler import FakeScheduler
+from tests.rigs.keys import keys_file
 from tests.rigs.router_rig import JOB, RawClient, actor, batch, metadata
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -32,13 +33,14 @@ async def test_a_router_apart_serves_its_scheduler_and_stops_on_sigterm(tmp_path
     fake = FakeScheduler()
     fake.jobs[JOB] = pb.Job(job_id=JOB, tenant="acme")
     fake.deploy(actor())
+    keys = f'keys_file = "{keys_file(tmp_path)}"\n'
     async with fake_scheduler.serve(fake) as target:
-        text = f'scheduler = "{target}"\nlisten = "127.0.0.1:0"\n[tokens]\nsecret = "acme"\n'
+        text = f'scheduler = "{target}"\nlisten = "127.0.0.1:0"\n{keys}[tokens]\nsecret = "acme"\n'
         process = await start(tmp_path / "router.toml", text)
         try:
             assert process.stdout is not None
             address = json.loads(await process.stdout.readline())["address"]
-            async with open_channel(address) as channel:
+            async with open_channel(address, None) as channel:
                 client = RawClient(channel)
                 operation = client.operation(
                     batch([4, 5]), forward_backward=ops.ForwardBackward(loss="ppo")
@@ -63,7 +65,10 @@ async def test_a_router_apart_serves_its_scheduler_and_stops_on_sigterm(tmp_path
     ("text", "word"),
     [
         ('listen = "127.0.0.1:0"\n', "scheduler"),
-        ('scheduler = "127.0.0.1:1"\nlisten = "999.1.1.1:1"\n', "router.listen"),
+        (
+            'scheduler = "127.0.0.1:1"\nlisten = "999.1.1.1:1"\nkeys_file = "keys.json"\n',
+            "router.listen",
+        ),
         ("max_chunks = 3\n", "max_chunks"),
     ],
 )

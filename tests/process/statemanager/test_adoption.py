@@ -220,7 +220,7 @@ def test_whatever_record_it_dies_at_nothing_is_lost(tmp_path: Path) -> None:
     for number in range(3, total, 2):
         with ExitStack() as stack:
             directory = tmp_path / str(number)
-            directory.mkdir()
+            directory.mkdir(mode=0o700)
             daemon = KeptDaemon(directory, stack)
 
             def at(

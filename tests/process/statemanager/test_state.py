@@ -141,7 +141,7 @@ def test_copies_of_several_nodes_are_digested_and_saved_as_one(tmp_path: Path) -
     with ExitStack() as stack:
         for node_id in ("n0", "n1"):
             place = tmp_path / node_id
-            place.mkdir()
+            place.mkdir(mode=0o700)
             daemons.append(Daemon(place, stack, keys=KEYS, devices=2, node_id=node_id))
         here, there = daemons
         build(here, "whole", [slice(0, 4)])
@@ -195,10 +195,11 @@ class Altering(statemanager_pb2_grpc.StateManagerServicer):
 def altering(daemon: Daemon) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(Altering(daemon), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"unix:{daemon.ready['data_socket']}.altering"
+    server.add_insecure_port(address)
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
         server.stop(None).wait()
 
@@ -305,7 +306,7 @@ def test_a_checkpoint_replaces_an_older_one_and_nothing_else(
     assert materialize(daemon, tmp_path / "out").error.code == ""
     assert load_file(tmp_path / "out/model.safetensors")["w"][0, 0] == 99.0
     mine = tmp_path / "mine"
-    mine.mkdir()
+    mine.mkdir(mode=0o700)
     (mine / "thesis.tex").write_text("do not lose me")
     refused = materialize(daemon, mine)
     assert refused.error.code == "bad_request"

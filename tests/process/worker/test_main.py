@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -25,6 +24,8 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.frames.line import OrderLine
+from plexsvc.rpc.channels import open_blocking_channel
+from tests.rigs.keys import KEYS, keys_file
 from tests.rigs.rank_host import RankHost, Served
 from tests.rigs.state_daemon import copied
 from tests.rigs.worker_batches import answered_tokens, operation, plan, random_batch
@@ -94,14 +95,15 @@ def stack() -> Iterator[ExitStack]:
 def manager(tmp_path: Path, stack: ExitStack) -> StateManager:
     config = tmp_path / "sm.toml"
     devices = "".join(f"[[devices]]\nindex = {i}\nbytes_total = 67108864\n" for i in range(2))
-    config.write_text(f'node_id = "node"\nruntime_dir = "{tmp_path}/run"\n{devices}')
+    places = f'runtime_dir = "{tmp_path}/run"\nkeys_file = "{keys_file(tmp_path)}"\n'
+    config.write_text(f'node_id = "node"\n{places}{devices}')
     argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
     process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))
     stack.callback(process.terminate)
     assert process.stdout is not None
     stack.enter_context(process.stdout)
     ready = json.loads(process.stdout.readline())
-    channel = stack.enter_context(grpc.insecure_channel(ready["address"]))
+    channel = stack.enter_context(open_blocking_channel(ready["address"], KEYS))
     return StateManager(ready["data_socket"], statemanager_pb2_grpc.StateManagerStub(channel))
 
 
@@ -128,14 +130,19 @@ def start_wpg(
             "data_socket": manager.data_socket,
             "rendezvous": f"file://{tmp_path}/{wpg_id}.rdzv",
             "collective_timeout_s": 60,
+            "keys_file": str(keys_file(tmp_path)),
             **changes,
         }
-        configs = [{**table, "rank": rank, "device_index": rank} for rank in range(world)]
+        where = f"unix:{tmp_path}/{wpg_id}"
+        configs = [
+            {**table, "rank": rank, "device_index": rank, "listen": f"{where}{rank}.sock"}
+            for rank in range(world)
+        ]
         ranks = rank_host.serve(configs)
         for rank in ranks:
             stack.callback(end, rank)
         stubs = [
-            worker_pb2_grpc.WorkerStub(stack.enter_context(grpc.insecure_channel(r.address)))
+            worker_pb2_grpc.WorkerStub(stack.enter_context(open_blocking_channel(r.address, KEYS)))
             for r in ranks
         ]
         return Wpg(wpg_id, ranks, stubs)
@@ -193,8 +200,7 @@ async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> 
     assert codes(wpg.run(operation(0, "initialize"))) == {""}
     described = stub.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), timeout=DEADLINE_S)
     line = OrderLine(
-        "127.0.0.1",
-        described.orders_port,
+        described.orders_socket,
         reply=worker_pb2.ExecuteReply,
         is_alive=lambda: True,
     )

@@ -27,8 +27,11 @@ DEVICES = st.builds(
         node_id=st.text("aZ9_-", min_size=1, max_size=20),
         devices=st.lists(DEVICES, min_size=1, max_size=3).map(tuple),
         runtime_dir=st.just(Path("/run/a b")),
+        keys_file=st.just(Path("/keys")),
         log_dir=st.none() | st.just(Path("logs")),
-        images=st.lists(st.builds(ImageConfig, name=TEXT, preload=TEXT), max_size=2).map(tuple),
+        images=st.lists(
+            st.builds(ImageConfig, name=TEXT, preload=TEXT, entrypoint=TEXT), max_size=2
+        ).map(tuple),
         state_manager_argv=st.lists(TEXT, max_size=2).map(tuple),
         keep_pages=st.booleans(),
     )

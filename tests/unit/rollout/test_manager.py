@@ -17,6 +17,7 @@ from plexsvc.ids import new_operation_id
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
+from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
@@ -114,7 +115,7 @@ class Bench:
 async def bench(
     *, instances: int = 1, held: bool = False, config: RolloutConfig = FAST
 ) -> AsyncIterator[Bench]:
-    manager = RolloutManager(config, SystemClock())
+    manager = RolloutManager(config, SystemClock(), KEYS)
     async with asyncio.TaskGroup() as group:
         host = group.create_task(manager.run())
         made = Bench(manager, [await start_instance(held=held) for _ in range(instances)])

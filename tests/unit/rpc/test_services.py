@@ -12,8 +12,9 @@ from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc import services
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.services import Context
+from tests.rigs.keys import KEYS
 
 ROUTER = pb.DESCRIPTOR.services_by_name["Router"]
 CALL_S = 20.0
@@ -38,12 +39,12 @@ async def fetch(request: pb.FetchResultRequest, _: Context) -> AsyncGenerator[by
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = new_server()
+    server = new_server(KEYS)
     calls: dict[str, services.Handler] = {"ListJobs": list_jobs, "StagePayload": stage}
     services.add_service(server, ROUTER, calls=calls, streams={"FetchResult": fetch})
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, "127.0.0.1:0", KEYS, key="fake")
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as opened:
+    async with open_channel(address, KEYS) as opened:
         yield opened
     await server.stop(0)
 

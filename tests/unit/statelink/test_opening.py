@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias
 
 import grpc
@@ -12,13 +13,13 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
-from plexsvc.rpc.channels import new_server
-from plexsvc.statelink import opening
-from plexsvc.statelink.opening import VersionOpener
+from plexsvc.rpc.channels import listen, new_server
+from plexsvc.statelink.opening import Far, VersionOpener
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import Published
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_instances import SHELF, FakeInstance, publish
+from tests.rigs.keys import KEYS, keys_file
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -54,14 +55,14 @@ def far_version() -> statemanager_pb2.PublishedVersion:
     return version
 
 
-async def read(servicer: FakeStateManager) -> Published:
-    version, server = far_version(), new_server()
+async def read(servicer: FakeStateManager, tmp_path: Path) -> Published:
+    version, server = far_version(), new_server(KEYS)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    version.holders[0].state_manager = f"127.0.0.1:{port}"
+    version.holders[0].state_manager = listen(server, "127.0.0.1:0", KEYS, key="fake")
     await server.start()
     try:
-        opener = VersionOpener(FakeInstance(FakeEngine()).config)
+        config = replace(FakeInstance(FakeEngine()).config, keys_file=keys_file(tmp_path))
+        opener = VersionOpener(config)
         opened = await asyncio.to_thread(opener.open, version)
     finally:
         await server.stop(None)
@@ -70,22 +71,24 @@ async def read(servicer: FakeStateManager) -> Published:
     return part
 
 
-async def test_a_version_of_another_host_arrives_whole() -> None:
-    part = await read(FakeStateManager())
+async def test_a_version_of_another_host_arrives_whole(tmp_path: Path) -> None:
+    part = await read(FakeStateManager(), tmp_path)
     assert bytes(part.data) == DATA
     assert part.data.readonly
     assert verify(part.manifest, part.data)
 
 
-async def test_a_holder_that_breaks_off_is_asked_again_and_one_that_stays_away_is_named() -> None:
-    assert bytes((await read(FakeStateManager(breaks=1))).data) == DATA
+async def test_a_holder_that_breaks_off_is_asked_again_and_one_that_stays_away_is_named(
+    tmp_path: Path,
+) -> None:
+    assert bytes((await read(FakeStateManager(breaks=1), tmp_path)).data) == DATA
     with pytest.raises(PlexError, match="version 9 of actor could not be read") as caught:
-        await read(FakeStateManager(breaks=2))
+        await read(FakeStateManager(breaks=2), tmp_path)
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_a_stream_longer_than_its_manifest_is_not_taken_for_it() -> None:
-    assert len((await read(FakeStateManager(extra=b"x"))).data) == len(DATA)
+async def test_a_stream_longer_than_its_manifest_is_not_taken_for_it(tmp_path: Path) -> None:
+    assert len((await read(FakeStateManager(extra=b"x"), tmp_path)).data) == len(DATA)
 
 
 def test_a_version_out_of_reach_names_its_node() -> None:
@@ -112,26 +115,22 @@ def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
     }
     streamed: list[str] = []
 
-    def stream(
-        manifest: statemanager_pb2.VersionManifest, holder: statemanager_pb2.VersionHolder
-    ) -> Published:
-        streamed.append(holder.node_id)
+    def stream(far: Far, manifest: statemanager_pb2.VersionManifest) -> Published:
+        streamed.append(far.holder.node_id)
         return Published(manifest=manifest, data=memoryview(b""))
 
-    def asked(
-        _: object, holder: statemanager_pb2.VersionHolder
-    ) -> statemanager_pb2.VersionManifest:
-        return held[holder.node_id].manifest
+    def asked(far: Far, _: object) -> statemanager_pb2.VersionManifest:
+        return held[far.holder.node_id].manifest
 
-    monkeypatch.setattr(opening, "read_manifest", asked)
-    monkeypatch.setattr(opening, "read_whole", stream)
+    monkeypatch.setattr(Far, "read_manifest", asked)
+    monkeypatch.setattr(Far, "read_whole", stream)
     config = replace(FakeInstance(FakeEngine()).config, node_id="here")
     opener = VersionOpener(config, here=lambda *_: held["here"])
 
     def opened(*node_ids: str) -> list[str]:
         streamed.clear()
         holders = [
-            statemanager_pb2.VersionHolder(node_id=node_id, state_manager="there")
+            statemanager_pb2.VersionHolder(node_id=node_id, state_manager="there:1")
             for node_id in node_ids
         ]
         found = opener.open(statemanager_pb2.PublishedVersion(holders=holders))

@@ -29,6 +29,7 @@ from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
 from plexsvc.statemanager.shelves import VersionKey
+from tests.rigs.keys import KEYS
 
 KIB = 1 << 10
 STATE_BYTES = 64 * KIB
@@ -93,6 +94,7 @@ class Daemon:
             mover=Mover(self.node, clock=SystemClock()),
             clock=SystemClock(),
             data_socket=str(self.data.path),
+            keys=KEYS,
         )
         self.rank = Rank(str(self.data.path))
 

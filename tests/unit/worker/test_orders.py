@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,21 +25,22 @@ WAIT_S = 20.0
 RankLine = OrderLine[worker_pb2.ExecuteReply]
 
 
-def new_line(port: int, *, is_alive: bool = True) -> RankLine:
-    return OrderLine("127.0.0.1", port, reply=worker_pb2.ExecuteReply, is_alive=lambda: is_alive)
+def new_line(path: Path, *, is_alive: bool = True) -> RankLine:
+    return OrderLine(str(path), reply=worker_pb2.ExecuteReply, is_alive=lambda: is_alive)
 
 
 class Rank:
     """An order port whose operations say their number, once a gate is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.thread = RankThread(name="torch")
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
         self.executed: list[int] = []
         self.pad = b""
-        self.port = OrderPort(self.thread, self._execute).open()
+        OrderPort(self.thread, self._execute).open(path)
 
     def _execute(
         self,
@@ -51,7 +55,7 @@ class Rank:
 
     def line(self, *, is_alive: bool = True) -> RankLine:
         """Return a line to it."""
-        return new_line(self.port, is_alive=is_alive)
+        return new_line(self.path, is_alive=is_alive)
 
 
 def order(seq: int) -> worker_pb2.ExecuteRequest:
@@ -61,8 +65,8 @@ def order(seq: int) -> worker_pb2.ExecuteRequest:
 
 
 @pytest.fixture
-def rank() -> Iterator[Rank]:
-    made = Rank()
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    made = Rank(tmp_path / "rank.orders")
     yield made
     made.gate.set()
     made.thread.shutdown()
@@ -91,8 +95,9 @@ async def test_garbage_closes_its_own_line_and_no_other(rank: Rank) -> None:
     line = rank.line()
     await line.execute(order(1), timeout_s=WAIT_S)
     for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 4, framing.encode(1, b"\xff" * 9), bytes(70000)):
-        with socket.create_connection(("127.0.0.1", rank.port)) as stranger:
+        with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(WAIT_S)
+            stranger.connect(str(rank.path))
             stranger.sendall(garbage)
             left = await asyncio.to_thread(_read_to_end, stranger)
             assert left in {b"", None}
@@ -138,11 +143,33 @@ async def test_a_line_that_closes_fails_what_waits_and_the_operation_ends(rank: 
     assert rank.executed == [1, 2]
 
 
-async def test_nobody_at_the_port_is_an_error_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+async def test_nobody_at_the_socket_is_an_error_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left.orders"))
     with pytest.raises(ConnectionRefusedError):
-        await new_line(port).execute(order(1), timeout_s=WAIT_S)
+        await new_line(tmp_path / "left.orders").execute(order(1), timeout_s=WAIT_S)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+async def test_a_process_of_another_user_is_not_heard(rank: Rank, tmp_path: Path) -> None:
+    rank.path.chmod(0o666)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.geteuid() and directory.is_relative_to("/tmp"):
+            directory.chmod(directory.stat().st_mode | 0o055)
+    frame = framing.encode(1, order(1).SerializeToString())
+    program = (
+        "import os, socket, sys\nos.setgid(65534); os.setuid(65534)\n"
+        "line = socket.socket(socket.AF_UNIX); line.connect(sys.argv[1])\n"
+        "line.settimeout(20)\n"
+        "try:\n    line.sendall(bytes.fromhex(sys.argv[2]))\n    print(len(line.recv(9)))\n"
+        "except ConnectionError:\n    print(0)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-Ic", program, str(rank.path), frame.hex()),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    assert (process.returncode, said, rank.executed) == (0, b"0\n", [])
 
 
 async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(

@@ -8,33 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcSpec(_message.Message):
-    __slots__ = ("proc_id", "image", "entrypoint", "config_json", "env", "job_id", "tenant", "wpg_id", "rank")
-    class EnvEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    __slots__ = ("proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank")
     PROC_ID_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
-    ENTRYPOINT_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
-    ENV_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     proc_id: str
     image: str
-    entrypoint: str
     config_json: str
-    env: _containers.ScalarMap[str, str]
     job_id: str
     tenant: str
     wpg_id: str
     rank: int
-    def __init__(self, proc_id: _Optional[str] = ..., image: _Optional[str] = ..., entrypoint: _Optional[str] = ..., config_json: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., wpg_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, proc_id: _Optional[str] = ..., image: _Optional[str] = ..., config_json: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., wpg_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
     __slots__ = ("fence", "spec")

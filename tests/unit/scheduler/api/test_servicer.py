@@ -14,12 +14,13 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.services import unary_methods
 from plexsvc.scheduler.api.servicer import SERVICE, add_to_server
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.planning import answers
 from tests.fakes.fake_cluster import staged_payload
+from tests.rigs.keys import KEYS
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 ANSWERED = ops.OPERATION_STATE_ANSWERED
@@ -28,11 +29,11 @@ ANSWERED = ops.OPERATION_STATE_ANSWERED
 @asynccontextmanager
 async def apart(rig: Rig) -> AsyncIterator[RemoteScheduler]:
     """Serve a rig's scheduler and yield what a router apart has of it."""
-    server = new_server()
+    server = new_server(KEYS)
     add_to_server(rig.scheduler, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = listen(server, "127.0.0.1:0", KEYS, key="fake")
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    async with open_channel(address, KEYS) as channel:
         remote = RemoteScheduler(channel, config=RouterConfig())
         try:
             yield remote

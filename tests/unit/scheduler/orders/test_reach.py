@@ -17,6 +17,7 @@ from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.versions import Versions
+from tests.rigs.keys import KEYS
 
 
 @dataclass(slots=True)
@@ -78,7 +79,9 @@ def link() -> FakeLink:
 def reach(link: FakeLink) -> Reach:
     config = SchedulerConfig(state_manager_retry_us=2_000_000, connect_retry_us=500_000)
     clock = FakeClock()
-    nodes = Nodes((), config=config, clock=clock, epoch=1, post=print, ranks_on=lambda _: ())
+    nodes = Nodes(
+        (), config=config, clock=clock, epoch=1, post=print, ranks_on=lambda _: (), keys=KEYS
+    )
     nodes.links.append(cast("NodeLink", link))
     return Reach(
         config=config,

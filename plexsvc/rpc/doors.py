@@ -1,0 +1,101 @@
+"""Door of a server: who is let in, before a byte of a request is read.
+
+A `Door` looks at a call's metadata alone. A caller that it refuses gets `unauthenticated`, and its
+messages are neither read nor decoded. What a caller that was let in sends and is no message of the
+method gets `bad_request`. Either costs a line of the log, at a bounded rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log, Quota
+from plexsvc.rpc.status import abort_with
+
+MethodHandler = Any  # grpc.RpcMethodHandler, whose stubs lack its fields
+
+log: Final = Log(__name__)
+
+
+class Door(Protocol):
+    """Who may call."""
+
+    def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> PlexError | None:
+        """Return why a call with this metadata is refused, None to let it in."""
+        ...
+
+
+class Doorkeeper(grpc.aio.ServerInterceptor):
+    """Asks the door about each call of a server, whatever its service and method."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._lines = Quota(lines=10, window_s=10.0)
+        self._guarded: dict[str, MethodHandler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler:
+        """Return the handler of a call, or one that refuses it unread."""
+        method = str(handler_call_details.method)
+        refusal = self._door.refusal(handler_call_details.invocation_metadata or ())
+        if refusal is not None:
+            self._say("call refused", method=method, error=refusal)
+            return _refusing(refusal)
+        if method not in self._guarded:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._guarded[method] = self._guard(handler, method)
+        return self._guarded[method]
+
+    def _guard(self, handler: MethodHandler, method: str) -> MethodHandler:
+        """Return a handler that decodes by itself: gRPC logs a traceback for each failure."""
+        decode = handler.request_deserializer
+        if decode is None or handler.request_streaming:
+            return handler
+
+        async def decoded(data: bytes, context: Any) -> Any:  # noqa: ANN401 - the method's request
+            try:
+                return decode(data)
+            except DecodeError as error:
+                self._say("undecodable request", method=method, error=error)
+                text = f"the {len(data)} bytes of the call are no request of {method}: {error}"
+                await abort_with(context, PlexError(ErrorCode.BAD_REQUEST, text))
+
+        async def answer(data: bytes, context: Any) -> Any:  # noqa: ANN401 - the method's reply
+            return await handler.unary_unary(await decoded(data, context), context)
+
+        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+            async with aclosing(
+                handler.unary_stream(await decoded(data, context), context)
+            ) as replies:
+                async for reply in replies:
+                    yield reply
+
+        encode = handler.response_serializer
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, None, encode)
+        return grpc.unary_unary_rpc_method_handler(answer, None, encode)
+
+    def _say(self, phrase: str, *, method: str, error: Exception) -> None:
+        left_out = self._lines.take()
+        if left_out is not None:
+            log.warning(phrase, method=method, error=error, left_out=left_out)
+
+
+def _refusing(error: PlexError) -> MethodHandler:
+    async def refuse(_: object, context: Any) -> None:  # noqa: ANN401 - gRPC's context
+        await abort_with(context, error)
+
+    # A stream each way: it is called before any message is read, whatever the method's kind.
+    return grpc.stream_stream_rpc_method_handler(refuse)
