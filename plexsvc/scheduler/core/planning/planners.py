@@ -24,6 +24,9 @@ GUESS: Final = Profile(
 )
 """The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
 
+KEPT_PROFILES: Final = 1000
+"""Cycles of earlier runs that are kept at least; as many as there may be jobs, if those are more."""
+
 PRIOR_JOB_US: Final = 3_600_000_000
 """Run time assumed of a job, for the order of those that wait."""
 
@@ -48,11 +51,8 @@ class Planning:
 
     policy: Policy
     slot_us: int
-    book: ProfileBook = field(default_factory=ProfileBook)
+    book: ProfileBook
     planners: dict[str, Planner] = field(default_factory=dict)
-    looked_us: dict[str, int] = field(default_factory=dict)
-    """When repacking and relief were last considered, by planner."""
-
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
 
@@ -62,7 +62,8 @@ class Planning:
     @classmethod
     def of(cls, limits: Limits) -> Planning:
         """Return the planning of an empty cluster."""
-        return cls(policy=live_policy(limits), slot_us=limits.slot_us)
+        book = ProfileBook(limit=max(KEPT_PROFILES, limits.max_jobs))
+        return cls(policy=live_policy(limits), slot_us=limits.slot_us, book=book)
 
     @property
     def has_news(self) -> bool:
