@@ -91,9 +91,11 @@ class Scheduler:
         assert event.at_us > turn.now_us, (event, turn.now_us)
         turn.now_us, turn.actions = event.at_us, []
         self._apply(event)
-        relocation.settle(cluster)
+        if cluster.relocating:
+            relocation.settle(cluster)
         packing.settle(cluster)
-        grants.settle(cluster.devices)
+        if turn.dirty:
+            grants.settle(cluster.devices)
         return turn.actions
 
     def _apply(self, event: Event) -> None:  # noqa: C901 - one case an event

@@ -34,6 +34,8 @@ def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
     waiting: dict[WpgId, Operation] = {}
     for wpg_id in members:
         wpg = devices.wpgs[wpg_id]
+        if wpg.initialize is None and not devices.deployments[wpg.deployment_id].pending:
+            continue
         if wpg.state is WpgState.READY and wpg.move_id is None and wpg.switch is None:
             operation = _work_of(devices, wpg)
             if operation is not None and wpg.retry_us <= devices.now_us:

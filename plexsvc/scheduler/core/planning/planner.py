@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
@@ -36,6 +37,9 @@ from plexsvc.scheduler.core.planning.spots import (
     whole_groups,
 )
 from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
+
+
+NEVER_US: Final = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,9 @@ class Planner:
         self.fitter = Fitter(board=board)
         self.paces = Paces(board)
         self.waiting: dict[ResidentId, Demand] = {}
+        self.relieved_us = self.repacked_us = NEVER_US
+        """When relief and repacking were last considered."""
+
         self._loads: dict[ResidentId, Load] = {}
         self._unseen: set[ResidentId] = set()
         self._short: dict[ResidentId, None] = {}

@@ -23,17 +23,22 @@ RELIEF_EVERY_US: Final = 10_000_000
 
 def settle(cluster: Cluster) -> None:
     """Do what follows from the event in hand."""
-    departures.book_as_it_is(cluster)
-    placement = cluster.placement
-    if placement.unplaced and placement.planning.has_news:
+    placement, now_us = cluster.placement, cluster.now_us
+    planning = placement.planning
+    if planning.moved:
+        departures.book_as_it_is(cluster)
+    if placement.unplaced and planning.has_news:
         deployments.place_waiting(cluster)
-    if any(placement.cordoned.values()):
+    if placement.cordoned and any(placement.cordoned.values()):
         _drain(cluster)
-    for kind, planner in placement.planning.planners.items():
-        if _is_due(cluster, f"relief/{kind}", every_us=RELIEF_EVERY_US) and planner.needs_relief:
-            _relieve(cluster, planner)
-        every_us = placement.planning.policy.repack_every_us
-        if planner.waiting and every_us and _is_due(cluster, f"repack/{kind}", every_us=every_us):
+    every_us = planning.policy.repack_every_us
+    for planner in planning.planners.values():
+        if now_us - planner.relieved_us >= RELIEF_EVERY_US:
+            planner.relieved_us = now_us
+            if planner.needs_relief:
+                _relieve(cluster, planner)
+        if planner.waiting and every_us and now_us - planner.repacked_us >= every_us:
+            planner.repacked_us = now_us
             _repack(cluster, planner, wanted=None)
 
 
@@ -41,14 +46,6 @@ def repack_all(cluster: Cluster) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
     for planner in cluster.placement.planning.planners.values():
         _repack(cluster, planner, wanted=len(planner.board.rooms))
-
-
-def _is_due(cluster: Cluster, what: str, *, every_us: int) -> bool:
-    looked_us = cluster.placement.planning.looked_us
-    if what in looked_us and cluster.now_us - looked_us[what] < every_us:
-        return False
-    looked_us[what] = cluster.now_us
-    return True
 
 
 def _drain(cluster: Cluster) -> None:
