@@ -120,7 +120,7 @@ class VirtualDriver:
     def _decide(self, post: Post, client: Client | None) -> None:
         self.now_us = max(self.now_us + 1, post.at_us)
         self.events += 1
-        event = replace(post.event, at_us=self.now_us)
+        event = _stamped(post.event, at_us=self.now_us)
         if client is not None:
             self._know(event, client)
         actions = self.core.handle(event)
@@ -147,6 +147,18 @@ class VirtualDriver:
         for post in posts:
             wakes = post.wakes if isinstance(post, Alarm) else None
             self.push(post, client=wakes or client)
+
+
+def _stamped(event: Event, *, at_us: int) -> Event:
+    """Return an event at its time.
+
+    One that has none yet was made for this post alone and is stamped itself: a copy of each would
+    be a twentieth of a run.
+    """
+    if event.at_us:
+        return replace(event, at_us=at_us)
+    object.__setattr__(event, "at_us", at_us)
+    return event
 
 
 def _is_awaited(post: Post | Alarm, client: Client | None) -> bool:

@@ -31,6 +31,7 @@ def join(
 ) -> None:
     """Put a node's devices on the board, or open them again when the node is back."""
     placement.planning.has_changed = True
+    placement.planning.gangs_known.clear()
     for facts in devices:
         board = placement.planning.planner(facts.kind).board
         name = Place(node_id=node_id, device=facts.index).unit
@@ -60,6 +61,7 @@ def recall(placement: Placement, event: ProfilesLoaded) -> None:
 
 def close(placement: Placement, node_id: NodeId) -> None:
     """Let nothing further be placed on a node's devices."""
+    placement.planning.gangs_known.clear()
     for planner, name in _units(placement, node_id):
         planner.board.cordon(name)
 
@@ -103,10 +105,12 @@ def is_placed(placement: Placement, deployment: Deployment) -> bool:
 
 def paused(placement: Placement, wpg: Wpg) -> str | None:
     """Return why a WPG runs only when no other of its group waits; None if it is free."""
-    planner, key = planner_of(placement, placement.deployments[wpg.deployment_id])
-    if key not in planner.board.group_of or not placement.is_current(wpg):
+    deployment = placement.deployments[wpg.deployment_id]
+    board = placement.planning.planner(deployment.device_kind).board
+    group_id = board.group_of.get(deployment.resident_id)
+    if group_id is None or deployment.wpg_id != wpg.wpg_id:
         return None
-    return planner.group_of(key).paused.get(key)
+    return board.groups[group_id].paused.get(deployment.resident_id)
 
 
 def resize(placement: Placement, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
@@ -229,9 +233,12 @@ def can_ever_hold(placement: Placement, deployment: Deployment) -> bool:
 
 def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
     """Return whether some of the devices of nodes that are up make a gang, were they idle."""
-    rooms = placement.planning.planner(kind).board.rooms
-    found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
-    return next(found, None) is not None
+    known = placement.planning.gangs_known
+    if (kind, num_devices) not in known:
+        rooms = placement.planning.planner(kind).board.rooms
+        found = rooms.gangs(num_devices, among=_up(placement, kind), burden=lambda _: 0)
+        known[kind, num_devices] = next(found, None) is not None
+    return known[kind, num_devices]
 
 
 def no_placement(placement: Placement, deployment: Deployment) -> Fault:
@@ -318,6 +325,5 @@ def _units(placement: Placement, node_id: NodeId) -> list[tuple[Planner, UnitId]
     return [
         (planner, name)
         for planner in placement.planning.planners.values()
-        for name in planner.board.rooms
-        if planner.board.rooms[name].host == node_id
+        for name in planner.board.rooms.of_host(node_id)
     ]

@@ -38,7 +38,6 @@ from plexsvc.scheduler.core.planning.spots import (
 )
 from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
 
-
 NEVER_US: Final = -(1 << 62)
 
 

@@ -25,7 +25,7 @@ GUESS: Final = Profile(
 """The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
 
 KEPT_PROFILES: Final = 1000
-"""Cycles of earlier runs that are kept at least; as many as there may be jobs, if those are more."""
+"""Cycles of earlier runs that are kept; where there may be more jobs, as many as those."""
 
 PRIOR_JOB_US: Final = 3_600_000_000
 """Run time assumed of a job, for the order of those that wait."""
@@ -55,6 +55,10 @@ class Planning:
     planners: dict[str, Planner] = field(default_factory=dict)
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
+
+    gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
+    """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change
+    of nodes."""
 
     moved: dict[DeploymentId, None] = field(default_factory=dict)
     """Deployments booked at places they are still on the way to."""

@@ -7,6 +7,7 @@ Without hosts any units with the same number of devices make a gang.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -52,6 +53,9 @@ class Rooms:
         """Whether units are devices of hosts."""
 
         self._blocks: dict[int, tuple[Gang, ...]] = {}
+        self._hosts: dict[str, dict[int, UnitId]] = {}
+        for room in self.by_id.values():
+            self._host_of(room)[room.index] = room.unit_id
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -68,13 +72,19 @@ class Rooms:
     def join(self, room: UnitRoom) -> None:
         """Take a unit in."""
         self.by_id[room.unit_id] = room
+        self._host_of(room)[room.index] = room.unit_id
         self.has_hosts = self.has_hosts or bool(room.host)
         self._blocks.clear()
 
     def leave(self, unit_id: UnitId) -> None:
         """Forget a unit."""
-        del self.by_id[unit_id]
+        room = self.by_id.pop(unit_id)
+        del self._host_of(room)[room.index]
         self._blocks.clear()
+
+    def of_host(self, host: str) -> Gang:
+        """Return the units of a host, in order; none of a host without any."""
+        return tuple(unit_id for _, unit_id in sorted(self._hosts.get(host, {}).items()))
 
     def in_order(self, units: Iterable[UnitId]) -> Gang:
         """Return units by host, position and name."""
@@ -105,8 +115,8 @@ class Rooms:
 
     def _aligned(self, num_units: int) -> Iterator[Gang]:
         step = 1 << (num_units - 1).bit_length()
-        for _, by_index in sorted(self._hosts().items()):
-            for first in range(0, max(by_index) + 1, step):
+        for _, by_index in sorted(self._hosts.items()):
+            for first in range(0, max(by_index, default=-1) + 1, step):
                 block = [by_index.get(at) for at in range(first, first + num_units)]
                 gang = tuple(unit_id for unit_id in block if unit_id is not None)
                 if len(gang) == num_units:
@@ -126,18 +136,16 @@ class Rooms:
         self, num_units: int, *, among: Collection[UnitId], burden: Burden
     ) -> Iterator[Gang]:
         by_size: dict[int, list[Gang]] = {}
-        for _, by_index in sorted(self._hosts().items()):
-            host = tuple(unit_id for _, unit_id in sorted(by_index.items()))
-            if all(unit_id in among for unit_id in host):
-                by_size.setdefault(len(host), []).append(host)
+        found = Counter(self.by_id[unit_id].host or unit_id for unit_id in among)
+        for name, count in sorted(found.items()):
+            if count == len(self._hosts[name]):
+                by_size.setdefault(count, []).append(self.of_host(name))
         for size, hosts in sorted(by_size.items(), reverse=True):
             count = num_units // size
             if count * size == num_units and count <= len(hosts):
                 hosts.sort(key=lambda host: max(burden(unit_id) for unit_id in host))
                 yield self.in_order(unit_id for host in hosts[:count] for unit_id in host)
 
-    def _hosts(self) -> dict[str, dict[int, UnitId]]:
-        hosts: dict[str, dict[int, UnitId]] = {}
-        for room in self.by_id.values():
-            hosts.setdefault(room.host or room.unit_id, {})[room.index] = room.unit_id
-        return hosts
+    def _host_of(self, room: UnitRoom) -> dict[int, UnitId]:
+        """Return the units of a unit's host, by index; a unit without a host is one by itself."""
+        return self._hosts.setdefault(room.host or room.unit_id, {})
