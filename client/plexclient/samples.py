@@ -26,7 +26,8 @@ class Sample:
     """One finished answer. `logprobs[i]` and `versions[i]` belong to `tokens[i]`.
 
     `finish_reason` is `stop`, `length` or `abort`; stop tokens stay in `tokens`. `versions` are the
-    weight versions that produced each token. `text` is there when text was asked.
+    weight versions that produced each token, `sources` the ids of the deployments that they are of
+    ("" for the weights of the model directory). `text` is there when text was asked.
     """
 
     prompt_index: int
@@ -35,6 +36,7 @@ class Sample:
     tokens: list[int]
     logprobs: FloatArray
     versions: list[int]
+    sources: list[str]
     finish_reason: str
     stop_reason: str = ""
     text: str | None = None
@@ -180,13 +182,15 @@ class TokenRecord:
         )
 
     def _finish(self, growing: _Growing, last: operations_pb2.SampleDelta) -> Sample:
+        spans = spans_of_tokens(last.versions, num_tokens=len(growing.tokens))
         return Sample(
             prompt_index=last.prompt_index,
             sample_index=last.sample_index,
             prompt_tokens=list(self._prompts[last.prompt_index]),
             tokens=growing.tokens,
             logprobs=_frozen(growing.logprobs),
-            versions=spread_versions(last.versions, num_tokens=len(growing.tokens)),
+            versions=[span.version for span in spans],
+            sources=[span.deployment_id for span in spans],
             finish_reason=FINISH_REASONS.get(last.finish_reason, ""),
             stop_reason=last.stop_reason,
             text=self._decode(growing.tokens) if self._decode else None,
@@ -194,20 +198,22 @@ class TokenRecord:
         )
 
 
-def spread_versions(spans: Sequence[operations_pb2.VersionSpan], *, num_tokens: int) -> list[int]:
-    """Return the weight version of each token.
+def spans_of_tokens(
+    spans: Sequence[operations_pb2.VersionSpan], *, num_tokens: int
+) -> list[operations_pb2.VersionSpan]:
+    """Return the span of versions that each token lies in.
 
     Raises:
         PlexError: `internal` when the spans do not cover the tokens exactly.
     """
-    versions: list[int] = []
+    found: list[operations_pb2.VersionSpan] = []
     for span in sorted(spans, key=lambda span: span.start):
-        if span.start != len(versions) or span.end < span.start:
-            raise _broken(f"version span [{span.start}, {span.end}) follows token {len(versions)}")
-        versions.extend([span.version] * (span.end - span.start))
-    if len(versions) != num_tokens:
-        raise _broken(f"version spans cover {len(versions)} of {num_tokens} tokens")
-    return versions
+        if span.start != len(found) or span.end < span.start:
+            raise _broken(f"version span [{span.start}, {span.end}) follows token {len(found)}")
+        found.extend([span] * (span.end - span.start))
+    if len(found) != num_tokens:
+        raise _broken(f"version spans cover {len(found)} of {num_tokens} tokens")
+    return found
 
 
 def _frozen(values: Sequence[float]) -> npt.NDArray[np.float32]:

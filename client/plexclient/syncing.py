@@ -20,7 +20,8 @@ class Synced(Deployment):
         """Take the weights that `source` has after the operations called on it so far.
 
         What is called on this deployment afterwards sees them; what is called on `source` after
-        that does not change them. Returns the weight version.
+        that does not change them. Returns the weight version, which is the one before if nothing
+        has changed the parameters of `source` since.
 
         Raises:
             PlexError: `bad_request` when `source` belongs to another job or is this deployment.
@@ -51,10 +52,12 @@ class Synced(Deployment):
             ]
             source.lane.release(publish)
             self.lane.release(pull)
+            versions: list[int] = []
             for found in outcomes:
                 if isinstance(found, PlexError):
                     raise found
-            return publish.seq
+                versions.append(found.weight_version)
+            return versions[0]
 
         return start(both)
 

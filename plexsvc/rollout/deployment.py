@@ -105,7 +105,7 @@ class RolloutDeployment:
         reply = success(operation)
         for name, value in metrics_of(record, wall_us=wall_us, losses=losses).items():
             reply.result.metrics[name] = value
-        reply.result.weight_version = self.fleet.core.version
+        reply.result.weight_version = self.fleet.core.version.version
         reply.digest = record.digest()
         return reply
 

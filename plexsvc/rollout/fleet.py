@@ -26,7 +26,7 @@ from plexclient.wire.v1 import (
 )
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
@@ -78,6 +78,14 @@ class Line:
                 limit.reschedule(at_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an instance serves, and the checksum of its bytes."""
+
+    version: VersionId
+    checksum: str
+
+
 class Fleet:
     """All instances of a deployment. Owned by the event loop; its tasks live in `group`."""
 
@@ -96,7 +104,7 @@ class Fleet:
         """Who performs the orders of each generate."""
         self.lines: dict[InstanceId, Line] = {}
         self._ids = itertools.count(1)
-        self._sources: dict[int, statemanager_pb2.PublishedVersion] = {}
+        self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
         """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._is_closed = False
@@ -138,18 +146,25 @@ class Fleet:
         if line is None or self._is_closed:
             return
         try:
-            version = await self._probe(line)
+            found = await self._probe(line)
         except PlexError as error:
             self.post(events.InstanceLost(instance_id=one, because=error.message, is_probe=True))
         else:
-            log.info("instance answers", address=line.address, version=version)
-            self.post(events.InstanceAnswered(instance_id=one, version=version, is_probe=True))
+            log.info("instance answers", address=line.address, version=found.version)
+            self.post(
+                events.InstanceAnswered(
+                    instance_id=one,
+                    version=found.version,
+                    checksum=found.checksum,
+                    is_probe=True,
+                )
+            )
 
     async def _update(
         self, order: orders.UpdateInstance
     ) -> rollout_pb2.LoadVersionReply | PlexError | None:
         """Return the reply, the refusal, or None when the instance was lost."""
-        one, what = order.instance_id, f"load version {order.version}"
+        one, what = order.instance_id, f"load {order.version}"
         line = self.lines.get(one)
         if line is None:
             return None
@@ -163,7 +178,8 @@ class Fleet:
         refusal = from_wire(reply.error) if reply.HasField("error") else None
         answered = events.InstanceAnswered(
             instance_id=one,
-            version=reply.version,
+            version=VersionId.of(reply.version),
+            checksum=reply.checksum,
             refusal=f"{what}: {refusal.message}" if refusal else "",
         )
         self.post(answered)
@@ -189,17 +205,22 @@ class Fleet:
         before = self.lines
         try:
             described = [await self._describe(line) for line in fresh.values()]
-            versions = {one: await self._probe(line) for one, line in fresh.items()}
+            found = {one: await self._probe(line) for one, line in fresh.items()}
             if before:
                 for one, line in fresh.items():
-                    versions[one] = await self._catch_up(line, versions[one], fence=fence)
+                    found[one] = await self._catch_up(line, found[one], fence=fence)
         except BaseException:
             await _close(fresh)
             raise
         self.lines = fresh
         self.fence.CopyFrom(fence)
         joined = tuple(
-            events.InstanceJoined(instance_id=one, address=line.address, version=versions[one])
+            events.InstanceJoined(
+                instance_id=one,
+                address=line.address,
+                version=found[one].version,
+                checksum=found[one].checksum,
+            )
             for one, line in fresh.items()
         )
         self.post(events.InstancesReplaced(instances=joined))
@@ -214,8 +235,9 @@ class Fleet:
         Raises:
             PlexError: what an instance refused with; `worker_died` when none could load it.
         """
-        self._sources[source.version] = source
-        ordered = self.core.handle(events.VersionWanted(version=source.version))
+        version = VersionId.of(source)
+        self.sources[version] = source
+        ordered = self.core.handle(events.VersionWanted(version=version))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._update(order))
@@ -223,15 +245,15 @@ class Fleet:
                 if isinstance(order, orders.UpdateInstance)
             ]
         outcomes = [task.result() for task in tasks]
-        self._sources = {
-            wanted: given for wanted, given in self._sources.items() if wanted == self.core.version
+        self.sources = {
+            wanted: given for wanted, given in self.sources.items() if wanted == self.core.version
         }
         for outcome in outcomes:
             if isinstance(outcome, PlexError):
                 raise outcome
         loaded = [one for one in outcomes if isinstance(one, rollout_pb2.LoadVersionReply)]
         if not loaded:
-            raise self.core.death(f"no instance could load version {source.version}")
+            raise self.core.death(f"no instance could load {version}")
         return loaded
 
     async def close(self) -> None:
@@ -241,38 +263,38 @@ class Fleet:
 
     # ---- calls
 
-    async def _catch_up(self, line: Line, version: int, *, fence: common_pb2.Fence) -> int:
+    async def _catch_up(self, line: Line, found: Served, *, fence: common_pb2.Fence) -> Served:
         """Give a successor the version in use; return that."""
         wanted = self.core.version
-        if version == wanted:
-            return wanted
+        if found.version == wanted:
+            return found
         because = "it has another"
-        if wanted in self._sources:
+        if wanted in self.sources:
             try:
                 reply = await self._load(line, wanted, fence=fence)
             except grpc.aio.AioRpcError as error:
-                because = f"load version {wanted}: {error_from(error).message}"
+                because = f"load {wanted}: {error_from(error).message}"
             else:
                 if not reply.HasField("error"):
-                    return reply.version
-                because = f"load version {wanted}: {from_wire(reply.error).message}"
+                    return Served(VersionId.of(reply.version), reply.checksum)
+                because = f"load {wanted}: {from_wire(reply.error).message}"
         raise PlexError(
             ErrorCode.UNAVAILABLE,
-            f"instance {line.address} of {self.core.deployment_id} cannot serve version "
+            f"instance {line.address} of {self.core.deployment_id} cannot serve "
             f"{wanted}: {because}; the instances before go on",
         )
 
     async def _load(
-        self, line: Line, version: int, *, fence: common_pb2.Fence
+        self, line: Line, version: VersionId, *, fence: common_pb2.Fence
     ) -> rollout_pb2.LoadVersionReply:
-        source = self._sources.get(version, statemanager_pb2.PublishedVersion(version=version))
+        source = self.sources.get(version, statemanager_pb2.PublishedVersion(**version._asdict()))
         request = rollout_pb2.LoadVersionRequest(fence=fence, published=source)
         return await line.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
 
-    async def _probe(self, line: Line) -> int:
+    async def _probe(self, line: Line) -> Served:
         request = rollout_pb2.InstanceStatsRequest()
         stats = await self._ask(line, line.stub.Stats(request, timeout=PROBE_CALL_S))
-        return stats.version
+        return Served(VersionId.of(stats.version), stats.checksum)
 
     async def _describe(self, line: Line) -> worker_pb2.DescribeReply:
         stub = worker_pb2_grpc.WorkerStub(line.channel)

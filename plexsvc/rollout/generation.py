@@ -12,7 +12,7 @@ import grpc.aio
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId, show
+from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
@@ -169,10 +169,10 @@ class Generation:
         self._fleet.post(ended)
 
     async def _read(
-        self, line: Line, version: int, requests: list[rollout_pb2.InstanceRequest]
+        self, line: Line, version: VersionId, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         request = rollout_pb2.InstanceGenerateRequest(
-            fence=self._fleet.fence, requests=requests, min_version=version
+            fence=self._fleet.fence, requests=requests, version=version._asdict()
         )
         stream = line.stub.Generate(request)
         try:

@@ -13,6 +13,7 @@ import grpc.aio
 
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import (
+    common_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
     statemanager_pb2,
@@ -24,6 +25,7 @@ from plexsvc import log as logs
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
+from plexsvc.ids import VersionId
 from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
 from plexsvc.rollout.engines.base import Engine
 from plexsvc.rpc.channels import listen, new_server
@@ -58,6 +60,8 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         self._engine, self._config, self._clock = engine, config, clock
         self._open_version = open_version
         self._update = asyncio.Lock()
+        self._checksum = ""
+        """Of the version in use."""
         self._gate = Gate(scheduler_epoch=config.scheduler_epoch, incarnation=config.incarnation)
 
     async def Generate(  # noqa: N802 - named by the service
@@ -66,7 +70,8 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         """Stream deltas until every request has finished or was aborted."""
         try:
             self._gate.admit_shared(request.fence, what=f"generate on {self._config.wpg_id}")
-            self._check_version(request.min_version)
+            if request.HasField("version"):
+                self._check_version(VersionId.of(request.version))
             left = len(request.requests)
             async with aclosing(self._engine.generate(request.requests)) as stream:  # type: ignore[type-var]  # an async generator
                 async for deltas in stream:
@@ -95,8 +100,8 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             async with self._update:
                 return await self._load(request)
         except PlexError as error:
-            log.warning("version not loaded", version=request.published.version, error=error)
-            return rollout_pb2.LoadVersionReply(error=to_wire(error), version=self._engine.version)
+            log.warning("version not loaded", version=VersionId.of(request.published), error=error)
+            return self._served(error=to_wire(error))
 
     async def Stats(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceStatsRequest, context: Context
@@ -108,37 +113,43 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             running=stats.running,
             waiting=stats.waiting,
             kv_usage=stats.kv_usage,
-            version=self._engine.version,
+            version=self._engine.version._asdict(),
+            checksum=self._checksum,
             kind=self._config.instance_kind,  # type: ignore[arg-type]  # an int of that enum
             generated_tokens=stats.generated_tokens,
         )
 
     async def _load(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:
-        version = request.published.version
+        version = VersionId.of(request.published)
         if version == self._engine.version:
-            return rollout_pb2.LoadVersionReply(version=version)
+            return self._served()
         if not request.published.holders:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST, f"version {version} came without a node that holds it"
-            )
+            raise PlexError(ErrorCode.BAD_REQUEST, f"{version} came without a node that holds it")
         started_us = self._clock.monotonic_us()
         opened = await asyncio.to_thread(self._open_version, request.published)
         report = await self._engine.load_version(opened.parts, version=version)
+        self._checksum = report.checksum
         load_us = self._clock.monotonic_us() - started_us
         log.info("version loaded", version=version, nbytes=report.nbytes, load_us=load_us)
+        return self._served(nbytes=report.nbytes, load_us=load_us)
+
+    def _served(
+        self, *, error: common_pb2.Error | None = None, nbytes: int = 0, load_us: int = 0
+    ) -> rollout_pb2.LoadVersionReply:
         return rollout_pb2.LoadVersionReply(
-            nbytes=report.nbytes,
+            error=error,
+            nbytes=nbytes,
             load_us=load_us,
-            version=version,
-            checksum=report.checksum,
+            version=self._engine.version._asdict(),
+            checksum=self._checksum,
         )
 
-    def _check_version(self, min_version: int) -> None:
-        if self._engine.version < min_version:
+    def _check_version(self, wanted: VersionId) -> None:
+        if self._engine.version != wanted:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,
-                f"{self._config.wpg_id}/{self._config.rank} serves version {self._engine.version} "
-                f"and version {min_version} was asked; load it first",
+                f"{self._config.wpg_id}/{self._config.rank} serves {self._engine.version}, and "
+                f"{wanted} was asked; load it first",
             )
 
 

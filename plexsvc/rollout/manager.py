@@ -22,7 +22,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
-from plexsvc.ids import show
+from plexsvc.ids import VersionId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failure, success
@@ -170,6 +170,14 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         if execution is not None and execution.answer.done():
             del self._executions[operation_id]
             self._records.drop(operation_id)
+
+    def versions_in_use(self) -> set[VersionId]:
+        """Return the versions that instances serve or load, or would after a restart."""
+        return {
+            version
+            for deployment in self._deployments.values()
+            for version in deployment.fleet.sources
+        }
 
     def progress(self, operation_id: bytes) -> int:
         """Return how many tokens a generate has recorded; 0 for what does not run or sample."""

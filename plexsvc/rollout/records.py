@@ -17,6 +17,7 @@ from typing import Final
 import xxhash
 
 from plexclient.wire.v1 import operations_pb2
+from plexsvc.ids import VersionId
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import extend_spans
 
@@ -120,7 +121,10 @@ class OperationRecord:
         for span in delta.versions:
             low = max(span.start, start)
             extend_spans(
-                sample.versions, version=span.version, start=low, count=max(0, span.end - low)
+                sample.versions,
+                version=VersionId.of(span),
+                start=low,
+                count=max(0, span.end - low),
             )
 
     def _finish(self, sample: SampleRecord, delta: operations_pb2.SampleDelta) -> None:

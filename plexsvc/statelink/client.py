@@ -29,10 +29,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
@@ -56,13 +57,6 @@ MAX_TRIES: Final = 8
 """Times a call is sent, to as many state managers."""
 
 Scalars = dict[str, int | float | str]
-
-
-class VersionName(NamedTuple):
-    """Which published version."""
-
-    deployment_id: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +140,8 @@ class StateClient:
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._handlers = handlers if handlers is not None else _NoHandlers()
-        self._closed_versions: deque[VersionName] = deque()
-        self._held_versions: Counter[VersionName] = Counter()
+        self._closed_versions: deque[VersionId] = deque()
+        self._held_versions: Counter[VersionId] = Counter()
         self._is_closed = False
         self._device_index = member.device_index if device_index is None else device_index
         identity = {
@@ -233,7 +227,7 @@ class StateClient:
         """
         self._call({"op": "drop_staged", "staging_id": staging_id.hex()})
 
-    def open_version(self, deployment_id: str, version: int) -> Published:
+    def open_version(self, version: VersionId) -> Published:
         """Return a version's part on this node, not copied and held as long as a view of it lives.
 
         Check its checksums before serving from it.
@@ -241,11 +235,10 @@ class StateClient:
         Raises:
             PlexError: `not_found` when this node does not hold it (any more).
         """
-        name = VersionName(deployment_id, version)
-        reply = self._call({"op": "open_version", **name._asdict()})
+        reply = self._call({"op": "open_version", **version._asdict()})
         manifest = statemanager_pb2.VersionManifest.FromString(reply.body)
         mapped = _map_file(reply, is_writable=False)
-        finalizer = weakref.finalize(mapped, self._closed_versions.append, name)
+        finalizer = weakref.finalize(mapped, self._closed_versions.append, version)
         finalizer.atexit = False
         return Published(manifest=manifest, data=memoryview(mapped)[: manifest.nbytes])
 
@@ -276,7 +269,9 @@ class StateClient:
                     header = {**header, "repeat": True}
                 else:
                     if header["op"] == "open_version":
-                        name = VersionName(header["deployment_id"], header["version"])
+                        name = VersionId(
+                            header["deployment_id"], header["incarnation"], header["version"]
+                        )
                         self._held_versions[name] += 1
                     return reply
             raise PlexError(
@@ -289,7 +284,7 @@ class StateClient:
             name = self._forget_closed_version()
             self._session.exchange({"op": "close_version", **name._asdict()})
 
-    def _forget_closed_version(self) -> VersionName:
+    def _forget_closed_version(self) -> VersionId:
         name = self._closed_versions.popleft()
         self._held_versions[name] -= 1
         return name

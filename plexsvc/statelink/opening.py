@@ -18,6 +18,7 @@ from plexclient.wire.v1.statemanager_pb2 import (
 )
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.rpc.addresses import host_of
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
@@ -28,8 +29,8 @@ from plexsvc.weights.reading import OpenedVersion, Published
 
 T = TypeVar("T")
 
-OpenHere = Callable[[str, int], Published]
-"""Opens a version of this node by deployment and number."""
+OpenHere = Callable[[VersionId], Published]
+"""Opens a version of this node."""
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time a version may take to arrive from another host."""
@@ -98,7 +99,7 @@ class VersionOpener:
         config = self._config
         if self._is_here(holder):
             if self._here is not None:
-                return self._here(version.deployment_id, version.version)
+                return self._here(VersionId.of(version))
             return self._map(version, config.data_socket, device_index=config.device_index)
         is_near = host_of(holder.state_manager) == host_of(config.listen)
         if is_near and holder.data_socket and Path(holder.data_socket).exists():  # one host
@@ -107,7 +108,7 @@ class VersionOpener:
             return None
         raise PlexError(
             ErrorCode.NOT_FOUND,
-            f"version {version.version} of {version.deployment_id} lies on node "
+            f"{VersionId.of(version)} lies on node "
             f"{holder.node_id}, which {config.node_id} cannot map and which has no address for "
             "other hosts (its `address` in the cluster's file, `listen` of its agent)",
             node_id=holder.node_id,
@@ -119,7 +120,7 @@ class VersionOpener:
                 socket, self._config, device_index=device_index, handlers=None
             )
         try:
-            return self._clients[socket].open_version(version.deployment_id, version.version)
+            return self._clients[socket].open_version(VersionId.of(version))
         except PlexError as error:
             if error.code is ErrorCode.UNAVAILABLE:
                 self._clients.pop(socket).close()  # its state manager may have a successor
@@ -135,13 +136,13 @@ class Far:
 
     def read_manifest(self, version: PublishedVersion) -> VersionManifest:
         """Return the manifest of its part, asked of its state manager or the successor."""
-        request = GetManifestRequest(deployment_id=version.deployment_id, version=version.version)
+        request = GetManifestRequest(**VersionId.of(version)._asdict())
         return self._ask(request, lambda state: state.GetManifest(request, timeout=READ_TIMEOUT_S))
 
     def read_whole(self, manifest: VersionManifest) -> Published:
         """Return its part, streamed from its state manager or the successor."""
-        version = GetManifestRequest(deployment_id=manifest.deployment_id, version=manifest.version)
-        wanted = ReadVersionRequest(deployment_id=manifest.deployment_id, version=manifest.version)
+        version = GetManifestRequest(**VersionId.of(manifest)._asdict())
+        wanted = ReadVersionRequest(**VersionId.of(manifest)._asdict())
 
         def stream(state: StateManagerStub) -> bytearray:
             data = bytearray(manifest.nbytes)
@@ -171,6 +172,5 @@ class Far:
                     break
         raise PlexError(
             ErrorCode.UNAVAILABLE,
-            f"version {version.version} of {version.deployment_id} could not be read from "
-            f"{self.holder.state_manager}: {cause}",
+            f"{VersionId.of(version)} could not be read from {self.holder.state_manager}: {cause}",
         ) from cause

@@ -11,13 +11,12 @@ import socket
 from collections.abc import Collection, Mapping
 
 from plexsvc.fencing import Fence
-from plexsvc.ids import JobId, WpgId
+from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.records import facts_of, host_key, index_key, without, wpg_key
-from plexsvc.statemanager.shelves import VersionKey
 
 log = Log(__name__)
 
@@ -89,7 +88,7 @@ class Clients:
         wpg_id: WpgId,
         rank: int,
         incarnation: int,
-        held: Mapping[VersionKey, int],
+        held: Mapping[VersionId, int],
     ) -> RankLink | None:
         """Return a rank of a predecessor that came back, None for one that is not awaited.
 

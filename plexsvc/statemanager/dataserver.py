@@ -17,7 +17,7 @@ from typing import Final
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
@@ -25,7 +25,6 @@ from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node, region_state
-from plexsvc.statemanager.shelves import VersionKey
 
 log = Log(__name__)
 
@@ -44,7 +43,7 @@ Call = Callable[[RankLink, Message], Message]
 class Returning:
     """What a client says that had known another state manager here."""
 
-    held: Mapping[VersionKey, int]
+    held: Mapping[VersionId, int]
     has_regions: bool
 
 
@@ -313,8 +312,10 @@ def _send_and_close(sock: socket.socket, answer: Message) -> None:
         dataplane.close_all(answer.fds)
 
 
-def _version_key(header: Header) -> VersionKey:
-    return VersionKey(DeploymentId(str(header["deployment_id"])), int(header["version"]))
+def _version_key(header: Header) -> VersionId:
+    return VersionId(
+        str(header["deployment_id"]), int(header["incarnation"]), int(header["version"])
+    )
 
 
 def _unknown(request: Message) -> Message:

@@ -19,11 +19,11 @@ import numpy as np
 from plexclient.wire.tensors import CHUNK_BYTES
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.memfiles import MemoryFile
-from plexsvc.statemanager.shelves import VersionKey, VersionShelf
+from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.pieces import Array, RegionBytes
@@ -60,7 +60,7 @@ class Progress:
 class Draft:
     """A copy of state that nobody sees yet."""
 
-    key: VersionKey
+    key: VersionId
     manifest: VersionManifest
     file: MemoryFile
 
@@ -75,10 +75,10 @@ class Publisher:
         self._node_id = node_id
         self._lock = lock
         self._book = book
-        self._versions: dict[VersionKey, Version] = {}
+        self._versions: dict[VersionId, Version] = {}
         self._readers = itertools.count(MAKER - 1, -1)
 
-    def find(self, key: VersionKey) -> VersionManifest | None:
+    def find(self, key: VersionId) -> VersionManifest | None:
         """Return the manifest of a version published before, or None."""
         with self._lock:
             found = self._versions.get(key)
@@ -87,7 +87,7 @@ class Publisher:
 
     def draft(
         self,
-        key: VersionKey,
+        key: VersionId,
         index: Sequence[CanonicalPiece],
         *,
         job_id: JobId,
@@ -102,13 +102,12 @@ class Publisher:
         placed, nbytes = pieces.pack(pieces.distinct(index), region=PUBLISHED_REGION)
         with self._lock:
             if key in self._shelf:
-                text = f"version {key.version} of {key.deployment_id} was released already"
+                text = f"{key} was released already"
                 raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; publish a newer one")
             self._shelf.admit(key, job_id=job_id, nbytes=nbytes)
             self._shelf.hold(key, MAKER)
         manifest = VersionManifest(
-            deployment_id=key.deployment_id,
-            version=key.version,
+            **key._asdict(),
             nbytes=nbytes,
             pieces=[target for _, target in placed],
             node_id=self._node_id,
@@ -149,9 +148,8 @@ class Publisher:
         Raises:
             PlexError: `no_room`, `internal`.
         """
-        _, deployment_id, number = entry.key
-        key = VersionKey(DeploymentId(deployment_id), int(number))
         manifest = VersionManifest.FromString(entry.body)
+        key = VersionId.of(manifest)
         (fd,) = entry.fds
         self._shelf.adopt(
             key,
@@ -162,7 +160,7 @@ class Publisher:
         file = MemoryFile("plexsvc-version", manifest.nbytes, fd=fd)
         self._versions[key] = Version(manifest=manifest, file=file)
 
-    def hold_all(self, held: Mapping[VersionKey, int], *, holder: int) -> None:
+    def hold_all(self, held: Mapping[VersionId, int], *, holder: int) -> None:
         """Count what a client maps that a predecessor had known."""
         with self._lock:
             for key, count in held.items():
@@ -174,7 +172,7 @@ class Publisher:
         with self._lock:
             self._let_go(self._shelf.free_unneeded())
 
-    def manifest(self, key: VersionKey) -> VersionManifest:
+    def manifest(self, key: VersionId) -> VersionManifest:
         """Return the manifest of a version.
 
         Raises:
@@ -184,7 +182,7 @@ class Publisher:
             self._shelf.get(key)
             return self._versions[key].manifest
 
-    def open(self, key: VersionKey, *, job_id: JobId, holder: int) -> tuple[int, VersionManifest]:
+    def open(self, key: VersionId, *, job_id: JobId, holder: int) -> tuple[int, VersionManifest]:
         """Return a descriptor of a version's file and its manifest for a client of its job.
 
         The client holds the version from now on.
@@ -198,7 +196,7 @@ class Publisher:
             version = self._versions[key]
             return version.file.duplicate(), version.manifest
 
-    def unhold(self, key: VersionKey, holder: int) -> None:
+    def unhold(self, key: VersionId, holder: int) -> None:
         """Count a client's mapping less."""
         with self._lock:
             if self._shelf.unhold(key, holder):
@@ -209,7 +207,7 @@ class Publisher:
         with self._lock:
             self._let_go(self._shelf.unhold_all(holder))
 
-    def release(self, key: VersionKey) -> None:
+    def release(self, key: VersionId) -> None:
         """End the scheduler's hold: no new mapping, gone with the last. Safe to repeat."""
         with self._lock:
             if self._shelf.release(key):
@@ -218,7 +216,7 @@ class Publisher:
                 self._write_down(key)
 
     @contextmanager
-    def reading(self, key: VersionKey) -> Iterator[Published]:
+    def reading(self, key: VersionId) -> Iterator[Published]:
         """Hold a version and return it, opened.
 
         Raises:
@@ -235,7 +233,7 @@ class Publisher:
         finally:
             self.unhold(key, holder)
 
-    def read(self, key: VersionKey, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
+    def read(self, key: VersionId, wanted: Sequence[CanonicalPiece]) -> Iterator[Array]:
         """Yield the bytes of each wanted box (name, start, size), or of the whole region for none.
 
         Raises:
@@ -254,7 +252,7 @@ class Publisher:
         for piece in wanted:
             tensor = tensors.get((piece.kind or "param", piece.name))
             if tensor is None:
-                text = f"version {key.version} of {key.deployment_id} has no {piece.name!r}"
+                text = f"{key} has no {piece.name!r}"
                 raise PlexError(ErrorCode.NOT_FOUND, text)
             yield pieces.assemble(
                 tensor, pieces.box_of(piece), region=lambda _rank, _name: bytes_of
@@ -267,7 +265,7 @@ class Publisher:
                 version.file.close()
             self._versions.clear()
 
-    def _entered(self, key: VersionKey, version: Version, caller: Caller) -> bool:
+    def _entered(self, key: VersionId, version: Version, caller: Caller) -> bool:
         """Enter a version all see from here on; return whether it was released meanwhile."""
         with self._lock:
             caller.check()
@@ -282,24 +280,24 @@ class Publisher:
                 self._let_go([key])
         return is_gone
 
-    def _withdraw(self, key: VersionKey) -> None:
+    def _withdraw(self, key: VersionId) -> None:
         with self._lock:
             self._shelf.withdraw(key)
 
-    def _write_down(self, key: VersionKey) -> None:
+    def _write_down(self, key: VersionId) -> None:
         version = self._versions[key]
         facts = {"job_id": self._shelf.job_of(key), "is_released": self._shelf.is_released(key)}
         body = version.manifest.SerializeToString()
         self._book.put(_record(key), facts, body=body, fds=(version.file.fd,))
 
-    def _let_go(self, keys: Iterable[VersionKey]) -> None:
+    def _let_go(self, keys: Iterable[VersionId]) -> None:
         for key in keys:
             self._book.drop(_record(key))
             self._versions.pop(key).file.close()
 
 
-def _record(key: VersionKey) -> Key:
-    return ("version", key.deployment_id, str(key.version))
+def _record(key: VersionId) -> Key:
+    return ("version", key.deployment_id, f"{key.incarnation}.{key.version}")
 
 
 def chunked(array: Array) -> Iterator[bytes]:

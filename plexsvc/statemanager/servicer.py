@@ -22,7 +22,7 @@ from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.keys import ClusterKeys
@@ -43,7 +43,6 @@ from plexsvc.statemanager.publishing import (
     Progress,
     chunked,
 )
-from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.staging import Upload
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import verify
@@ -124,7 +123,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             self._node.admit(request.fence)
         except PlexError as error:
             await abort_with(context, error)
-        self._node.publisher.release(_version_key(request))
+        self._node.publisher.release(VersionId.of(request))
         return statemanager_pb2.ReleaseVersionReply()
 
     async def GetManifest(  # noqa: N802
@@ -132,7 +131,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.VersionManifest:
         """Return the manifest of a version on this node."""
         try:
-            return self._node.publisher.manifest(_version_key(request))
+            return self._node.publisher.manifest(VersionId.of(request))
         except PlexError as error:
             await abort_with(context, error)
 
@@ -163,7 +162,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Stream the wanted boxes of a version one after the other, or all of its region."""
         offset = 0
         try:
-            arrays = self._node.publisher.read(_version_key(request), request.pieces)
+            arrays = self._node.publisher.read(VersionId.of(request), request.pieces)
             while (array := await self._run(lambda _: next(arrays, None))) is not None:
                 for data in chunked(array):
                     yield common_pb2.Chunk(offset=offset, data=data)
@@ -298,9 +297,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     def _publish(
         self, request: statemanager_pb2.PublishRequest, caller: Caller
     ) -> statemanager_pb2.PublishReply:
-        wpg_id, key = WpgId(request.wpg_id), _version_key(request)
+        wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
         self._node.wait_until_settled()
-        with self._versions.hold(f"{key.deployment_id} {key.version}"):
+        with self._versions.hold(str(key)):
             start_us = self._clock.monotonic_us()
             with self._node.wpg_locks.hold(wpg_id):
                 caller.check()
@@ -329,7 +328,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             text = f"{wpg_id} has accumulated gradients, which belong to its ranks"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; step or zero_grad first")
         return self._node.publisher.draft(
-            _version_key(request),
+            VersionId.of(request),
             index,
             job_id=self._node.state_of(wpg_id).job_id,
             region=taken.region,
@@ -372,7 +371,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, copies: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
     ) -> Iterator[Published]:
         if holder.node_id == self._node.config.node_id:
-            with self._node.publisher.reading(_version_key(copies)) as published:
+            with self._node.publisher.reading(VersionId.of(copies)) as published:
                 yield published
             return
         far = Far(holder, lambda: self._keys)
@@ -400,16 +399,6 @@ async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_p
         break
     text = "an upload starts with its header; send StageHeader first"
     raise PlexError(ErrorCode.BAD_REQUEST, text)
-
-
-def _version_key(
-    request: statemanager_pb2.PublishRequest
-    | statemanager_pb2.ReleaseVersionRequest
-    | statemanager_pb2.PublishedVersion
-    | statemanager_pb2.GetManifestRequest
-    | statemanager_pb2.ReadVersionRequest,
-) -> VersionKey:
-    return VersionKey(DeploymentId(request.deployment_id), request.version)
 
 
 def _wpg_on_wire(wpg: WpgState) -> statemanager_pb2.WpgState:

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.core import Budget
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class VersionKey:
-    """A published weight version."""
-
-    deployment_id: DeploymentId
-    version: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,9 +27,9 @@ class VersionShelf:
     def __init__(self, host: Budget, *, max_per_deployment: int) -> None:
         self._host = host
         self._max = max_per_deployment
-        self._entries: dict[VersionKey, VersionEntry] = {}
+        self._entries: dict[VersionId, VersionEntry] = {}
 
-    def admit(self, key: VersionKey, *, job_id: JobId, nbytes: int) -> None:
+    def admit(self, key: VersionId, *, job_id: JobId, nbytes: int) -> None:
         """Reserve host bytes for a new version.
 
         Raises:
@@ -48,7 +40,7 @@ class VersionShelf:
         if len(kept) >= self._max:
             raise PlexError(
                 ErrorCode.NO_ROOM,
-                f"version {key.version} of {key.deployment_id} not published: {len(kept)} versions "
+                f"{key} not published: {len(kept)} versions "
                 "are kept already (max_versions_per_deployment); release one first",
                 need=1,
                 free=0,
@@ -56,7 +48,7 @@ class VersionShelf:
         self._host.take(nbytes)
         self._entries[key] = VersionEntry(job_id=job_id, nbytes=nbytes, holders=Counter())
 
-    def adopt(self, key: VersionKey, *, job_id: JobId, nbytes: int, is_released: bool) -> None:
+    def adopt(self, key: VersionId, *, job_id: JobId, nbytes: int, is_released: bool) -> None:
         """Take over a version that a predecessor kept; `free_unneeded` once holders are known.
 
         Raises:
@@ -67,7 +59,7 @@ class VersionShelf:
             job_id=job_id, nbytes=nbytes, holders=Counter(), is_released=is_released
         )
 
-    def get(self, key: VersionKey, *, job_id: JobId | None = None) -> VersionEntry:
+    def get(self, key: VersionId, *, job_id: JobId | None = None) -> VersionEntry:
         """Return a version that may still be opened, by `job_id` if given.
 
         Raises:
@@ -78,27 +70,27 @@ class VersionShelf:
         if entry is None or entry.is_released or not is_visible:
             raise PlexError(
                 ErrorCode.NOT_FOUND,
-                f"version {key.version} of {key.deployment_id} is not on this node; publish it",
+                f"{key} is not on this node; publish it",
             )
         return entry
 
-    def __contains__(self, key: VersionKey) -> bool:
+    def __contains__(self, key: VersionId) -> bool:
         """Whether its bytes are kept."""
         return key in self._entries
 
-    def job_of(self, key: VersionKey) -> JobId:
+    def job_of(self, key: VersionId) -> JobId:
         """Return whose it is."""
         return self._entries[key].job_id
 
-    def is_released(self, key: VersionKey) -> bool:
+    def is_released(self, key: VersionId) -> bool:
         """Whether only mappings keep it."""
         return self._entries[key].is_released
 
-    def hold(self, key: VersionKey, holder: int, *, count: int = 1) -> None:
+    def hold(self, key: VersionId, holder: int, *, count: int = 1) -> None:
         """Count mappings of it."""
         self._entries[key].holders[holder] += count
 
-    def unhold(self, key: VersionKey, holder: int) -> bool:
+    def unhold(self, key: VersionId, holder: int) -> bool:
         """Count a mapping less; True when that freed the version."""
         entry = self._entries.get(key)
         if entry is None:
@@ -107,17 +99,17 @@ class VersionShelf:
         entry.holders += Counter()  # drops what is not positive
         return self._free_unneeded(key)
 
-    def unhold_all(self, holder: int) -> list[VersionKey]:
+    def unhold_all(self, holder: int) -> list[VersionId]:
         """Forget a holder that left; return the versions that freed."""
         for entry in self._entries.values():
             entry.holders.pop(holder, None)
         return self.free_unneeded()
 
-    def free_unneeded(self) -> list[VersionKey]:
+    def free_unneeded(self) -> list[VersionId]:
         """Return the released versions that nobody holds; they are freed."""
         return [key for key in sorted(self._entries) if self._free_unneeded(key)]
 
-    def release(self, key: VersionKey) -> bool:
+    def release(self, key: VersionId) -> bool:
         """End the scheduler's hold; True when that freed the version. Safe to repeat."""
         entry = self._entries.get(key)
         if entry is None:
@@ -125,11 +117,11 @@ class VersionShelf:
         entry.is_released = True
         return self._free_unneeded(key)
 
-    def withdraw(self, key: VersionKey) -> None:
+    def withdraw(self, key: VersionId) -> None:
         """Take back an admission whose publication failed."""
         self._host.give(self._entries.pop(key).nbytes)
 
-    def _free_unneeded(self, key: VersionKey) -> bool:
+    def _free_unneeded(self, key: VersionId) -> bool:
         entry = self._entries[key]
         if not entry.is_released or entry.holders:
             return False

@@ -9,6 +9,7 @@ import xxhash
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 
 BLOCK_BYTES: Final = 4 << 20
 """Bytes that one checksum covers; the last block may be shorter."""
@@ -43,7 +44,7 @@ def verify(manifest: statemanager_pb2.VersionManifest, data: memoryview) -> str:
 def _mismatch(manifest: statemanager_pb2.VersionManifest, found: str, **facts: int) -> PlexError:
     return PlexError(
         ErrorCode.CHECKSUM_MISMATCH,
-        f"version {manifest.version} of {manifest.deployment_id} from node {manifest.node_id} is "
+        f"{VersionId.of(manifest)} from node {manifest.node_id} is "
         f"not what was published: {found}; it was not loaded, sync again",
         deployment_id=manifest.deployment_id,
         version=manifest.version,

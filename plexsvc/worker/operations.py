@@ -26,6 +26,7 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
 from plexsvc.weights.checksums import verify
@@ -61,7 +62,7 @@ class StateMemory(results.Staging, Protocol):
         """Return a staged bundle, read-only."""
         ...
 
-    def open_version(self, deployment_id: str, version: int) -> Published:
+    def open_version(self, version: VersionId) -> Published:
         """Return this node's part of a published version, read-only."""
         ...
 
@@ -268,7 +269,7 @@ class Operations:
         def run() -> Answer:
             sources.copy(reads)
             reads.clear()  # they hold views of the version, which the caller closes
-            return Answer(weight_version=body.version)
+            return Answer(weight_version=published.version)
 
         return run
 

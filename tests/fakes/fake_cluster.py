@@ -23,6 +23,7 @@ from plexclient.wire.v1 import (
     worker_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
 from tests.rigs.keys import KEYS
 
@@ -328,11 +329,15 @@ class FakeRolloutManager:
         self.forgotten: list[str] = []
         self.released: list[bytes] = []
         self.addresses: list[str] = []
+        self.used: set[VersionId] = set()
+        """Versions that instances serve."""
 
     async def Execute(
         self, request: worker_pb2.ExecuteRequest, context: None = None
     ) -> worker_pb2.ExecuteReply:
         self.addresses.extend(request.instance_addresses)
+        if request.operation.WhichOneof("body") == "pull":
+            self.used = {VersionId.of(request.published)}
         return await self._behaviour.execute(request)
 
     async def Cancel(
@@ -341,11 +346,15 @@ class FakeRolloutManager:
         self.cancelled.append(request.operation_id)
         return worker_pb2.CancelReply()
 
+    def versions_in_use(self) -> set[VersionId]:
+        return set(self.used)
+
     def progress(self, operation_id: bytes) -> int:
         return 0
 
     async def forget(self, deployment_id: str) -> None:
         self.forgotten.append(deployment_id)
+        self.used.clear()
 
     def release(self, operation_id: bytes) -> None:
         self.released.append(operation_id)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.rollout.engines.base import (
     FINISH_ABORT,
     FINISH_LENGTH,
@@ -27,18 +28,18 @@ STEP_S = 0.001
 """A step takes this long, as a small model's does: an abort has time to arrive."""
 
 
-def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: int) -> int:
+def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: VersionId) -> int:
     """Return the token of one draw; greedy ones depend on the prompt instead of the seed."""
     sampling = request.sampling
     seed = sampling.seed if sampling.temperature else sum(request.prompt.token_ids)
-    return draw_seed(seed + 1000 * version, position=draw) % VOCAB
+    return draw_seed(seed + 1000 * version.version, position=draw) % VOCAB
 
 
 class FakeEngine:
     """One token a request and step. With `held` every step waits for `allow`."""
 
     def __init__(self, *, held: bool = False) -> None:
-        self.version = 0
+        self.version = VersionId()
         self.generated = 0
         self.held = held
         self._step_s = STEP_S
@@ -95,7 +96,9 @@ class FakeEngine:
         for request_id in request_ids:
             self._finish(request_id, FINISH_ABORT)
 
-    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+    async def load_version(
+        self, published: Sequence[Published], *, version: VersionId
+    ) -> LoadReport:
         checksums = [verify(part.manifest, part.data) for part in published]
         self.version = version
         nbytes = sum(part.manifest.nbytes for part in published)

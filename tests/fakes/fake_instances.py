@@ -8,6 +8,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import rollout_pb2_grpc, statemanager_pb2, worker_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.ids import VersionId
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.instance import DescribeServicer, InstanceServicer
 from plexsvc.rpc.channels import listen, new_server
@@ -16,31 +17,36 @@ from plexsvc.weights.reading import OpenedVersion, Published
 from tests.fakes.fake_engine import FakeEngine
 from tests.rigs.keys import KEYS
 
-SHELF: dict[int, Published] = {}
+SHELF: dict[VersionId, Published] = {}
 """Published versions, as a state manager would open them."""
 
 
 def publish(
-    version: int, *, data: bytes | None = None, is_damaged: bool = False
+    version: int,
+    *,
+    source: str = "actor",
+    incarnation: int = 1,
+    data: bytes | None = None,
+    is_damaged: bool = False,
 ) -> statemanager_pb2.PublishedVersion:
     """Put a version on the shelf and return it as a scheduler would send it."""
-    view = memoryview(data if data is not None else bytes([version]) * 100)
+    named = VersionId(source, incarnation, version)
+    view = memoryview(data if data is not None else f"{source} {version}".encode() * 100)
     manifest = statemanager_pb2.VersionManifest(
-        deployment_id="actor",
-        version=version,
+        **named._asdict(),
         nbytes=len(view),
         block_checksums=block_checksums(view),
     )
     found = memoryview(bytes(len(view))) if is_damaged else view
-    SHELF[version] = Published(manifest=manifest, data=found)
+    SHELF[named] = Published(manifest=manifest, data=found)
     return statemanager_pb2.PublishedVersion(
-        deployment_id="actor", version=version, holders=[statemanager_pb2.VersionHolder()]
+        **named._asdict(), holders=[statemanager_pb2.VersionHolder()]
     )
 
 
 def open_version(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
     """Open what is on the shelf."""
-    part = SHELF[version.version]
+    part = SHELF[VersionId.of(version)]
     return OpenedVersion(manifests=[part.manifest], parts=[part])
 
 
@@ -51,6 +57,7 @@ class FakeInstance:
     engine: FakeEngine
     address: str = "127.0.0.1:0"
     server: grpc.aio.Server | None = None
+    servicer: InstanceServicer = field(init=False)
     config: InstanceConfig = field(
         default_factory=lambda: InstanceConfig(
             wpg_id="wpg",
@@ -66,13 +73,13 @@ class FakeInstance:
     async def start(self) -> None:
         """Serve on the address, a free one the first time."""
         self.server = new_server(KEYS)
-        servicer = InstanceServicer(
+        self.servicer = InstanceServicer(
             self.engine,
             self.config,
             clock=SystemClock(),
             open_version=open_version,
         )
-        rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, self.server)
+        rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(self.servicer, self.server)
         describe = DescribeServicer(self.engine, self.config)
         worker_pb2_grpc.add_WorkerServicer_to_server(describe, self.server)
         self.address = listen(self.server, self.address, KEYS, key="fake")

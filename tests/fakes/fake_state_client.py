@@ -11,6 +11,7 @@ import numpy as np
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.statelink.client import MoveHandlers, RegionSpec
 from plexsvc.statelink.mapping import Extent, FixedMapping, round_to_pages
 from plexsvc.weights.checksums import block_checksums
@@ -92,8 +93,8 @@ class FakeStateClient:
     def drop_staged(self, staging_id: bytes) -> None:
         self.staged.pop(staging_id, None)
 
-    def open_version(self, deployment_id: str, version: int) -> Published:
-        return self.versions[deployment_id, version]
+    def open_version(self, version: VersionId) -> Published:
+        return self.versions[version.deployment_id, version.version]
 
     def park(self) -> dict[str, int]:
         """Copy what is dirty, take every page away; return the bytes kept by region."""

@@ -10,6 +10,7 @@ import pytest
 
 from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
+from plexsvc.ids import VersionId
 from plexsvc.rpc.errors import error_from
 from tests.rigs.rollout_requests import Answer, call, collect, request
 
@@ -112,7 +113,7 @@ class EngineContract:
         assert len((await answers(stub, good))[0, 0].tokens) == 100
 
     async def test_a_version_that_is_not_there_is_not_served(self, stub: Stub) -> None:
-        newer = call(request(PROMPTS[0]), min_version=10_000)
+        newer = call(request(PROMPTS[0]), version=VersionId("job/actor", 1, 10_000))
         assert await refusal(stub.Generate(newer, timeout=TIMEOUT_S)) == ErrorCode.UNAVAILABLE
 
     async def test_an_order_with_an_older_epoch_is_refused(self, stub: Stub) -> None:

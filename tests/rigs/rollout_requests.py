@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, rollout_pb2
+from plexsvc.ids import VersionId
 
 FENCE = common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
 
@@ -74,9 +75,9 @@ def request(
 
 
 def call(
-    *requests: rollout_pb2.InstanceRequest, min_version: int = 0
+    *requests: rollout_pb2.InstanceRequest, version: VersionId | None = None
 ) -> rollout_pb2.InstanceGenerateRequest:
     """Return one call of an instance."""
     return rollout_pb2.InstanceGenerateRequest(
-        fence=FENCE, requests=requests, min_version=min_version
+        fence=FENCE, requests=requests, version=version and version._asdict()
     )

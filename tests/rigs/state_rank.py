@@ -18,6 +18,7 @@ import numpy as np
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
+from plexsvc.ids import VersionId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
@@ -108,7 +109,7 @@ class Rank:
         return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssShmem"))
 
     def do_open_version(self, deployment_id: str, version: int) -> str:
-        view = self.client.open_version(deployment_id, version).data
+        view = self.client.open_version(VersionId(deployment_id, 0, version)).data
         assert view.readonly
         self.held.append(view)
         return hashlib.sha256(view).hexdigest()

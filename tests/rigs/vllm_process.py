@@ -69,10 +69,15 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
 
 
 def publish_arrays(
-    file: Path, arrays: dict[str, npt.NDArray[np.float32]], *, version: int, shards: int = 1
+    file: Path,
+    arrays: dict[str, npt.NDArray[np.float32]],
+    *,
+    version: int,
+    source: str = "actor",
+    shards: int = 1,
 ) -> statemanager_pb2.VersionManifest:
     """Write a version as `shards` ranks would publish it: rows split, vectors copied by each."""
-    manifest = statemanager_pb2.VersionManifest(deployment_id="actor", version=version)
+    manifest = statemanager_pb2.VersionManifest(deployment_id=source, version=version)
     data = bytearray()
     for rank in range(shards):
         for name, array in arrays.items():
@@ -100,11 +105,13 @@ def publish_arrays(
     return manifest
 
 
-def lying_in(file: Path, *, version: int) -> statemanager_pb2.PublishedVersion:
+def lying_in(
+    file: Path, *, version: int, source: str = "actor"
+) -> statemanager_pb2.PublishedVersion:
     """Return a version that `publish_arrays` wrote as a scheduler would send it."""
     holder = statemanager_pb2.VersionHolder(data_socket=str(file))
     return statemanager_pb2.PublishedVersion(
-        deployment_id="actor", version=version, holders=[holder]
+        deployment_id=source, version=version, holders=[holder]
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
 from plexsvc.errors import PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import OperationId, VersionId
 
 InstanceId = NewType("InstanceId", int)
 """One engine process; a successor at the same address has another id."""
@@ -21,7 +21,9 @@ class InstanceJoined:
 
     instance_id: InstanceId
     address: str
-    version: int
+    version: VersionId
+    checksum: str = ""
+    """Of the version's bytes; empty for the model's own weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class InstanceAnswered:
     """An instance was probed or updated, and has this version."""
 
     instance_id: InstanceId
-    version: int
+    version: VersionId
+    checksum: str = ""
     refusal: str = ""
     """Why it refused the update."""
     is_probe: bool = False
@@ -46,7 +49,7 @@ class InstanceAnswered:
 class VersionWanted:
     """A deployment is to serve this version from now on."""
 
-    version: int
+    version: VersionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

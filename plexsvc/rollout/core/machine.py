@@ -1,6 +1,7 @@
 """The rollout core of one deployment: which instance serves and which sample goes where.
 
-Theory of operation. An instance *serves* while it answers and has the wanted version. A broken call
+Theory of operation. An instance *serves* while it answers and has the wanted version, with the
+checksum that the others report of it. A broken call
 makes it *lost*: it gets no samples and is sought. When it answers, it is updated if it has another
 version, and serves again; after `MAX_PROBES` probes in vain it is given up until an update or new
 addresses bring it back. Samples go to the least loaded serving instances. When a call ends before
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId, show
+from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.dealing import deal
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
@@ -35,7 +36,8 @@ class Instance:
     """One engine process."""
 
     address: str
-    version: int
+    version: VersionId
+    checksum: str = ""
     is_serving: bool = False
     is_sought: bool = False
     """Whether a probe is under way."""
@@ -74,11 +76,13 @@ class RolloutCore:
 
     def __init__(self, deployment_id: str, *, max_losses: int) -> None:
         self.deployment_id, self.max_losses = deployment_id, max_losses
-        self.version = 0
+        self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
         self.generates: dict[OperationId, Generate] = {}
-        self._version_before = 0
+        self._version_before = VersionId()
+        self._checksums: dict[VersionId, str] = {}
+        """What the first instance reported of the wanted version, and of the one before."""
         self._updating: set[InstanceId] = set()
         """Instances whose answer to the latest `VersionWanted` is outstanding."""
         self._is_refused = False
@@ -126,14 +130,17 @@ class RolloutCore:
         """Take new instances; the calls of those before end by themselves."""
         if not self.instances:  # a new manager adopts what they have
             self.version = max(joined.version for joined in event.instances)
+            self._checksums.clear()
         self.instances = {
             joined.instance_id: Instance(joined.address, joined.version)
             for joined in event.instances
         }
         self._updating.clear()
-        for instance_id, instance in self.instances.items():
-            self._serve(instance_id, instance.version)
-        return self._spread_waiting()
+        ordered: list[Order] = []
+        for joined in event.instances:
+            if wrong := self._serve(joined.instance_id, joined.version, joined.checksum):
+                ordered += self._lose(joined.instance_id, wrong)
+        return ordered + self._spread_waiting()
 
     def _hear(self, event: events.InstanceAnswered | events.InstanceLost) -> list[Order]:
         """Let an instance with the wanted version serve, update another, seek a lost one."""
@@ -145,22 +152,27 @@ class RolloutCore:
         if isinstance(event, events.InstanceLost):
             ordered = self._lose(one, event.because)
             return ordered if event.is_probe else ordered + self._settle(one)
-        self._serve(one, event.version)
-        if event.refusal:
-            return self._refuse(one, event.refusal)
+        refusal = self._serve(one, event.version, event.checksum) or event.refusal
+        if refusal:
+            return self._refuse(one, refusal)
         if instance.is_serving:
             return self._settle(one)
         if one in self._updating:
             return []
         return [orders.UpdateInstance(instance_id=one, version=self.version)]
 
-    def _serve(self, instance_id: InstanceId, version: int) -> None:
-        """Note an instance's version; it serves if that is the wanted one."""
+    def _serve(self, instance_id: InstanceId, version: VersionId, checksum: str) -> str:
+        """Note an instance's version; it serves if that is the wanted one. Return what is wrong."""
         instance = self.instances[instance_id]
-        instance.version = version
-        instance.is_serving = version == self.version
-        if instance.is_serving:
-            instance.lost_because, instance.probes = "", 0
+        instance.version, instance.checksum = version, checksum
+        instance.is_serving = False
+        if version != self.version:
+            return ""
+        known = self._checksums.setdefault(version, checksum)
+        if checksum != known:
+            return f"its {version} has checksum {checksum or 'none'}, the others' has {known}"
+        instance.is_serving, instance.lost_because, instance.probes = True, "", 0
+        return ""
 
     def _lose(self, instance_id: InstanceId, because: str) -> list[Order]:
         """Give an instance no more samples; seek it unless that is under way or was in vain."""
@@ -177,8 +189,10 @@ class RolloutCore:
 
     # ---- versions
 
-    def _want(self, version: int) -> list[Order]:
+    def _want(self, version: VersionId) -> list[Order]:
         self._version_before, self.version = self.version, version
+        kept = {self._version_before, version}
+        self._checksums = {known: sum_ for known, sum_ in self._checksums.items() if known in kept}
         self._updating, self._is_refused = set(self.instances), False
         for instance in self.instances.values():
             instance.is_serving = False
@@ -200,7 +214,7 @@ class RolloutCore:
                 self.version = self._version_before
                 for one, instance in self.instances.items():
                     if not instance.is_sought:
-                        self._serve(one, instance.version)
+                        self._serve(one, instance.version, instance.checksum)
         return self._spread_waiting()
 
     # ---- samples

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from plexsvc.errors import PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 
 
@@ -17,7 +17,7 @@ class StartSamples:
     operation_id: OperationId
     instance_id: InstanceId
     samples: list[SampleKey]
-    version: int
+    version: VersionId
     """The version that the instance must have."""
 
 
@@ -69,7 +69,7 @@ class UpdateInstance:
     """Load a version; ends in `VersionServed`, `VersionRefused` or `InstanceLost`."""
 
     instance_id: InstanceId
-    version: int
+    version: VersionId
 
 
 SampleOrder: TypeAlias = StartSamples | RecordTokens | AnswerSamples

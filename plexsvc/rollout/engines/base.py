@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
+from plexsvc.ids import VersionId
 
 if TYPE_CHECKING:
     from plexsvc.weights.reading import Published
+
+MODEL: Final = VersionId()
 
 FINISH_STOP = operations_pb2.FINISH_REASON_STOP
 FINISH_LENGTH = operations_pb2.FINISH_REASON_LENGTH
@@ -59,8 +62,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def version(self) -> int:
-        """Return the weight version in use; 0 is the model directory's own weights."""
+    def version(self) -> VersionId:
+        """Return the weight version in use."""
         ...
 
     def generate(
@@ -81,7 +84,9 @@ class Engine(Protocol):
         """End these requests with finish reason `abort`; unknown ids are ignored."""
         ...
 
-    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+    async def load_version(
+        self, published: Sequence[Published], *, version: VersionId
+    ) -> LoadReport:
         """Replace the weights in place, between two steps, and recompute what was cached.
 
         Raises:
@@ -133,7 +138,7 @@ class DeltaBox:
         *,
         tokens: Sequence[int] = (),
         logprobs: Sequence[float] = (),
-        version: int = 0,
+        version: VersionId = MODEL,
         prompt_logprobs: Sequence[float] = (),
     ) -> None:
         """Append tokens of one sample."""
@@ -199,13 +204,13 @@ class DeltaBox:
 
 
 def extend_spans(
-    delta: operations_pb2.SampleDelta, *, version: int, start: int, count: int
+    delta: operations_pb2.SampleDelta, *, version: VersionId, start: int, count: int
 ) -> None:
     """Say that tokens [start, start + count) came from `version`, widening the last span."""
     if not count:
         return
     spans = delta.versions
-    if spans and spans[-1].version == version and spans[-1].end == start:
+    if spans and spans[-1].end == start and VersionId.of(spans[-1]) == version:
         spans[-1].end = start + count
     else:
-        spans.add(version=version, start=start, end=start + count)
+        spans.add(start=start, end=start + count, **version._asdict())

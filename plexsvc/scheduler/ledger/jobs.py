@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, VersionId, WpgId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -115,8 +115,7 @@ class WpgRecord:
 class Published:
     """A frozen version of a WPG's state, and the nodes that hold pieces of it."""
 
-    deployment_id: str
-    version: int
+    version: VersionId
     nodes: tuple[NodeId, ...]
 
 
@@ -226,9 +225,10 @@ class Registry:
                     del self._pulls[source]
         return held
 
-    def pulled(self, source: DeploymentId) -> set[int]:
-        """Return the versions of a deployment that waiting and running pulls still need."""
-        return set(self._pulls.get(source, {}).values())
+    def pulled(self) -> list[tuple[DeploymentId, int]]:
+        """Return the sources and versions that waiting and running pulls still need."""
+        pulls = self._pulls.items()
+        return [(DeploymentId(source), n) for source, of in pulls for n in of.values()]
 
     def forget_jobs(self) -> list[DeploymentId]:
         """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""

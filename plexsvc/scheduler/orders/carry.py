@@ -60,6 +60,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.from_wpg_id,
         deployment_id=f"{action.deployment_id}~carried",
+        incarnation=record.incarnation,
         version=int(action.move_id.rpartition(".")[2]),
         complete=True,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import grpc
@@ -17,7 +17,7 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, OperationId
+from plexsvc.ids import OperationId, VersionId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.events import StateCopied
 from plexsvc.scheduler.core.vocabulary import OperationKind
@@ -69,24 +69,16 @@ async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2
     return worker_pb2.ExecuteReply(result=result)
 
 
-async def release_versions(
-    reach: Reach, deployment_id: DeploymentId, *, needed: Iterable[int] | None
-) -> None:
-    """Release a deployment's surplus versions, or all of them when `needed` is None."""
-    if needed is None:
-        gone = reach.versions.forget(deployment_id)
-    else:
-        gone = reach.versions.surplus(deployment_id, needed=needed)
-    for published in gone:
+async def release_unused(reach: Reach) -> None:
+    """Release the versions that nobody needs any more, of whatever deployment."""
+    for published in reach.versions.surplus(used=_used(reach)):
         await release(reach, published)
 
 
 async def release(reach: Reach, published: Published) -> None:
     """Release a version where it lies; a node that is gone has none."""
     request = statemanager_pb2.ReleaseVersionRequest(
-        deployment_id=published.deployment_id,
-        version=published.version,
-        fence=reach.fence(lease_no=0),
+        **published.version._asdict(), fence=reach.fence(lease_no=0)
     )
     for node_id in filter(reach.nodes.is_up, published.nodes):
         try:
@@ -107,9 +99,7 @@ async def publish(
         AioRpcError: a state manager did not answer.
     """
     replies = []
-    published = Published(
-        deployment_id=request.deployment_id, version=request.version, nodes=tuple(record.nodes)
-    )
+    published = Published(version=VersionId.of(request), nodes=tuple(record.nodes))
     try:
         for node_id in record.nodes:
             reply = await reach.ask_state(
@@ -131,21 +121,38 @@ async def _publish(
     record: WpgRecord,
     result: Result,
 ) -> None:
-    """Freeze a version on every node of the WPG; its number is the operation's."""
-    version = held.operation.seq
+    """Freeze a version on every node of the WPG, unless this state is one already.
+
+    A new version's number is the operation's.
+    """
+    deployment_id, number = record.deployment.deployment_id, held.operation.seq
+    incarnation = record.incarnation
+    known = reach.versions.hand_out(deployment_id, incarnation=incarnation, number=number)
+    if known is not None:
+        result.weight_version = known.version.version
+        return
     request = statemanager_pb2.PublishRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        deployment_id=record.deployment.deployment_id,
-        version=version,
+        deployment_id=deployment_id,
+        incarnation=incarnation,
+        version=number,
     )
     published, replies = await publish(reach, record, request)
     reach.versions.add(published)
-    result.weight_version = version
+    result.weight_version = number
     result.metrics["copy_us"] = sum(reply.copy_us for reply in replies)
     result.metrics["nbytes"] = sum(reply.nbytes for reply in replies)
-    deployment_id = record.deployment.deployment_id
-    await release_versions(reach, deployment_id, needed=reach.registry.pulled(deployment_id))
+    await release_unused(reach)
+
+
+def _used(reach: Reach) -> set[VersionId]:
+    """Return the versions that instances serve, and that waiting and running pulls will read."""
+    used = reach.rollout.versions_in_use()
+    for source, number in reach.registry.pulled():
+        with suppress(PlexError):  # its publish has not run, or it is too late
+            used.add(reach.versions.find(source, number).version)
+    return used
 
 
 async def _digest(
@@ -238,6 +245,7 @@ async def _copies(
         fence=fence,
         wpg_id=record.wpg_id,
         deployment_id=f"{record.deployment.deployment_id}~copied",
+        incarnation=record.incarnation,
         version=reach.clock.wall_us(),  # a save that is tried again has the same number
         complete=complete,
         mid_window=True,

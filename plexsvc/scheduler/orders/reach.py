@@ -10,7 +10,7 @@ import grpc.aio
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
 from plexsvc.clock import Clock
-from plexsvc.ids import NodeId
+from plexsvc.ids import NodeId, VersionId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event
@@ -40,6 +40,10 @@ class RolloutPort(Protocol):
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections."""
+        ...
+
+    def versions_in_use(self) -> set[VersionId]:
+        """Return the versions that instances serve or load, or would after a restart."""
         ...
 
     def progress(self, operation_id: bytes) -> int:
@@ -117,8 +121,7 @@ class Reach:
         """
         links = [self.nodes.link(node_id) for node_id in published.nodes]
         return statemanager_pb2.PublishedVersion(
-            deployment_id=published.deployment_id,
-            version=published.version,
+            **published.version._asdict(),
             holders=[
                 statemanager_pb2.VersionHolder(
                     node_id=link.node_id,

@@ -28,6 +28,9 @@ from plexsvc.scheduler.orders.reach import Reach
 MAX_EXECUTE_TRIES: Final = 3
 """Times an operation is sent to a rank whose connection breaks; a repeat attaches to it."""
 
+CHANGING_KINDS: Final = frozenset({OperationKind.STEP, OperationKind.LOAD, OperationKind.PULL})
+"""Kinds that may change a deployment's parameters."""
+
 Replies = Sequence[worker_pb2.ExecuteReply]
 
 
@@ -56,6 +59,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
     except PlexError as error:
         return _failed(action, fault_of(error), is_refusal=True)
     started_us = reach.clock.monotonic_us()
+    if held.kind in CHANGING_KINDS:
+        reach.versions.changed(record.deployment.deployment_id)
     replies = await _execute(reach, action, held=held, record=record)
     result = results.merge(action.operation_id, replies)
     if result.HasField("error"):
@@ -63,6 +68,8 @@ async def start(reach: Reach, action: StartOperation) -> Event | None:
         return _failed(action, fault_from_wire(result.error), is_refusal=is_refusal)
     if held.kind is OperationKind.INITIALIZE:
         await spawn.learn(reach, record)
+    elif held.kind is OperationKind.PULL:
+        await managed.release_unused(reach)  # what it served before
     digest = results.digest_of(replies)
     reach.recorder.applied(held, record.deployment, result=result, digest=digest)
     measured_us = max(reply.run_us for reply in replies)

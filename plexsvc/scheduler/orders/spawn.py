@@ -81,7 +81,8 @@ async def forget(reach: Reach, action: ForgetWpg) -> Event:
         deployment = record.deployment
         if deployment.is_rollout:
             await reach.rollout.forget(deployment.deployment_id)
-        await managed.release_versions(reach, deployment.deployment_id, needed=None)
+        reach.versions.forget(deployment.deployment_id)
+        await managed.release_unused(reach)
     reach.recorder.forgotten(action.wpg_id)
     return WpgForgotten(wpg_id=action.wpg_id)
 

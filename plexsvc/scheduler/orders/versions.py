@@ -1,51 +1,100 @@
-"""Published weight versions by deployment: which exist, and which may go."""
+"""Published weight versions by deployment: which exist, which describe its state, which may go.
+
+A deployment's state is published once: until an operation changes it, every further publish hands
+out the version that there is. A version is kept while it is among its deployment's newest, and
+while somebody uses it: a pull that waits or runs, instances that serve it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, VersionId
 from plexsvc.scheduler.ledger.jobs import Published
 
 
+@dataclass(slots=True)
+class _Shelf:
+    """One deployment's versions."""
+
+    published: dict[int, Published] = field(default_factory=dict)
+    """By the number of their publish."""
+    handed_out: dict[int, int] = field(default_factory=dict)
+    """The version that a publish handed out, by its number."""
+    current: Published | None = None
+    """The version that is the deployment's state now."""
+    is_gone: bool = False
+
+
 class Versions:
-    """The newest versions of each deployment."""
+    """The versions of all deployments."""
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._known: dict[DeploymentId, dict[int, Published]] = {}
+        self._shelves: dict[DeploymentId, _Shelf] = {}
 
     def add(self, published: Published) -> None:
-        """Record a published version; publishing it again replaces it."""
-        known = self._known.setdefault(DeploymentId(published.deployment_id), {})
-        known[published.version] = published
+        """Record a published version, which is its deployment's state until that changes."""
+        shelf = self._shelf(published.version.deployment_id)
+        shelf.published[published.version.version] = shelf.current = published
+        shelf.is_gone = False
 
-    def find(self, deployment_id: DeploymentId, version: int) -> Published:
-        """Return a version, or the newest for version 0.
+    def hand_out(
+        self, deployment_id: DeploymentId, *, incarnation: int, number: int
+    ) -> Published | None:
+        """Return the version that is the state which publish `number` freezes, if there is one."""
+        shelf = self._shelf(deployment_id)
+        current = shelf.current
+        if current is None or current.version.incarnation != incarnation:
+            return None
+        shelf.handed_out[number] = current.version.version
+        return current
+
+    def changed(self, deployment_id: DeploymentId) -> None:
+        """Note that a deployment's parameters may change from here on."""
+        self._shelf(deployment_id).current = None
+
+    def find(self, deployment_id: DeploymentId, number: int) -> Published:
+        """Return the version that a publish froze or handed out.
 
         Raises:
             PlexError: `not_found` when it was not published or was released.
         """
-        known = self._known.get(deployment_id, {})
-        wanted = version or max(known, default=0)
-        if wanted not in known:
-            have = ", ".join(map(str, sorted(known))) or "none"
+        shelf = self._shelf(deployment_id)
+        found = shelf.published.get(shelf.handed_out.get(number, number))
+        if found is None:
+            have = ", ".join(map(str, sorted(shelf.published))) or "none"
             raise PlexError(
                 ErrorCode.NOT_FOUND,
-                f"version {version} of {deployment_id} is not published (known: {have}; the last "
-                f"{self._keep} are kept, scheduler.max_versions_per_deployment); publish again",
-                version=version,
+                f"version {number} of {deployment_id} is not published (known: {have}; those in "
+                f"use and the last {self._keep} are kept, scheduler.max_versions_per_deployment); "
+                "publish again",
+                version=number,
             )
-        return known[wanted]
+        return found
 
-    def surplus(self, deployment_id: DeploymentId, *, needed: Iterable[int]) -> list[Published]:
-        """Take out and return the oldest versions beyond the bound that no pull still needs."""
-        known = self._known.get(deployment_id, {})
-        keep = set(sorted(known)[-self._keep :]) | set(needed)
-        return [known.pop(version) for version in sorted(known) if version not in keep]
+    def forget(self, deployment_id: DeploymentId) -> None:
+        """Note that a deployment is gone: its versions stay only while they are used."""
+        self._shelf(deployment_id).is_gone = True
 
-    def forget(self, deployment_id: DeploymentId) -> list[Published]:
-        """Take out and return all versions of a deployment that is gone."""
-        known = self._known.pop(deployment_id, {})
-        return [known[version] for version in sorted(known)]
+    def surplus(self, *, used: AbstractSet[VersionId]) -> list[Published]:
+        """Take out and return the versions that nobody uses and that are not among the newest."""
+        gone: list[Published] = []
+        for deployment_id, shelf in list(self._shelves.items()):
+            keep = 0 if shelf.is_gone else self._keep
+            older = sorted(shelf.published)[: max(0, len(shelf.published) - keep)]
+            unused = [n for n in older if shelf.published[n].version not in used]
+            gone += [shelf.published.pop(number) for number in unused]
+            shelf.handed_out = {
+                asked: number
+                for asked, number in shelf.handed_out.items()
+                if number in shelf.published
+            }
+            if shelf.is_gone and not shelf.published:
+                del self._shelves[deployment_id]
+        return gone
+
+    def _shelf(self, deployment_id: str) -> _Shelf:
+        return self._shelves.setdefault(DeploymentId(deployment_id), _Shelf())

@@ -124,8 +124,10 @@ async def test_weights_are_replaced_in_place_and_equal_a_fresh_engines(
 ) -> None:
     publish_arrays(tmp_path / "v5", load_file(models[1] / "model.safetensors"), version=5, shards=2)
     reply = await load(stub, tmp_path / "v5", version=5)
-    assert (reply.error.code, reply.version, len(reply.checksum)) == ("", 5, 32)
+    assert (reply.error.code, reply.version.version, len(reply.checksum)) == ("", 5, 32)
     assert (await load(stub, tmp_path / "v5", version=5)).nbytes == 0
+    serving = await stub.Stats(rollout_pb2.InstanceStatsRequest(), timeout=TIMEOUT_S)
+    assert (serving.version, serving.checksum) == (reply.version, reply.checksum)
     found = await answers(stub, *batch())
     for index, prompt in enumerate(PROMPTS):
         answer = found[index, 0]
@@ -177,9 +179,26 @@ async def test_damaged_or_foreign_weights_are_refused_and_the_old_ones_serve_on(
     ):
         reply = await load(stub, tmp_path / name, version=20)
         assert reply.error.code == code
-        assert reply.version != 20
+        assert reply.version.version != 20
     after = (await answers(stub, request(PROMPTS[0], ignore_eos=True)))[0, 0]
     assert after.tokens == before.tokens
+
+
+async def test_the_same_number_of_another_source_brings_that_sources_weights(
+    stub: Stub, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = []
+    for source, model in zip(("a", "b"), models, strict=True):
+        arrays = load_file(model / "model.safetensors")
+        publish_arrays(tmp_path / source, arrays, version=30, source=source)
+        reply = await load(stub, tmp_path / source, version=30, source=source)
+        assert reply.error.code == ""
+        greedy = request(PROMPTS[0], temperature=0.0, ignore_eos=True, max_tokens=8)
+        answer = (await answers(stub, greedy))[0, 0]
+        expected = reference(model, PROMPTS[0], answer.tokens)
+        assert np.abs(np.array(answer.logprobs) - expected).max() < 1e-4
+        found.append(answer.tokens)
+    assert found[0] != found[1]
 
 
 def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
@@ -189,10 +208,12 @@ def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
     ]
 
 
-async def load(stub: Stub, file: Path, *, version: int) -> rollout_pb2.LoadVersionReply:
+async def load(
+    stub: Stub, file: Path, *, version: int, source: str = "actor"
+) -> rollout_pb2.LoadVersionReply:
+    published = lying_in(file, version=version, source=source)
     return await stub.LoadVersion(
-        rollout_pb2.LoadVersionRequest(fence=FENCE, published=lying_in(file, version=version)),
-        timeout=TIMEOUT_S,
+        rollout_pb2.LoadVersionRequest(fence=FENCE, published=published), timeout=TIMEOUT_S
     )
 
 

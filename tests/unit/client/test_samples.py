@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plexclient.errors import PlexError
-from plexclient.samples import TokenRecord, spread_versions
+from plexclient.samples import TokenRecord, spans_of_tokens
 from plexclient.wire.v1 import operations_pb2
 
 STOP = operations_pb2.FINISH_REASON_STOP
@@ -24,7 +24,7 @@ def delta(
     )
     if done:
         made.finish_reason = STOP
-        made.versions.add(version=3, start=0, end=position + len(tokens))
+        made.versions.add(version=3, start=0, end=position + len(tokens), deployment_id="job/a")
     return made
 
 
@@ -42,6 +42,7 @@ def test_samples_come_in_order_with_a_version_for_each_token() -> None:
     samples = record.samples()
     assert [sample.tokens for sample in samples] == [[1, 2], [5, 6]]
     assert [sample.versions for sample in samples] == [[3, 3], [3, 3]]
+    assert [sample.sources for sample in samples] == [["job/a"] * 2] * 2
     assert [new.sample is not None for new in news] == [True, True]
     assert samples[0].finish_reason == "stop"
     assert samples[0].prompt_tokens == [9]
@@ -109,7 +110,8 @@ def span(version: int, start: int, end: int) -> operations_pb2.VersionSpan:
 
 
 def test_version_spans_spread_over_tokens() -> None:
-    assert spread_versions([span(2, 1, 3), span(1, 0, 1)], num_tokens=3) == [1, 2, 2]
+    spans = spans_of_tokens([span(2, 1, 3), span(1, 0, 1)], num_tokens=3)
+    assert [found.version for found in spans] == [1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -119,4 +121,4 @@ def test_version_spans_must_cover_every_token_once(
     spans: list[operations_pb2.VersionSpan],
 ) -> None:
     with pytest.raises(PlexError, match="version span"):
-        spread_versions(spans, num_tokens=3)
+        spans_of_tokens(spans, num_tokens=3)

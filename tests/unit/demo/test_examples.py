@@ -59,6 +59,7 @@ def a_batch(sampled: list[float]) -> plex.Batch:
         tokens=[6, 7],
         logprobs=np.array(sampled, np.float32),
         versions=[1, 1],
+        sources=[""],
         finish_reason="stop",
     )
     return plex.Batch.from_samples([sample], advantages=[1.0])

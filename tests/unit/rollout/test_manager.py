@@ -13,7 +13,7 @@ import pytest
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, worker_pb2
 from plexsvc.clock import SystemClock
-from plexsvc.ids import new_operation_id
+from plexsvc.ids import VersionId, new_operation_id
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
@@ -234,12 +234,12 @@ async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version(
             b.instances[0].engine.allow(4)
             await recorded(b, operation, tokens=4 * 4)
             await b.instances[0].kill()
-            b.instances[0].engine.version = 0  # a restarted process has the model's own weights
+            b.instances[0].engine.version = VersionId()  # as of a restarted process
             b.instances[0].engine.release()
             await b.instances[0].start()
         answers = await b.answers(operation)
     assert running.result().state == APPLIED
-    assert b.instances[0].engine.version == 4
+    assert b.instances[0].engine.version == VersionId("actor", 1, 4)
     assert all(a.versions == [4] * 12 for a in answers.values())
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexclient.wire.v1 import operations_pb2
+from plexsvc.ids import VersionId
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
 from plexsvc.rollout.generation import arrival_of
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
@@ -40,7 +41,7 @@ def delta(
         logprobs=[-t for t in TOKENS[start:end]],
         finish_reason=finish,
     )
-    extend_spans(made, version=version, start=start, count=end - start)
+    extend_spans(made, version=VersionId("job/actor", 1, version), start=start, count=end - start)
     return made
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.statelink.opening import Far, VersionOpener
 from plexsvc.weights.checksums import verify
@@ -38,13 +39,13 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         if self.breaks:
             self.breaks -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
-        return SHELF[request.version].manifest
+        return SHELF[VersionId.of(request)].manifest
 
     async def ReadVersion(  # noqa: N802 - named by the service
         self, request: statemanager_pb2.ReadVersionRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         del context
-        data = bytes(SHELF[request.version].data) + self.extra
+        data = bytes(SHELF[VersionId.of(request)].data) + self.extra
         for at in range(0, len(data), 1 << 18):
             yield common_pb2.Chunk(offset=at, data=data[at : at + (1 << 18)])
 

@@ -10,7 +10,7 @@ import pytest
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import PlexError
-from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.ids import JobId, VersionId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.statelink import cuda
 from plexsvc.statemanager import snapshot
@@ -23,7 +23,6 @@ from plexsvc.statemanager.devices import check_budgets
 from plexsvc.statemanager.links import Export, RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import Node, region_state
-from plexsvc.statemanager.shelves import VersionKey
 from plexsvc.statemanager.tiers import HostCopy
 from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
 
@@ -187,7 +186,7 @@ def test_a_copy_takes_each_region_off_the_device_once(fake: FakeCuda, tmp_path: 
     nbytes = sum(4 * int(np.prod(piece.size)) for piece in pieces)
     add_resident_rank(node, pieces, nbytes=nbytes)
     taken = snapshot.take(node, WPG)
-    key = VersionKey(DeploymentId("d"), 1)
+    key = VersionId("d", 1, 1)
     draft = node.publisher.draft(
         key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
     )

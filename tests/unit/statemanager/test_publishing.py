@@ -9,15 +9,15 @@ import pytest
 
 from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.publishing import Draft, Publisher
-from plexsvc.statemanager.shelves import VersionKey, VersionShelf
+from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes
 
-KEY = VersionKey(DeploymentId("d"), 1)
+KEY = VersionId("d", 1, 1)
 HOST = 1 << 20
 
 

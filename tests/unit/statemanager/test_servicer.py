@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import VersionId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
@@ -28,7 +28,6 @@ from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
-from plexsvc.statemanager.shelves import VersionKey
 from tests.rigs.keys import KEYS
 
 KIB = 1 << 10
@@ -250,7 +249,7 @@ async def test_a_version_whose_caller_gave_up_never_appears(
     await asyncio.to_thread(daemon.servicer.close)
     assert daemon.host_bytes == used
     with pytest.raises(PlexError, match="not_found"):
-        daemon.node.publisher.manifest(VersionKey(DeploymentId("d"), 1))
+        daemon.node.publisher.manifest(VersionId("d", 0, 1))
 
 
 async def test_a_copy_that_does_not_fit_is_refused_and_leaves_nothing(daemon: Daemon) -> None:

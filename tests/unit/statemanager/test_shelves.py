@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId
+from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.shelves import StagedEntry, StagingRoom, VersionKey, VersionShelf
+from plexsvc.statemanager.shelves import StagedEntry, StagingRoom, VersionShelf
 
 JOB = JobId("job")
 
 
-def key(version: int, deployment: str = "d") -> VersionKey:
-    return VersionKey(DeploymentId(deployment), version)
+def key(version: int, deployment: str = "d") -> VersionId:
+    return VersionId(deployment, 1, version)
 
 
 def test_a_version_lives_until_released_and_unmapped() -> None:

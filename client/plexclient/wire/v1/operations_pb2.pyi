@@ -314,14 +314,18 @@ class OperationTimes(_message.Message):
     def __init__(self, queued_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., run_us: _Optional[int] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
-    __slots__ = ("version", "start", "end")
+    __slots__ = ("version", "start", "end", "deployment_id", "incarnation")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     version: int
     start: int
     end: int
-    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    deployment_id: str
+    incarnation: int
+    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., deployment_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SampleDelta(_message.Message):
     __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs")

@@ -25,14 +25,14 @@ class InstanceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[_operations_pb2.Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_operations_pb2.SamplingParams, _Mapping]] = ..., prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
 
 class InstanceGenerateRequest(_message.Message):
-    __slots__ = ("fence", "requests", "min_version")
+    __slots__ = ("fence", "requests", "version")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     requests: _containers.RepeatedCompositeFieldContainer[InstanceRequest]
-    min_version: int
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[InstanceRequest, _Mapping]]] = ..., min_version: _Optional[int] = ...) -> None: ...
+    version: _statemanager_pb2.VersionId
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[InstanceRequest, _Mapping]]] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ...) -> None: ...
 
 class InstanceFrame(_message.Message):
     __slots__ = ("deltas",)
@@ -68,26 +68,30 @@ class LoadVersionReply(_message.Message):
     error: _common_pb2.Error
     nbytes: int
     load_us: int
-    version: int
+    version: _statemanager_pb2.VersionId
     checksum: str
-    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., load_us: _Optional[int] = ..., version: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., load_us: _Optional[int] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class InstanceStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class InstanceStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens")
+    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens", "checksum", "broken")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
-    version: int
+    version: _statemanager_pb2.VersionId
     kind: _service_pb2.InstanceKind
     generated_tokens: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    checksum: str
+    broken: _common_pb2.Error
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...

@@ -44,7 +44,7 @@ class MoveReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ..., total_us: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., step_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete", "mid_window", "gradients")
+    __slots__ = ("fence", "wpg_id", "deployment_id", "version", "complete", "mid_window", "gradients", "incarnation")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class PublishRequest(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     MID_WINDOW_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     deployment_id: str
@@ -59,7 +60,8 @@ class PublishRequest(_message.Message):
     complete: bool
     mid_window: bool
     gradients: bool
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., complete: _Optional[bool] = ..., mid_window: _Optional[bool] = ..., gradients: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ("error", "nbytes", "copy_us")
@@ -72,14 +74,16 @@ class PublishReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
 
 class PublishedVersion(_message.Message):
-    __slots__ = ("deployment_id", "version", "holders")
+    __slots__ = ("deployment_id", "version", "holders", "incarnation")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     holders: _containers.RepeatedCompositeFieldContainer[VersionHolder]
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[VersionHolder, _Mapping]]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[VersionHolder, _Mapping]]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class VersionHolder(_message.Message):
     __slots__ = ("node_id", "data_socket", "state_manager")
@@ -91,16 +95,28 @@ class VersionHolder(_message.Message):
     state_manager: str
     def __init__(self, node_id: _Optional[str] = ..., data_socket: _Optional[str] = ..., state_manager: _Optional[str] = ...) -> None: ...
 
-class GetManifestRequest(_message.Message):
-    __slots__ = ("deployment_id", "version")
+class VersionId(_message.Message):
+    __slots__ = ("deployment_id", "incarnation", "version")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
+    incarnation: int
     version: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, deployment_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class GetManifestRequest(_message.Message):
+    __slots__ = ("deployment_id", "version", "incarnation")
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    deployment_id: str
+    version: int
+    incarnation: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class VersionManifest(_message.Message):
-    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "scalars_json", "applied_seq")
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "scalars_json", "applied_seq", "incarnation")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +125,7 @@ class VersionManifest(_message.Message):
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SCALARS_JSON_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     nbytes: int
@@ -117,7 +134,8 @@ class VersionManifest(_message.Message):
     node_id: str
     scalars_json: str
     applied_seq: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CanonicalPiece(_message.Message):
     __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
@@ -144,14 +162,16 @@ class CanonicalPiece(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., global_shape: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., size: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., region: _Optional[str] = ..., offset: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class ReleaseVersionRequest(_message.Message):
-    __slots__ = ("deployment_id", "version", "fence")
+    __slots__ = ("deployment_id", "version", "fence", "incarnation")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     fence: _common_pb2.Fence
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class ReleaseVersionReply(_message.Message):
     __slots__ = ()
@@ -184,14 +204,16 @@ class MaterializeReply(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., nbytes: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadVersionRequest(_message.Message):
-    __slots__ = ("deployment_id", "version", "pieces")
+    __slots__ = ("deployment_id", "version", "pieces", "incarnation")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     pieces: _containers.RepeatedCompositeFieldContainer[CanonicalPiece]
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class DigestRequest(_message.Message):
     __slots__ = ("wpg_id", "fence", "copies")

@@ -29,11 +29,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.engines.base import (
     FINISH_ABORT,
     FINISH_LENGTH,
     FINISH_STOP,
+    MODEL,
     DeltaBox,
     EngineFacts,
     EngineStats,
@@ -94,7 +96,7 @@ class VllmEngine:
         self._flights: dict[str, _Flight] = {}
         self._broken: PlexError | None = None
         self._generated = 0
-        self._version = 0
+        self._version = MODEL
         self._tokenizer: Tokenizer | None = None
         self._special: SpecialTokens = {}
 
@@ -118,7 +120,7 @@ class VllmEngine:
         weights = await asyncio.wrap_future(
             executor.call(lambda: core.collective_rpc(prepare_worker, args=(model,))[0])
         )
-        core.set_weight_version("0")
+        core.set_weight_version(_label(MODEL))
         engine = cls(core, config, model, weights=weights, executor=executor, clock=clock)
         await asyncio.to_thread(executor.add, engine)
         return engine
@@ -133,7 +135,7 @@ class VllmEngine:
         )
 
     @property
-    def version(self) -> int:
+    def version(self) -> VersionId:
         """Return the weight version in use."""
         return self._version
 
@@ -174,7 +176,9 @@ class VllmEngine:
         if mine:
             self._executor.call(lambda: self._core.abort_requests(mine))
 
-    async def load_version(self, published: Sequence[Published], *, version: int) -> LoadReport:
+    async def load_version(
+        self, published: Sequence[Published], *, version: VersionId
+    ) -> LoadReport:
         """Verify, then replace the weights in place and drop what was computed with the old.
 
         Raises:
@@ -188,7 +192,7 @@ class VllmEngine:
         def swap() -> int:
             written = fill(targets, published)
             self._core.reset_prefix_cache(reset_running_requests=True)
-            self._core.set_weight_version(str(version))
+            self._core.set_weight_version(_label(version))
             return written
 
         nbytes = await asyncio.wrap_future(self._executor.call(swap))
@@ -315,13 +319,13 @@ class VllmEngine:
 
     def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for step in outputs.values():
-            version = int(step.weight_version or 0)
+            version = _version(step.weight_version)
             for output in step.outputs:
                 flight = self._flights.get(output.request_id)
                 if flight is not None:
                     self._collect(output, flight, version=version)
 
-    def _collect(self, output: EngineCoreOutput, flight: _Flight, *, version: int) -> None:
+    def _collect(self, output: EngineCoreOutput, flight: _Flight, *, version: VersionId) -> None:
         tokens, request_id = output.new_token_ids, output.request_id
         stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
         kept = len(tokens) if stop is None else stop.kept
@@ -355,6 +359,16 @@ class VllmEngine:
         for flight in self._flights.values():
             flight.box.fail(error)
         self._flights.clear()
+
+
+def _label(version: VersionId) -> str:
+    """Return what vLLM puts on every step made with a version."""
+    return f"{version.version}/{version.incarnation}/{version.deployment_id}"
+
+
+def _version(label: str) -> VersionId:
+    number, incarnation, deployment_id = label.split("/", 2)
+    return VersionId(deployment_id, int(incarnation), int(number))
 
 
 def _sampling_params(

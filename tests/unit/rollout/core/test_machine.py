@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
 from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
+from plexsvc.rollout.engines.base import MODEL
 
 ONE, TWO = InstanceId(1), InstanceId(2)
 OP = OperationId(b"op".ljust(16, b"."))
@@ -22,7 +23,12 @@ LENGTH = 6
 """Tokens of a complete sample."""
 
 
-def joined(*versions: int, first: int = 1) -> events.InstancesReplaced:
+def v(number: int, source: str = "job/actor") -> VersionId:
+    """Return a version of a source; 0: the model's own weights."""
+    return VersionId(source, 1, number) if number else VersionId()
+
+
+def joined(*versions: VersionId, first: int = 1) -> events.InstancesReplaced:
     return events.InstancesReplaced(
         instances=tuple(
             events.InstanceJoined(instance_id=InstanceId(number), address=f"i{number}", version=v)
@@ -45,7 +51,9 @@ def ended(instance_id: InstanceId, *keys: SampleKey, error: PlexError = BROKEN) 
     )
 
 
-def started(instance_id: InstanceId, *keys: SampleKey, version: int = 0) -> orders.StartSamples:
+def started(
+    instance_id: InstanceId, *keys: SampleKey, version: VersionId = MODEL
+) -> orders.StartSamples:
     return orders.StartSamples(
         operation_id=OP, instance_id=instance_id, samples=list(keys), version=version
     )
@@ -54,7 +62,7 @@ def started(instance_id: InstanceId, *keys: SampleKey, version: int = 0) -> orde
 @pytest.fixture
 def core() -> RolloutCore:
     made = RolloutCore("job/rollout", max_losses=3)
-    assert made.handle(joined(0, 0)) == []
+    assert made.handle(joined(v(0), v(0))) == []
     return made
 
 
@@ -67,11 +75,11 @@ def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: Ro
 
 
 def test_samples_wait_until_an_instance_has_the_wanted_version(core: RolloutCore) -> None:
-    updates = core.handle(events.VersionWanted(version=4))
-    assert updates == [orders.UpdateInstance(instance_id=one, version=4) for one in (ONE, TWO)]
+    updates = core.handle(events.VersionWanted(version=v(4)))
+    assert updates == [orders.UpdateInstance(instance_id=one, version=v(4)) for one in (ONE, TWO)]
     assert core.handle(submitted((0, 0))) == [orders.AwaitInstance(operation_id=OP, wait=1)]
-    served = core.handle(events.InstanceAnswered(instance_id=TWO, version=4))
-    assert served == [started(TWO, (0, 0), version=4)]
+    served = core.handle(events.InstanceAnswered(instance_id=TWO, version=v(4)))
+    assert served == [started(TWO, (0, 0), version=v(4))]
     assert core.handle(events.WaitExpired(operation_id=OP, wait=1)) == []
 
 
@@ -87,17 +95,17 @@ def test_a_wait_in_vain_ends_the_generate_naming_what_is_lost(core: RolloutCore)
 
 
 def test_an_instance_that_answers_with_another_version_is_updated_first(core: RolloutCore) -> None:
-    core.handle(events.VersionWanted(version=4))
+    core.handle(events.VersionWanted(version=v(4)))
     for one in (ONE, TWO):
-        core.handle(events.InstanceAnswered(instance_id=one, version=4))
+        core.handle(events.InstanceAnswered(instance_id=one, version=v(4)))
     assert core.handle(events.InstanceLost(instance_id=ONE, because="reset")) == [
         orders.SeekInstance(instance_id=ONE, probe=1)
     ]
-    assert core.handle(events.InstanceAnswered(instance_id=ONE, version=0)) == [
-        orders.UpdateInstance(instance_id=ONE, version=4)
+    assert core.handle(events.InstanceAnswered(instance_id=ONE, version=v(0))) == [
+        orders.UpdateInstance(instance_id=ONE, version=v(4))
     ]
     assert not core.instances[ONE].is_serving
-    core.handle(events.InstanceAnswered(instance_id=ONE, version=4))
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4)))
     assert core.instances[ONE].is_serving
 
 
@@ -111,21 +119,46 @@ def test_an_instance_is_given_up_after_so_many_probes(core: RolloutCore) -> None
     assert ordered == [orders.GiveUpInstance(instance_id=ONE)]
 
 
-def test_a_version_that_all_refuse_leaves_the_one_before_in_service(core: RolloutCore) -> None:
-    core.handle(events.VersionWanted(version=4))
+def test_the_same_number_of_another_source_is_another_version(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=v(4)))
     for one in (ONE, TWO):
-        refusal = events.InstanceAnswered(instance_id=one, version=0, refusal="checksum")
+        core.handle(events.InstanceAnswered(instance_id=one, version=v(4), checksum="aa"))
+    other = v(4, "job/teacher")
+    assert core.handle(events.VersionWanted(version=other)) == [
+        orders.UpdateInstance(instance_id=one, version=other) for one in (ONE, TWO)
+    ]
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4), checksum="aa"))
+    assert not core.instances[ONE].is_serving
+    core.handle(events.InstanceAnswered(instance_id=TWO, version=other, checksum="bb"))
+    assert core.instances[TWO].is_serving
+
+
+def test_an_instance_with_other_bytes_under_the_same_version_does_not_serve(
+    core: RolloutCore,
+) -> None:
+    core.handle(events.VersionWanted(version=v(4)))
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4), checksum="aa"))
+    core.handle(events.InstanceAnswered(instance_id=TWO, version=v(4), checksum="bb"))
+    assert [core.instances[one].is_serving for one in (ONE, TWO)] == [True, False]
+    assert "has checksum bb, the others' has aa" in core.instances[TWO].lost_because
+    assert core.handle(submitted((0, 0))) == [started(ONE, (0, 0), version=v(4))]
+
+
+def test_a_version_that_all_refuse_leaves_the_one_before_in_service(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=v(4)))
+    for one in (ONE, TWO):
+        refusal = events.InstanceAnswered(instance_id=one, version=v(0), refusal="checksum")
         core.handle(refusal)
-    assert core.version == 0
+    assert core.version == v(0)
     assert all(instance.is_serving for instance in core.instances.values())
 
 
 def test_a_version_that_one_has_stays_wanted_whoever_is_lost_later(core: RolloutCore) -> None:
-    core.handle(events.VersionWanted(version=4))
-    core.handle(events.InstanceAnswered(instance_id=ONE, version=4))
-    core.handle(events.InstanceAnswered(instance_id=TWO, version=0, refusal="checksum"))
+    core.handle(events.VersionWanted(version=v(4)))
+    core.handle(events.InstanceAnswered(instance_id=ONE, version=v(4)))
+    core.handle(events.InstanceAnswered(instance_id=TWO, version=v(0), refusal="checksum"))
     core.handle(events.InstanceLost(instance_id=ONE, because="reset"))
-    assert core.version == 4
+    assert core.version == v(4)
 
 
 def test_a_refusal_that_another_instance_would_repeat_ends_the_generate(core: RolloutCore) -> None:
@@ -272,7 +305,7 @@ class Course(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.probes))
         self.probes.remove(one)
         if answers:
-            self.tell(events.InstanceAnswered(instance_id=one, version=version, is_probe=True))
+            self.tell(events.InstanceAnswered(instance_id=one, version=v(version), is_probe=True))
         else:
             self.tell(events.InstanceLost(instance_id=one, because="silent", is_probe=True))
 
@@ -285,13 +318,13 @@ class Course(RuleBasedStateMachine):
         if outcome == "served":
             self.tell(events.InstanceAnswered(instance_id=one, version=order.version))
         elif outcome == "refused":
-            self.tell(events.InstanceAnswered(instance_id=one, version=0, refusal="checksum"))
+            self.tell(events.InstanceAnswered(instance_id=one, version=v(0), refusal="checksum"))
         else:
             self.tell(events.InstanceLost(instance_id=one, because="reset"))
 
     @rule(version=st.integers(0, 3))
     def want(self, version: int) -> None:
-        self.tell(events.VersionWanted(version=version))
+        self.tell(events.VersionWanted(version=v(version)))
 
     @precondition(lambda self: self.waits)
     @rule(data=st.data())
