@@ -65,7 +65,9 @@ class ErrorCode(StrEnum):
     CANCELLED = "cancelled"
     """The client cancelled the operation, or its job was cancelled."""
     CHECKSUM_MISMATCH = "checksum_mismatch"
-    """Bytes differ from their checksum: a transfer or a memory failed. Nothing was used."""
+    """Bytes differ from their checksum: a transfer or a memory failed, or arrays were changed after
+    the call. Nothing was used: try again.
+    """
     RESULT_GONE = "result_gone"
     """The result was acknowledged or dropped before. Use the answer you had."""
     UNAVAILABLE = "unavailable"
@@ -75,7 +77,13 @@ class ErrorCode(StrEnum):
 
 
 RETRYABLE = frozenset(
-    {ErrorCode.QUEUE_FULL, ErrorCode.STAGING_FULL, ErrorCode.UNAVAILABLE, ErrorCode.NO_ROOM}
+    {
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.STAGING_FULL,
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.NO_ROOM,
+        ErrorCode.CHECKSUM_MISMATCH,
+    }
 )
 """A retryable refusal consumes no sequence number: the same operation may be submitted again."""
 

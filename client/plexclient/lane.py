@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import OperationId, new_operation_id, show
@@ -127,32 +127,50 @@ class Lane:
         return Ticket(operation=operation, inputs=given, patience=patience)
 
     async def _persist(self, ticket: Ticket) -> operations_pb2.OperationResult:
-        link, timeout_s = self.session.link, self.session.options.attempt_timeout_s
-        return await persist(
-            lambda: link.submit(ticket.operation, timeout_s=timeout_s), retry=ticket.patience
-        )
+        return await persist(lambda: self._attempt(ticket), retry=ticket.patience)
 
     async def _submit_staged(self, ticket: Ticket) -> operations_pb2.OperationResult:
-        """Submit and upload at once; the service's answer counts, whatever the upload met."""
+        """Submit and upload at once; the service's answer counts, whatever the upload met.
+
+        What was refused for now has been put back without its payload, so each attempt uploads
+        again, unless it is under way: what lies on the node is announced at once, what was damaged
+        is replaced.
+        """
+        refused: asyncio.Future[PlexError] = asyncio.get_running_loop().create_future()
+        sending: asyncio.Task[None] | None = None
+
+        async def attempt() -> operations_pb2.OperationResult:
+            nonlocal sending
+            if sending is None or (sending.done() and not refused.done()):
+                sending = group.create_task(self._upload(ticket, refused))
+            return await self._attempt(ticket)
+
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(outcome(persist(attempt, retry=ticket.patience)))
+            either: set[asyncio.Future[Any]] = {answer, refused}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():  # the scheduler hears of the refusal too, and answers
+                await asyncio.wait({answer}, timeout=self.session.options.staging_settle_s)
+            found = answer.result() if answer.done() else refused.result()
+            answer.cancel()
+            if sending is not None:
+                sending.cancel()
+        if isinstance(found, PlexError):
+            raise found
+        return found
+
+    async def _attempt(self, ticket: Ticket) -> operations_pb2.OperationResult:
+        timeout_s = self.session.options.attempt_timeout_s
+        return await self.session.link.submit(ticket.operation, timeout_s=timeout_s)
+
+    async def _upload(self, ticket: Ticket, refused: asyncio.Future[PlexError]) -> None:
         assert ticket.inputs is not None, ticket
         link, options = self.session.link, self.session.options
         retry = self.session.retry(f"the payload of {self._name(ticket.operation)}")
-        sending = upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(outcome(self._persist(ticket)))
-            staged = group.create_task(outcome(sending))
-            await asyncio.wait({answer, staged}, return_when=asyncio.FIRST_COMPLETED)
-            refusal = staged.result() if staged.done() else None
-            if refusal is not None:  # the scheduler hears of it too, and answers
-                await asyncio.wait({answer}, timeout=options.staging_settle_s)
-            is_unanswered = refusal is not None and not answer.done()
-            found = refusal if is_unanswered else await answer
-            answer.cancel()
-            staged.cancel()
-        if isinstance(found, PlexError):
-            raise found
-        assert found is not None, ticket
-        return found
+        try:
+            await upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
+        except PlexError as error:
+            refused.set_result(error)
 
     async def _fill(self, ticket: Ticket) -> None:
         """Take the number that `ticket` may have left free."""

@@ -20,6 +20,9 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
 MAX_FILE_BYTES: Final = 256 << 20
 """Most that is fetched of a file whose size is not known."""
 
+MAX_FETCHES: Final = 3
+"""Times a result is fetched whose bytes are not what they should be."""
+
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
@@ -39,11 +42,11 @@ class Inputs:
     def payload(self, operation_id: bytes) -> common_pb2.Payload:
         """Return what the operation carries: the arrays, or their specs."""
         if self.is_inline:
-            return common_pb2.Payload(inline=tensors.encode(self.arrays))
+            return tensors.inline(self.arrays)
         staged = common_pb2.StagedBundle(
             tensors=self.specs, nbytes=self.nbytes, staging_id=operation_id
         )
-        return common_pb2.Payload(staged=staged)
+        return common_pb2.Payload(staged=staged, checksum=tensors.checksum(self.parts()))
 
     def parts(self) -> list[memoryview]:
         """Return the bundle's bytes as views of the arrays with padding between them."""
@@ -105,15 +108,29 @@ async def arrays_of(
     retry: Retry,
     options: ClientOptions,
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Return a result shard's arrays, fetched from staging memory when they are not inline."""
+    """Return a result shard's arrays, fetched from staging memory when they are not inline.
+
+    Raises:
+        PlexError: as `fetch`; `checksum_mismatch` when they are not what the rank answered.
+    """
     if payload.WhichOneof("form") != "staged":
+        tensors.verify(payload, payload.inline.data, what="a result")
         return tensors.decode(payload.inline)
     nbytes = payload.staged.nbytes
     timeout_s = transfer_timeout_s(nbytes, options=options)
-    data = await fetch(
-        link, "FetchResult", request, nbytes=nbytes, retry=retry, timeout_s=timeout_s
-    )
-    return tensors.views(payload.staged.tensors, memoryview(data).toreadonly())
+    tries_left = MAX_FETCHES
+    while True:
+        tries_left -= 1
+        data = await fetch(
+            link, "FetchResult", request, nbytes=nbytes, retry=retry, timeout_s=timeout_s
+        )
+        try:
+            tensors.verify(payload, data, what="a fetched result")
+        except PlexError:
+            if tries_left:
+                continue
+            raise
+        return tensors.views(payload.staged.tensors, memoryview(data).toreadonly())
 
 
 async def fetch(

@@ -123,7 +123,7 @@ class Operations:
             "initialize": lambda: self._initialize(published),
             "forward": lambda: self._forward(operation, held),
             "forward_backward": lambda: self._forward_backward(operation, held),
-            "backward": lambda: self._backward(operation),
+            "backward": lambda: self._backward(operation, held),
             "step": lambda: self._step(operation.step),
             "zero_grad": self._clear,
             "load": lambda: self._load(operation.load, held),
@@ -178,7 +178,7 @@ class Operations:
             self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
 
     def _forward(self, operation: Operation, held: ExitStack) -> Run:
-        batch = self._batch(operation)
+        batch = self._batch(operation, held)
         temperature = operation.forward.temperature or 1.0
         room = self._room(batch, held)
         return lambda: self._pass_answer(
@@ -192,15 +192,17 @@ class Operations:
             operation,
             loss,
             temperature=body.temperature,
-            held=held if body.return_logprobs else None,
+            keep_outputs=body.return_logprobs,
+            held=held,
         )
 
-    def _backward(self, operation: Operation) -> Run:
+    def _backward(self, operation: Operation, held: ExitStack) -> Run:
         return self._train(
             operation,
             losses.given_gradient,
             temperature=operation.backward.temperature,
-            held=None,
+            keep_outputs=False,
+            held=held,
         )
 
     def _train(
@@ -209,16 +211,16 @@ class Operations:
         loss: TokenLoss,
         *,
         temperature: float,
-        held: ExitStack | None,
+        keep_outputs: bool,
+        held: ExitStack,
     ) -> Run:
-        """Prepare a training pass; `held` keeps the room for its outputs, None for no outputs."""
         self._check_trains(str(operation.WhichOneof("body")))
-        batch = self._batch(operation)
-        room = None if held is None else self._room(batch, held)
+        batch = self._batch(operation, held)
+        room = self._room(batch, held) if keep_outputs else None
 
         def run() -> Answer:
             found = self._backend.forward_backward(
-                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=held is not None
+                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=keep_outputs
             )
             return self._pass_answer(found, batch, room)
 
@@ -284,19 +286,40 @@ class Operations:
                 "optimizer=AdamW(...) to train",
             )
 
-    def _batch(self, operation: Operation) -> list[MicroBatch]:
-        arrays = self._arrays(operation.payload)
+    def _batch(self, operation: Operation, held: ExitStack) -> list[MicroBatch]:
+        arrays = self._arrays(operation.payload, held)
         names = arrays_of(operation, role=self._config.role)
         check_arrays(arrays, rules_of(self._backend.facts, names))
         return batches.split(arrays, operation.plan, names=names, shard=self._backend.shard)
 
-    def _arrays(self, payload: common_pb2.Payload) -> Mapping[str, npt.NDArray[Any]]:
+    def _arrays(
+        self, payload: common_pb2.Payload, held: ExitStack
+    ) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the inputs, which are what the client sent.
+
+        Raises:
+            PlexError: `checksum_mismatch`: a copy in staging memory is dropped then, once no rank
+                opens it any more, so that the client's next upload replaces it. `unavailable` when
+                it is not on this node.
+        """
         if payload.WhichOneof("form") == "inline":
+            tensors.verify(payload, payload.inline.data, what="the batch")
             return tensors.decode(payload.inline)
-        if payload.WhichOneof("form") == "staged":
-            specs, memory = self._state_memory().open_staged(payload.staged.staging_id)
-            return tensors.views(specs, memory)
-        raise PlexError(ErrorCode.BAD_BATCH, "the operation carries no batch; send one")
+        if payload.WhichOneof("form") != "staged":
+            raise PlexError(ErrorCode.BAD_BATCH, "the operation carries no batch; send one")
+        staging, staging_id = self._state_memory(), payload.staged.staging_id
+        try:
+            specs, memory = staging.open_staged(staging_id)
+        except PlexError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            raise PlexError(ErrorCode.UNAVAILABLE, f"{error.message}; send it again") from error
+        try:
+            tensors.verify(payload, memory, what="the batch on the node")
+        except PlexError:
+            held.callback(results.give_back, staging, staging_id)
+            raise
+        return tensors.views(specs, memory)
 
     def _room(self, batch: list[MicroBatch], held: ExitStack) -> Room | None:
         """Reserve room for a pass's outputs, where this rank answers any."""

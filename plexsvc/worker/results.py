@@ -61,23 +61,29 @@ class Room:
         (spec,) = self._specs
         assert values.shape == tuple(spec.shape), (self.name, values.shape, spec)
         if not self._id:
-            return common_pb2.Payload(inline=tensors.encode({self.name: values}))
+            return tensors.inline({self.name: values})
         assert self._staging is not None, self.name
         self._memory[: spec.nbytes] = values.data.cast("B")
+        checksum = tensors.checksum([self._memory])
         self._staging.seal_staged(self._id)
         staged = common_pb2.StagedBundle(
             tensors=self._specs, nbytes=len(self._memory), staging_id=self._id, node_ids=[node_id]
         )
         self._id = b""  # it is the reader's now
-        return common_pb2.Payload(staged=staged)
+        return common_pb2.Payload(staged=staged, checksum=checksum)
 
     def drop(self) -> None:
         """Give the staging memory back, unless an answer fills it."""
         if self._id and self._staging is not None:
-            try:
-                self._staging.drop_staged(self._id)
-            except PlexError as error:  # the state manager frees it when this rank leaves
-                log.warning("room for an answer not given back", error=error)
+            give_back(self._staging, self._id)
+
+
+def give_back(staging: Staging, staging_id: bytes) -> None:
+    """Drop a bundle, or log why not: it goes with this rank or its job at the latest."""
+    try:
+        staging.drop_staged(staging_id)
+    except PlexError as error:
+        log.warning("staging memory not given back", staging_id=staging_id, error=error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.uploads: dict[bytes, Arrays] = {}
         self.files: dict[str, bytes] = {}
         self.stage_results = False
+        self.damages_left = 0
+        """How many fetched results will have a flipped bit."""
         self.hold: threading.Event | None = None
         self.frame_tokens = 3
         self.job_state = service_pb2.JOB_STATE_RUNNING
@@ -204,6 +206,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> None:
         refusal = fault.refuse if fault is not None else None
         if refusal is not None and (refusal.retryable or refusal.code is ErrorCode.INTERNAL):
+            await self._put_back(operation)
             await stream.send(_refused(operation, refusal))
             return
         answer = self._answers.get(operation.operation_id)
@@ -215,6 +218,13 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             stream.lose(fault.status)
         else:
             await stream.send(result)
+
+    async def _put_back(self, operation: operations_pb2.Operation) -> None:
+        """Forget the payload of an operation that is refused for now, once it is there."""
+        if operation.payload.WhichOneof("form") == "staged":
+            async with self._changed:
+                await self._changed.wait_for(lambda: operation.operation_id in self.uploads)
+                del self.uploads[operation.operation_id]
 
     async def _run(self, operation: operations_pb2.Operation, refusal: PlexError | None) -> Result:
         lane = self.lanes[operation.deployment_id]
@@ -301,11 +311,11 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             sequences = list(range(len(parts)))[rank::2][::-1]
             flat = np.concatenate([parts[i] for i in sequences] or [values[:0]])
             bundle = tensors.encode({name: flat})
-            payload = common_pb2.Payload(inline=bundle)
+            payload = tensors.inline({name: flat})
             if self.stage_results:
                 self._payloads[operation_id, rank] = bundle.data
                 staged = common_pb2.StagedBundle(tensors=bundle.tensors, nbytes=len(bundle.data))
-                payload = common_pb2.Payload(staged=staged)
+                payload = common_pb2.Payload(staged=staged, checksum=payload.checksum)
             shard = operations_pb2.ResultShard(sequences=sequences, payload=payload)
             result.shards.append(shard)
 
@@ -338,6 +348,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> AsyncIterator[common_pb2.Chunk]:
         fault = await self._meet("FetchResult", context)
         data = self._payloads[request.operation_id, request.shard]
+        if self.damages_left:
+            self.damages_left -= 1
+            data = bytes([data[0] ^ 1]) + data[1:]
         chunks = tensors.chunks([memoryview(data)], start=request.offset)
         async for chunk in self._cut(chunks, fault, context):
             yield chunk

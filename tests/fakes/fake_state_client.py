@@ -74,6 +74,8 @@ class FakeStateClient:
         self.pieces = list(pieces)
 
     def open_staged(self, staging_id: bytes) -> tuple[list[common_pb2.TensorSpec], memoryview]:
+        if staging_id not in self.staged:
+            raise PlexError(ErrorCode.NOT_FOUND, f"nothing is staged under {staging_id!r}")
         specs, data = self.staged[staging_id]
         return specs, memoryview(bytes(data))
 

@@ -1,4 +1,8 @@
-"""The codec of tensor bundles: named arrays to one aligned byte string and back."""
+"""The codec of tensor bundles: named arrays to one aligned byte string and back, with a checksum.
+
+Whoever makes a bundle puts its checksum beside it, and whoever uses the arrays compares: what lies
+between them (messages, staging memory, files) need not be trusted.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2
@@ -66,6 +71,34 @@ def encode(arrays: Mapping[str, npt.NDArray[np.generic]]) -> common_pb2.TensorBu
     for spec, array in zip(specs, arrays.values(), strict=True):
         data[spec.offset : spec.offset + spec.nbytes] = np.ascontiguousarray(array).tobytes()
     return common_pb2.TensorBundle(tensors=specs, data=bytes(data))
+
+
+def checksum(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """Return xxh3-128 of the bytes of `parts`, laid end to end. Reads some 20 GB/s."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.digest()
+
+
+def inline(arrays: Mapping[str, npt.NDArray[np.generic]]) -> common_pb2.Payload:
+    """Return `arrays` as a payload that travels inside a message."""
+    bundle = encode(arrays)
+    return common_pb2.Payload(inline=bundle, checksum=checksum([bundle.data]))
+
+
+def verify(payload: common_pb2.Payload, data: bytes | bytearray | memoryview, *, what: str) -> None:
+    """Refuse bytes that are not what the payload's maker saw.
+
+    Raises:
+        PlexError: `checksum_mismatch`.
+    """
+    if payload.checksum and checksum([data]) != payload.checksum:
+        raise PlexError(
+            ErrorCode.CHECKSUM_MISMATCH,
+            f"the {len(data)} bytes of {what} are not those that were sent: a transfer or a memory "
+            "failed, or the arrays were changed after the call. They were not used; send it again",
+        )
 
 
 def views(

@@ -8,6 +8,7 @@ import pytest
 import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.payloads import add_chunk
+from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2
 from tests.fakes.fake_router import TOKEN, FakeRouter, Fault, fake_logprobs
 from tests.unit.client.conftest import Loop
@@ -80,6 +81,40 @@ def test_staging_that_is_full_is_tried_again(loop: Loop, router: FakeRouter) -> 
     full = PlexError(ErrorCode.STAGING_FULL, "node-a is full")
     router.fail("StagePayload", Fault(refuse=full), Fault(refuse=full))
     assert loop.actor.forward(large_batch())["tokens"] == 300_000
+
+
+@pytest.mark.parametrize("code", [ErrorCode.STAGING_FULL, ErrorCode.CHECKSUM_MISMATCH])
+def test_a_staged_operation_that_is_refused_for_now_brings_its_payload_again(
+    loop: Loop, router: FakeRouter, code: ErrorCode
+) -> None:
+    router.fail("Operate", *[Fault(refuse=PlexError(code, "not now"))] * 2)
+    assert loop.actor.forward(large_batch())["tokens"] == 300_000
+    assert router.calls.count("StagePayload") == 3
+    assert len({one.SerializeToString() for one in router.attempts}) == 1
+
+
+@pytest.mark.parametrize("is_staged", [True, False])
+def test_a_payload_carries_the_checksum_of_its_bytes(
+    loop: Loop, router: FakeRouter, is_staged: bool
+) -> None:
+    batch = large_batch() if is_staged else plex.Batch.from_sequences([[1, 2, 3]])
+    loop.actor.forward(batch)
+    (sent,) = router.attempts
+    arrays = router.uploads[sent.operation_id] if is_staged else tensors.decode(sent.payload.inline)
+    assert sent.payload.checksum == tensors.checksum([tensors.encode(arrays).data])
+
+
+def test_a_damaged_result_is_fetched_again_and_never_returned(
+    loop: Loop, router: FakeRouter
+) -> None:
+    batch = large_batch()
+    router.stage_results, router.damages_left = True, 2
+    result = loop.actor.forward(batch)
+    np.testing.assert_array_equal(result.logprobs, fake_logprobs(batch.tokens, batch.target_tokens))
+    router.damages_left = 9
+    with pytest.raises(PlexError) as caught:
+        loop.actor.forward(batch)
+    assert caught.value.code == ErrorCode.CHECKSUM_MISMATCH
 
 
 def test_a_payload_refused_for_good_ends_its_operation(router: FakeRouter) -> None:

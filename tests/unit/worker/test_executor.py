@@ -677,6 +677,51 @@ def test_room_for_the_answer_comes_before_the_gradients(checkpoint: Path) -> Non
     group.pool.shutdown()
 
 
+def test_a_damaged_batch_is_refused_by_all_and_dropped_where_it_lies(checkpoint: Path) -> None:
+    group = FaultyGroup(2, checkpoint)
+    made = group.made(2, "forward_backward")
+    specs, good = staged_batch()
+    made.payload.checksum = tensors.checksum([good])
+    group.clients[1].staged[b"inputs"] = (specs, bytearray([good[0] ^ 1]) + good[1:])
+    before = group.state()
+    assert group.codes(made) == ["checksum_mismatch"] * 2
+    assert [b"inputs" in client.staged for client in group.clients] == [True, False]
+    assert group.codes(made) == ["unavailable"] * 2, "it is not there: to be sent again"
+    assert group.state() == before
+    group.clients[1].staged[b"inputs"] = staged_batch()
+    assert group.codes(made) == [""] * 2
+    group.pool.shutdown()
+
+
+def test_a_damaged_inline_batch_is_refused() -> None:
+    rank = Rank()
+    made = rank.train(1)
+    made.payload.checksum = tensors.checksum([made.payload.inline.data])
+    assert rank.code(made) == ""
+    made.operation_id, made.seq = b"another---------", 2
+    made.payload.inline.data = made.payload.inline.data[:-1] + b"?"
+    assert rank.code(made) == "checksum_mismatch"
+    assert rank.backend.calls == ["forward_backward"]
+
+
+@pytest.mark.parametrize("lengths", [(5, 9, 3, 7), LONG])
+def test_an_answer_carries_the_checksum_of_its_bytes(
+    checkpoint: Path, lengths: tuple[int, ...]
+) -> None:
+    group = FaultyGroup(1, checkpoint)
+    made = group.made(2, "forward")
+    made.plan.CopyFrom(plan([list(range(len(lengths)))]))
+    made.payload.inline.CopyFrom(tensors.encode(random_batch(0, lengths)))
+    (outcome,) = group.run(made)
+    payload = outcome.reply.result.shards[0].payload
+    is_staged = payload.WhichOneof("form") == "staged"
+    assert is_staged == (lengths == LONG)
+    staged = group.clients[0].staged
+    data = staged[payload.staged.staging_id][1] if is_staged else payload.inline.data
+    assert payload.checksum == tensors.checksum([data])
+    group.pool.shutdown()
+
+
 @pytest.mark.parametrize("lacks", ["model", "optimizer"])
 def test_a_load_that_lacks_a_tensor_changes_nothing(checkpoint: Path, lacks: str) -> None:
     group = FaultyGroup(2, checkpoint)

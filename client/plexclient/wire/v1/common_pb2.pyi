@@ -81,12 +81,14 @@ class StagedBundle(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., staging_id: _Optional[bytes] = ..., node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("inline", "staged")
+    __slots__ = ("inline", "staged", "checksum")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     inline: TensorBundle
     staged: StagedBundle
-    def __init__(self, inline: _Optional[_Union[TensorBundle, _Mapping]] = ..., staged: _Optional[_Union[StagedBundle, _Mapping]] = ...) -> None: ...
+    checksum: bytes
+    def __init__(self, inline: _Optional[_Union[TensorBundle, _Mapping]] = ..., staged: _Optional[_Union[StagedBundle, _Mapping]] = ..., checksum: _Optional[bytes] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retryable", "facts")
