@@ -83,18 +83,19 @@ class Lane:
         self.session.check_open()
         given = inputs(arrays) if arrays is not None else None
         _check_size(body)
-        self.session.budget.take(given.nbytes if given is not None else 0)
-        self._last_seq += 1
         operation = operations_pb2.Operation()
         operation.CopyFrom(body)
         operation.operation_id = new_operation_id()
         operation.job_id = self.session.job_id
         operation.deployment_id = self.deployment_id
-        operation.seq = self._last_seq
+        operation.seq = self._last_seq + 1
         operation.after.extend(after)
         if given is not None:
             operation.payload.CopyFrom(given.payload(operation.operation_id))
-        return self._ticket(operation, given)
+        ticket = self._ticket(operation, given)
+        self.session.budget.take(ticket.nbytes)
+        self._last_seq = operation.seq  # the last thing: what fails before it leaves no gap
+        return ticket
 
     async def answer(self, ticket: Ticket) -> operations_pb2.OperationResult:
         """Return the answer of an operation that was applied.
@@ -109,8 +110,8 @@ class Lane:
                 given = ticket.inputs
                 is_inline = given is None or given.is_inline
                 result = await (self._persist if is_inline else self._submit_staged)(ticket)
-        except PlexError as error:
-            if error.code not in FATAL:
+        except Exception as error:
+            if not isinstance(error, PlexError) or error.code not in FATAL:
                 self.session.background.start(lambda: self._fill(ticket))
             raise
         finally:
@@ -136,7 +137,7 @@ class Lane:
         again, unless it is under way: what lies on the node is announced at once, what was damaged
         is replaced.
         """
-        refused: asyncio.Future[PlexError] = asyncio.get_running_loop().create_future()
+        refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         sending: asyncio.Task[None] | None = None
 
         async def attempt() -> operations_pb2.OperationResult:
@@ -155,7 +156,7 @@ class Lane:
             answer.cancel()
             if sending is not None:
                 sending.cancel()
-        if isinstance(found, PlexError):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -163,13 +164,13 @@ class Lane:
         timeout_s = self.session.options.attempt_timeout_s
         return await self.session.link.submit(ticket.operation, timeout_s=timeout_s)
 
-    async def _upload(self, ticket: Ticket, refused: asyncio.Future[PlexError]) -> None:
+    async def _upload(self, ticket: Ticket, refused: asyncio.Future[Exception]) -> None:
         assert ticket.inputs is not None, ticket
         link, options = self.session.link, self.session.options
         retry = self.session.retry(f"the payload of {self._name(ticket.operation)}")
         try:
             await upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
-        except PlexError as error:
+        except Exception as error:  # noqa: BLE001 - whoever awaits the answer raises it
             refused.set_result(error)
 
     async def _fill(self, ticket: Ticket) -> None:
@@ -189,11 +190,11 @@ class Lane:
         return f"{kind} {name} (number {operation.seq} of {self.deployment_id})"
 
 
-async def outcome(work: Awaitable[R]) -> R | PlexError:
+async def outcome(work: Awaitable[R]) -> R | Exception:
     """Return what `work` returns or raises, so that one of two tasks does not end the other."""
     try:
         return await work
-    except PlexError as error:
+    except Exception as error:  # noqa: BLE001 - raised by whoever reads the outcome
         return error
 
 

@@ -54,7 +54,7 @@ class Synced(Deployment):
             self.lane.release(pull)
             versions: list[int] = []
             for found in outcomes:
-                if isinstance(found, PlexError):
+                if isinstance(found, Exception):
                     raise found
                 versions.append(found.weight_version)
             return versions[0]

@@ -64,7 +64,8 @@ class RouterConfig:
     `queue_full` and may be submitted again."""
 
     upload_stall_us: int = 30_000_000
-    """How long an upload may send nothing; then it is refused with `staging_timeout`."""
+    """How long an upload may send nothing; then it is refused with `staging_timeout`. While it
+    sends, the scheduler is told as often."""
 
     default_micro_batch_tokens: int = 4096
     """Tokens of a micro-batch where the deployment names none."""

@@ -161,12 +161,7 @@ class Uploads:
         """
         upload = await self._open(self._unstalled(messages), tenant=tenant)
         header, reply = upload.header, service_pb2.StageReply()
-        told = service_pb2.PayloadStagedRequest(
-            operation_id=header.operation_id,
-            job_id=header.job_id,
-            tenant=header.tenant,
-            deployment_id=header.deployment_id,
-        )
+        told = _about(header)
         try:
             bounds.check(header)
             self._rules.check_header(header)
@@ -234,7 +229,12 @@ class Uploads:
         header = service_pb2.StageRequest(header=upload.header).SerializeToString()
         for stream in streams:
             await stream.send(header)
+        loop = asyncio.get_running_loop()
+        told_s = loop.time()
         async for message in upload.messages:
+            if loop.time() - told_s >= self._config.upload_stall_us / 1e6:
+                told_s = loop.time()
+                await self._tell_under_way(upload.header)
             if len(message) > self._config.max_chunk_bytes + 64:
                 raise bad_request(
                     f"an upload message of {len(message)} bytes exceeds router.max_chunk_bytes = "
@@ -246,6 +246,13 @@ class Uploads:
                 await stream.send(message)
             if tap.is_full and all(stream.has_answered for stream in streams):
                 return
+
+    async def _tell_under_way(self, header: service_pb2.StageHeader) -> None:
+        """Have the operation wait on for a payload that takes long; the scheduler may not hear."""
+        told = _about(header)
+        told.is_under_way = True
+        with suppress(PlexError):
+            await self._scheduler.call("PayloadStaged", told, service_pb2.PayloadStagedReply)
 
     @asynccontextmanager
     async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
@@ -265,6 +272,15 @@ class Uploads:
             self._running -= 1
             for stream in streams:
                 stream.cancel()
+
+
+def _about(header: service_pb2.StageHeader) -> service_pb2.PayloadStagedRequest:
+    return service_pb2.PayloadStagedRequest(
+        operation_id=header.operation_id,
+        job_id=header.job_id,
+        tenant=header.tenant,
+        deployment_id=header.deployment_id,
+    )
 
 
 def _parse(message: bytes, *, part: str, otherwise: str) -> service_pb2.StageRequest:

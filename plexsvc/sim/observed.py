@@ -40,6 +40,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
+    PayloadUnderWay,
     ProcExited,
     ResidencyMoved,
     SpawnFailed,
@@ -205,7 +206,7 @@ class _Watcher:
             case JobSubmitted() | JobEndRequested():
                 self._job_of[event.job_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
-            case PayloadStaged() | PayloadRefused():
+            case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
                 self._post(self._job_of.get(event.operation_id), event, idx=idx)
             case Acknowledged():
                 self._post(self._job_of.get(event.deployment_id), event, idx=idx)

@@ -19,6 +19,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
+    PayloadUnderWay,
 )
 from plexsvc.sim.clients import Answer, Client, Post, Posts
 from plexsvc.sim.observed import Key, Moment, What, answer_key, is_tried_again
@@ -76,7 +77,7 @@ class _Extractor:
         return Step(key=moment.key, event=event, after=after, think_us=moment.at_us - since_us)
 
     def _after(self, event: Event) -> tuple[Key, ...]:
-        if isinstance(event, PayloadStaged | PayloadRefused):
+        if isinstance(event, PayloadUnderWay | PayloadStaged | PayloadRefused):
             found = self._submitted.get(event.operation_id)
         elif isinstance(event, Acknowledged):
             found = self._by_seq.get((event.deployment_id, event.seq))
@@ -89,7 +90,7 @@ class _Extractor:
 
 
 def _is_branch(event: Event) -> bool:
-    return isinstance(event, PayloadStaged | PayloadRefused | Acknowledged)
+    return isinstance(event, PayloadUnderWay | PayloadStaged | PayloadRefused | Acknowledged)
 
 
 @dataclass(slots=True)

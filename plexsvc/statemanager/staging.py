@@ -82,8 +82,12 @@ class Staging:
             if self._room.find(staging_id) == entry:
                 return self._bundles[staging_id].file.duplicate()
             bundle = self._admit(staging_id, entry, specs=specs)
-            self._write_down(staging_id)
-            return bundle.file.duplicate()
+            try:
+                self._write_down(staging_id)
+                return bundle.file.duplicate()
+            except BaseException:
+                self._drop(staging_id)
+                raise
 
     def seal(self, staging_id: bytes, *, job_id: JobId) -> None:
         """Make a bundle readable.
@@ -193,8 +197,13 @@ class Staging:
                 self._drop(staging_id)
 
     def _seal(self, staging_id: bytes, *, job_id: JobId | None = None) -> None:
-        self._room.get(staging_id, job_id=job_id).is_sealed = True
-        self._write_down(staging_id)
+        entry = self._room.get(staging_id, job_id=job_id)
+        was_sealed, entry.is_sealed = entry.is_sealed, True
+        try:
+            self._write_down(staging_id)
+        except BaseException:
+            entry.is_sealed = was_sealed
+            raise
 
     def _write_down(self, staging_id: bytes) -> None:
         """Note a bundle that outlives whoever sent it; an upload's first when it is sealed."""
@@ -214,7 +223,7 @@ class Staging:
         self._room.admit(staging_id, entry)
         try:
             file = MemoryFile("plexsvc-staged", entry.nbytes)
-        except PlexError:
+        except BaseException:
             self._room.drop(staging_id)
             raise
         bundle = Bundle(specs=tuple(specs), file=file)

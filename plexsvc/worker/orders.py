@@ -15,10 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from plexclient.wire.v1 import worker_pb2
-from plexsvc.errors import PlexError
 from plexsvc.frames import framing
 from plexsvc.frames.peers import stranger_on
 from plexsvc.log import Log, Quota
@@ -89,8 +86,8 @@ class OrderPort:
             for number, body in self._lines[line].feed(data):
                 request = worker_pb2.ExecuteRequest.FromString(body)
                 self._execute(request, partial(self._reply, line, number))
-        except (PlexError, DecodeError) as error:
-            self._close(line, why=str(error))
+        except Exception as error:  # noqa: BLE001 - who waits for a reply must not wait for ever
+            self._close(line, why=f"{type(error).__name__}: {error}")
 
     def _reply(self, line: socket.socket, number: int, reply: worker_pb2.ExecuteReply) -> None:
         """Send a reply; one that cannot be sent waits in the record for the repeat."""

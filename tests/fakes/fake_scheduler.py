@@ -50,6 +50,7 @@ class FakeScheduler:
         self.records: dict[bytes, Record] = {}
         self.effects: list[bytes] = []
         self.staged_calls = 0
+        self.under_way = 0
         self.lookups = 0
         self.shards: list[ops.ResultShard] = []
         self.beats: list[pb.KeepAliveRequest] = []
@@ -126,6 +127,9 @@ class FakeScheduler:
     async def PayloadStaged(
         self, request: pb.PayloadStagedRequest, _: object
     ) -> pb.PayloadStagedReply:
+        if request.is_under_way:
+            self.under_way += 1
+            return pb.PayloadStagedReply()
         self.staged_calls += 1
         record = self.records.get(request.operation_id)
         if record is None:

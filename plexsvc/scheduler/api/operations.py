@@ -18,7 +18,12 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
-from plexsvc.scheduler.core.events import OperationSubmitted, PayloadRefused, PayloadStaged
+from plexsvc.scheduler.core.events import (
+    OperationSubmitted,
+    PayloadRefused,
+    PayloadStaged,
+    PayloadUnderWay,
+)
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from plexsvc.scheduler.driver.inbox import Decision
 from plexsvc.scheduler.faults import fault_from_wire
@@ -80,7 +85,10 @@ class Operations:
         """
         operation_id = OperationId(request.operation_id)
         cluster = self._scheduler.cluster
-        if operation_id in cluster.operations or operation_id in cluster.released:
+        if request.is_under_way:
+            if operation_id in cluster.operations:
+                self._scheduler.post(PayloadUnderWay(operation_id=operation_id))
+        elif operation_id in cluster.operations or operation_id in cluster.released:
             self._announce(request)
         else:
             for expired in self._early.keep(request):

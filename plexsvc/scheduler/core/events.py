@@ -128,6 +128,13 @@ class PayloadStaged(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadUnderWay(Fact):
+    """An operation's inputs are arriving: some came since this was said last."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadRefused(Fact):
     """An operation's inputs did not pass."""
 
@@ -303,6 +310,7 @@ Event = (
     | DeploymentRequested
     | OperationSubmitted
     | PayloadStaged
+    | PayloadUnderWay
     | PayloadRefused
     | Acknowledged
     | ProfilesLoaded

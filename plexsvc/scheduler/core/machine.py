@@ -36,6 +36,7 @@ from plexsvc.scheduler.core.events import (
     Outcome,
     PayloadRefused,
     PayloadStaged,
+    PayloadUnderWay,
     ProcExited,
     ProfilesLoaded,
     RelocationRequested,
@@ -103,7 +104,7 @@ class Scheduler:
         match event:
             case OperationSubmitted():
                 admission.submit(cluster.queues, event)
-            case PayloadStaged() | PayloadRefused():
+            case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
                 admission.payload(cluster.queues, event)
             case Acknowledged():
                 endings.acknowledge(cluster.queues, event)

@@ -81,6 +81,9 @@ class Operation:
     submitted_us: int
     num_tokens: int = 0
     is_inline: bool = True
+    payload_us: int = 0
+    """When some of its payload was last known to come; at first, when it was submitted."""
+
     wpg_id: WpgId | None = None
     """The WPG that runs it, known once it started; of an `Initialize`, from the beginning."""
 

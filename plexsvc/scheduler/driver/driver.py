@@ -14,13 +14,18 @@ import asyncio
 from typing import Final
 
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.events import Acknowledged, OperationSubmitted, PayloadStaged
+from plexsvc.scheduler.core.events import (
+    Acknowledged,
+    OperationSubmitted,
+    PayloadStaged,
+    PayloadUnderWay,
+)
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver.inbox import Inbox
 from plexsvc.scheduler.driver.journal import Journal, JournalWriter
 from plexsvc.scheduler.handler import Handlers, Work
 
-WORK: Final = (OperationSubmitted, PayloadStaged, Acknowledged)
+WORK: Final = (OperationSubmitted, PayloadStaged, PayloadUnderWay, Acknowledged)
 """Events that mostly lead to internal actions alone."""
 
 

@@ -204,6 +204,31 @@ async def test_an_upload_that_sends_nothing_gives_its_slot_up() -> None:
         assert result.state == ops.OPERATION_STATE_ANSWERED
 
 
+async def test_the_scheduler_hears_of_an_upload_that_takes_long() -> None:
+    config = RouterConfig(tokens={TOKEN: TENANT}, upload_stall_us=200_000)
+    async with start_rig(config=config) as rig:
+        arrays = batch(LENGTHS)
+        operation = rig.client.operation(arrays, forward_backward=PPO)
+        header, chunk, *_ = stage_requests(operation, arrays)
+        size = len(chunk.chunk.data) // 64
+
+        async def slow() -> AsyncIterator[pb.StageRequest]:
+            yield header
+            sent = 0
+            while not rig.scheduler.under_way:
+                part = chunk.chunk.data[sent : sent + size]
+                yield pb.StageRequest(chunk=common_pb2.Chunk(offset=sent, data=part))
+                sent += len(part)
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as group:
+            submitted = group.create_task(rig.client.submit(operation))
+            async with asyncio.timeout(20):
+                await rig.client.stub.StagePayload(slow(), metadata=metadata(), timeout=20)
+            submitted.cancel()
+        assert rig.scheduler.under_way == 1
+
+
 @pytest.mark.parametrize("offset", [0, 1000])
 async def test_a_result_is_fetched_from_where_it_lies(rig: Rig, offset: int) -> None:
     data = bytes(range(256)) * 4000

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
 
 import plexclient as plex
+from plexclient import lane
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.payloads import Inputs
+from plexclient.session import Session
 from tests.fakes.fake_router import TOKEN, FakeRouter, Fault
 from tests.unit.client.conftest import Loop
 
@@ -125,3 +130,93 @@ def test_generating_more_than_a_message_holds_is_refused_early(
     assert caught.value.code == "payload_too_large"
     assert "split the prompts" in caught.value.message
     assert router.attempts == []
+
+
+CALLS = ["check_open", "inputs", "_check_size", "payload", "take", "submit", "upload", "check"]
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "retryable": lambda: PlexError(ErrorCode.STAGING_FULL, "others wait there"),
+    "final": lambda: PlexError(ErrorCode.BAD_BATCH, "cannot be meant"),
+    "memory": lambda: MemoryError("no more"),
+    "file": lambda: OSError(28, "no space left"),
+    "bug": lambda: RuntimeError("out of luck"),
+}
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_fault_at_any_call_leaves_no_gap_and_applies_nothing_twice(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch, call: str, error: str, is_after: bool
+) -> None:
+    options = plex.ClientOptions(staging_settle_s=0.05)
+    with (
+        plex.connect(router.address, token=TOKEN, options=options) as cluster,
+        cluster.job("faulty") as job,
+    ):
+        actor = job.deploy("actor", model="/model", backend="noop")
+        actor.noop()
+        session = actor.session
+        has_failed = arm(monkeypatch, session, call, ERRORS[error], is_after=is_after)
+        is_large = call == "upload"
+        batch = plex.Batch.from_sequences([[1] * 20_000] if is_large else [[1, 2, 3]])
+        found: object = None
+        try:
+            actor.forward(batch)
+        except Exception as raised:  # noqa: BLE001 - what the caller sees
+            found = raised
+        assert has_failed()
+        if (call, is_after) != ("take", True):  # it takes all or raises
+            assert session.budget.used_bytes == 0
+        if is_large and found is not None and not is_after:
+            assert isinstance(found, type(ERRORS[error]()))
+            return  # the service waits for the payload, within its own bound
+        actor.step()
+        numbers = [seq for seq, _ in applied(router, actor)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        kinds = [kind for _, kind in applied(router, actor)]
+        assert kinds.count("forward") <= 1
+        assert kinds[-1] == "step"
+        assert found is not None or kinds == ["noop", "forward", "step"]
+
+
+def arm(
+    monkeypatch: pytest.MonkeyPatch,
+    session: Session,
+    call: str,
+    error: Callable[[], Exception],
+    *,
+    is_after: bool,
+) -> Callable[[], bool]:
+    """Have one call fail once, before or after it was made; return whether it has."""
+    homes: dict[str, tuple[object, str]] = {
+        "check_open": (session, "check_open"),
+        "take": (session.budget, "take"),
+        "submit": (session.link, "submit"),
+        "payload": (Inputs, "payload"),
+    }
+    home, name = homes.get(call, (lane, call))
+    real = getattr(home, name)
+    failed: list[str] = []
+
+    async def later(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+        is_first = not failed
+        failed.append(name)
+        if is_first and not is_after:
+            raise error()
+        found = await real(*args, **named)
+        if is_first:
+            raise error()
+        return found
+
+    def now(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+        is_first = not failed
+        failed.append(name)
+        if is_first and not is_after:
+            raise error()
+        found = real(*args, **named)
+        if is_first:
+            raise error()
+        return found
+
+    monkeypatch.setattr(home, name, later if inspect.iscoroutinefunction(real) else now)
+    return lambda: bool(failed)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
-from plexsvc.errors import PlexError
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
+from plexsvc.statemanager import memfiles
+from plexsvc.statemanager import staging as staging_module
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.shelves import StagingRoom
 from plexsvc.statemanager.staging import Staging, Upload
@@ -53,3 +59,71 @@ def test_an_upload_whose_bundle_was_dropped_may_be_sent_again(staging: Staging) 
         upload.finish()
     assert caught.value.retryable
     assert staging.usage()[0] == 0
+
+
+def take_upload(staging: Staging) -> None:
+    """Take a whole upload as the servicer does: what breaks off is abandoned."""
+    upload = staging.begin(HEADER)
+    if upload is None:
+        return
+    try:
+        upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
+        upload.finish()
+    except BaseException:
+        upload.abandon()
+        raise
+
+
+def take_result(staging: Staging) -> None:
+    """Make a result as a rank does: what it could not seal it gives back."""
+    try:
+        os.close(staging.create(b"r", BUNDLE.tensors, HEADER.nbytes, job_id=JobId("job"), owner=1))
+        staging.seal(b"r", job_id=JobId("job"))
+    except BaseException:
+        staging.drop_of(JobId("job"), b"r")
+        raise
+
+
+@pytest.mark.parametrize("take", [take_upload, take_result])
+@pytest.mark.parametrize("error", [OSError, MemoryError, PlexError])
+def test_a_fault_at_any_call_leaves_nothing_behind_and_it_may_come_again(
+    monkeypatch: pytest.MonkeyPatch, take: Callable[[Staging], None], error: type[Exception]
+) -> None:
+    fails_at = -1
+    calls: list[str] = []
+
+    def around(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+            calls.append(name)
+            if len(calls) - 1 == fails_at:
+                is_ours = error is PlexError
+                raise PlexError(ErrorCode.UNAVAILABLE, "the vault") if is_ours else error("none")
+            return call(*args, **named)
+
+        return run
+
+    def faulty() -> Staging:
+        room, book = StagingRoom(staging_bytes=1 << 20, max_per_job=4), Book()
+        for name in ("admit", "find", "get"):
+            monkeypatch.setattr(room, name, around(name, getattr(room, name)))
+        monkeypatch.setattr(book, "put", around("put", book.put))
+        calls.clear()
+        return Staging(room, lock=threading.Lock(), book=book)
+
+    class FaultyFile(memfiles.MemoryFile):
+        __init__ = around("__init__", memfiles.MemoryFile.__init__)
+        write = around("write", memfiles.MemoryFile.write)
+        map = around("map", memfiles.MemoryFile.map)
+        duplicate = around("duplicate", memfiles.MemoryFile.duplicate)
+
+    monkeypatch.setattr(staging_module, "MemoryFile", FaultyFile)
+    take(faulty())
+    assert {"admit", "put", "__init__"} <= set(calls)
+    for at in range(len(calls)):
+        fails_at = at
+        staging = faulty()
+        with pytest.raises(error):
+            take(staging)
+        fails_at = -1
+        assert staging.usage()[0] == 0
+        take(staging)

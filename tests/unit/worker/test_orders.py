@@ -39,6 +39,7 @@ class Rank:
         self.gate.set()
         self.entered = threading.Event()
         self.executed: list[int] = []
+        self.fault: Exception | None = None
         self.pad = b""
         OrderPort(self.thread, self._execute).open(path)
 
@@ -48,6 +49,8 @@ class Rank:
         reply: Callable[[worker_pb2.ExecuteReply], None],
     ) -> None:
         self.entered.set()
+        if self.fault is not None:
+            raise self.fault
         assert self.gate.wait(WAIT_S)
         seq = request.operation.seq
         self.executed.append(seq)
@@ -111,6 +114,15 @@ def _read_to_end(sock: socket.socket) -> bytes | None:
         return sock.recv(100)
     except ConnectionResetError:
         return None
+
+
+async def test_an_order_that_raises_closes_its_line_and_is_heard_of(rank: Rank) -> None:
+    rank.fault, line = MemoryError("no more"), rank.line()
+    with pytest.raises(OSError, match=r"."):
+        await line.execute(order(1), timeout_s=WAIT_S)
+    rank.fault = None
+    assert (await line.execute(order(1), timeout_s=WAIT_S)).applied_seq == 1
+    line.close()
 
 
 async def test_lines_beyond_the_limit_push_out_the_oldest(rank: Rank) -> None:

@@ -351,7 +351,7 @@ class GetResultRequest(_message.Message):
     def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PayloadStagedRequest(_message.Message):
-    __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan", "node_ids")
+    __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan", "node_ids", "is_under_way")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class PayloadStagedRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     job_id: str
     tenant: str
@@ -366,7 +367,8 @@ class PayloadStagedRequest(_message.Message):
     error: _common_pb2.Error
     plan: _operations_pb2.DispatchPlan
     node_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployment_id: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., plan: _Optional[_Union[_operations_pb2.DispatchPlan, _Mapping]] = ..., node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_under_way: bool
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., deployment_id: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., plan: _Optional[_Union[_operations_pb2.DispatchPlan, _Mapping]] = ..., node_ids: _Optional[_Iterable[str]] = ..., is_under_way: _Optional[bool] = ...) -> None: ...
 
 class PayloadStagedReply(_message.Message):
     __slots__ = ()

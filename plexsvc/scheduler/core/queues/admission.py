@@ -12,6 +12,7 @@ from plexsvc.scheduler.core.events import (
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
+    PayloadUnderWay,
 )
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Deployment, Operation
@@ -48,12 +49,16 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
     _queue(queues, event)
 
 
-def payload(queues: Queues, event: PayloadStaged | PayloadRefused) -> None:
-    """Make an operation eligible whose inputs arrived, or refuse it.
+def payload(queues: Queues, event: PayloadUnderWay | PayloadStaged | PayloadRefused) -> None:
+    """Make an operation eligible whose inputs arrived, or refuse it, or have it wait for more.
 
     Inputs that come again after their operation has ended would stay: nothing else drops them.
     """
     operation = queues.operations.get(event.operation_id)
+    if isinstance(event, PayloadUnderWay):
+        if operation is not None:
+            operation.payload_us = queues.now_us
+        return
     if operation is None or operation.state in _ENDED:
         queues.emit(DropPayload(operation_id=event.operation_id))
         return
@@ -67,13 +72,17 @@ def payload(queues: Queues, event: PayloadStaged | PayloadRefused) -> None:
 
 
 def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
-    """Refuse an operation whose payload did not arrive in time."""
+    """Refuse an operation of whose payload nothing came in time."""
     operation = queues.operations.get(operation_id)
     if operation is None or operation.state is not OperationState.QUEUED:
         return
+    until_us = operation.payload_us + queues.limits.staging_timeout_us
+    if until_us > queues.now_us:
+        queues.set_timer(StageTimer(operation_id), at_us=until_us)
+        return
     fault = Fault(
         code=ErrorCode.STAGING_TIMEOUT,
-        message=f"{show(operation_id)}: its payload did not arrive within "
+        message=f"{show(operation_id)}: nothing of its payload arrived for "
         f"{queues.limits.staging_timeout_us // 1_000_000} s (scheduler.staging_timeout_us); "
         "submit it again with the next number",
     )
@@ -161,6 +170,7 @@ def _queue(queues: Queues, event: OperationSubmitted) -> None:
         submitted_us=event.at_us,
         num_tokens=event.num_tokens,
         is_inline=event.is_staged,
+        payload_us=event.at_us,
     )
     operation.apply(OperationTrigger.ACCEPTED)
     if event.is_staged:
