@@ -108,19 +108,22 @@ class Operations:
             raise _result_gone(operation_id)  # it has ended: whoever waited would wait for ever
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
-        self._scheduler.recorder.hold(operation, kind)
-        posted = self._scheduler.post(
-            OperationSubmitted(
-                operation_id=operation_id,
-                job_id=JobId(operation.job_id),
-                deployment_id=DeploymentId(operation.deployment_id),
-                seq=operation.seq,
-                kind=kind,
-                after=tuple(map(OperationId, operation.after)),
-                is_staged=is_staged,
-                num_tokens=_num_tokens(operation),
-            )
+        submitted = OperationSubmitted(
+            operation_id=operation_id,
+            job_id=JobId(operation.job_id),
+            deployment_id=DeploymentId(operation.deployment_id),
+            seq=operation.seq,
+            kind=kind,
+            after=tuple(map(OperationId, operation.after)),
+            is_staged=is_staged,
+            num_tokens=_num_tokens(operation),
         )
+        self._scheduler.recorder.hold(operation, kind)
+        try:
+            posted = self._scheduler.post(submitted)
+        except BaseException:
+            self._scheduler.registry.let_go(operation_id)  # a repeat would wait for nothing
+            raise
         if is_refused:
             fault = fault_from_wire(operation.refusal)
             self._scheduler.post(PayloadRefused(operation_id=operation_id, fault=fault))

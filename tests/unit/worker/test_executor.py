@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import threading
@@ -331,6 +332,25 @@ async def test_orders_for_others_are_refused(pool: ThreadPoolExecutor) -> None:
     assert not (await served.execute(operation(1, "noop"), lease_no=5)).result.error.code
     stale = await served.execute(operation(2, "noop"), lease_no=4)
     assert stale.result.error.code == "stale_fence"
+
+
+@pytest.mark.parametrize("call", ["_check", "_future", "recorded"])
+@pytest.mark.parametrize(
+    "error", [PlexError(ErrorCode.UNAVAILABLE, "not now"), MemoryError("no more")]
+)
+async def test_a_fault_of_the_servicer_before_an_operation_leaves_it_to_a_repeat(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
+) -> None:
+    served = Served(pool)
+    made = served.rank.train(1)
+    home: object = served.servicer if call.startswith("_") else served.rank.executor.ledger
+    with monkeypatch.context() as patch:
+        patch.setattr(home, call, Mock(side_effect=error))
+        with contextlib.suppress(MemoryError):
+            assert (await served.execute(made)).result.error.code == "unavailable"
+    assert not (await served.execute(made)).result.error.code
+    assert not (await served.execute(made)).result.error.code
+    assert served.rank.backend.calls == ["forward_backward"]
 
 
 async def test_a_poisoned_rank_asks_its_process_to_exit_after_the_answer(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +143,41 @@ async def test_an_id_that_comes_again_with_other_contents_is_refused(
             await announce(rig, staged(operation))
     assert (await rig.scheduler.submit(operation)).state == ANSWERED
     assert (await rig.run("job-1")).state == ANSWERED
+
+
+SUBMITTING = ["recorder.check_same", "results.get", "check_open", "registry.job", "recorder.hold"]
+
+
+@pytest.mark.parametrize("error", [PlexError(ErrorCode.UNAVAILABLE, "not now"), MemoryError()])
+@pytest.mark.parametrize("call", [*SUBMITTING, "registry.hold", "post"])
+async def test_a_fault_at_any_call_of_a_submission_leaves_nothing_and_a_repeat_runs_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
+) -> None:
+    home: Any = rig.driver
+    *path, name = call.split(".")
+    for part in path:
+        home = getattr(home, part)
+    real = getattr(home, name)
+
+    def faulty(*_args: object, **_named: object) -> None:
+        monkeypatch.setattr(home, name, real)
+        raise error
+
+    ran: list[bytes] = []
+
+    async def note(request: worker_pb2.ExecuteRequest) -> None:
+        ran.append(request.operation.operation_id)
+
+    rig.behaviour.on_execute = note
+    operation = rig.operation("job-1", "step")
+    monkeypatch.setattr(home, name, faulty)
+    with contextlib.suppress(MemoryError):
+        refused = await rig.scheduler.submit(operation)
+        assert refused.error.code == ErrorCode.UNAVAILABLE
+    assert getattr(home, name) == real, "the fault was met"
+    async with asyncio.timeout(10):
+        assert (await rig.scheduler.submit(operation)).state == ANSWERED
+    assert ran == [operation.operation_id]
 
 
 async def test_a_repeat_whose_answer_was_dropped_is_told_so_and_does_not_wait(
