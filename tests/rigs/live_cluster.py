@@ -38,7 +38,11 @@ DEFAULT_NODES = {"node-a": [TRAIN, TRAIN, ROLLOUT, ROLLOUT], "node-b": [TRAIN]}
 
 
 def configuration(
-    state_dir: Path, nodes: Mapping[str, Sequence[str]], *, scheduler: str = SHARES_ALL
+    state_dir: Path,
+    nodes: Mapping[str, Sequence[str]],
+    *,
+    scheduler: str = SHARES_ALL,
+    staging_bytes: int = 256 * MIB,
 ) -> str:
     """Return the TOML of a cluster with these nodes, devices and bounds."""
     tables = [
@@ -47,7 +51,7 @@ def configuration(
     for node_id, devices in nodes.items():
         tables.append(
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
-            f"staging_bytes = {256 * MIB}\ndevices = [{', '.join(devices)}]"
+            f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]"
         )
     return "\n\n".join([*tables, scheduler])
 
@@ -101,6 +105,7 @@ def start_cluster(
     boot_s: float = 120,
     extra: str = "",
     scheduler: str = SHARES_ALL,
+    staging_bytes: int = 256 * MIB,
 ) -> Iterator[LiveCluster]:
     """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end.
 
@@ -108,7 +113,8 @@ def start_cluster(
     """
     state_dir = directory / "state"
     config = directory / "cluster.toml"
-    config.write_text(extra + configuration(state_dir, nodes, scheduler=scheduler))
+    tables = configuration(state_dir, nodes, scheduler=scheduler, staging_bytes=staging_bytes)
+    config.write_text(extra + tables)
     log = (directory / "up.log").open("wb")
     command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
