@@ -48,7 +48,8 @@ class StateManagerConfig:
     """Host memory for parked state and published versions together."""
 
     staging_bytes: int = 1 << 30
-    """Memory for payloads and results that wait; further ones are refused with `staging_full`."""
+    """Memory for payloads and results that wait, a quarter of it for results alone; more is refused
+    with `staging_full`."""
 
     max_versions_per_deployment: int = 8
     """Published weight versions kept per deployment; the next is refused until one is released."""

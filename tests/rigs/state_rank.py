@@ -140,6 +140,9 @@ class Rank:
     def do_seal(self, staging_id: str) -> None:
         self.client.seal_staged(bytes.fromhex(staging_id))
 
+    def do_drop_staged(self, staging_id: str) -> None:
+        self.client.drop_staged(bytes.fromhex(staging_id))
+
     def do_close(self) -> None:
         self.client.close()
 

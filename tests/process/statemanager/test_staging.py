@@ -155,6 +155,19 @@ def test_a_result_is_read_once_sealed_and_from_any_offset(daemon: Daemon) -> Non
     assert read(daemon, bytes.fromhex(sealed_id), offset=5) == b"hed"
 
 
+def test_a_rank_gives_back_what_its_job_staged_and_nothing_else(daemon: Daemon) -> None:
+    rank, stranger = daemon.client("a"), daemon.client("b", job_id="other")
+    reserved = rank("create_staged", text="reserved", seal=False)
+    nbytes = stage(daemon, batch()).nbytes
+    for staging_id in (reserved, OPERATION.hex(), "00"):
+        stranger("drop_staged", staging_id=staging_id)
+    assert daemon.inventory().staging_bytes_used == nbytes + len("reserved")
+    for staging_id in (reserved, OPERATION.hex(), OPERATION.hex()):
+        rank("drop_staged", staging_id=staging_id)
+    assert daemon.inventory().staging_bytes_used == 0
+    assert stage(daemon, batch()).nbytes == nbytes
+
+
 def test_a_client_that_dies_drops_its_unfinished_results_only(daemon: Daemon) -> None:
     rank = daemon.client("a")
     rank("create_staged", text="unfinished", seal=False)
