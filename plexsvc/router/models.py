@@ -41,6 +41,13 @@ def find_model(model: str, *, roots: Sequence[Path]) -> Path:
     """
     if not model or "\0" in model:
         raise unknown_model(model, "the name is empty or no path")
+    try:
+        return _find(model, roots)
+    except OSError as error:  # a name too long, a directory nobody may read
+        raise unknown_model(model, f"it cannot be looked at: {error.strerror}") from error
+
+
+def _find(model: str, roots: Sequence[Path]) -> Path:
     path = Path(model)
     candidates = [path] if path.is_absolute() else [root / path for root in roots]
     directory = next((c for c in candidates if c.is_dir()), None)

@@ -57,7 +57,7 @@ def test_a_directory_that_is_no_model_says_what_it_lacks(model: Path, missing: s
     assert missing.removeprefix("model") in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "/no/such/dir", "a\0b"])
+@pytest.mark.parametrize("name", ["/" + "d" * 300, "", "nowhere", "/no/such/dir", "a\0b"])
 def test_an_unknown_model_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(PlexError) as caught:
         find_model(name, roots=())
