@@ -59,8 +59,6 @@ class RolloutConfig:
     """Prompts times n of one generate."""
     max_tries_per_sample: int = 3
     """Instances that may be lost under one sample before its operation fails."""
-    instance_wait_us: int = 10_000_000
-    """How long samples without a serving instance wait for one to come back."""
     probe_us: int = 500_000
     """Pause between two looks at a lost instance."""
     stall_us: int = 120_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from plexclient.wire.errors import to_wire
 from plexclient.wire.v1 import operations_pb2, worker_pb2
@@ -21,6 +22,10 @@ FAILED = operations_pb2.OPERATION_STATE_FAILED
 REFUSED = operations_pb2.OPERATION_STATE_REFUSED
 
 
+GivenUp = Callable[[str, str, str], None]
+"""Takes a WPG, the address of one of its instances, and why that is given up."""
+
+
 class RolloutDeployment:
     """A deployment's fleet and limits, and how far its order has come."""
 
@@ -33,13 +38,21 @@ class RolloutDeployment:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
+        given_up: GivenUp,
     ) -> None:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
         self.exclusive_seq = 0
         """Highest Pull; an operation before it that is not known comes too late."""
         self.describe = worker_pb2.DescribeReply()
-        self.fleet = Fleet(deployment_id, config=config, clock=clock, group=group, keys=keys)
+        self.fleet = Fleet(
+            deployment_id,
+            config=config,
+            clock=clock,
+            group=group,
+            keys=keys,
+            given_up=lambda address, because: given_up(self.wpg_id, address, because),
+        )
         self._config, self._clock = config, clock
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
 
@@ -68,7 +81,7 @@ class RolloutDeployment:
         """Load a published version on every instance; only those that have it serve.
 
         Raises:
-            PlexError: what an instance refused it with; `worker_died` when all are lost.
+            PlexError: what an instance refused it with.
         """
         operation, version = request.operation, request.published.version
         self.fleet.fence.CopyFrom(request.fence)

@@ -97,7 +97,9 @@ class Fleet:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
+        given_up: Callable[[str, str], None],
     ) -> None:
+        """Tell `given_up` the address of an instance that does not come back, and why."""
         self.core = RolloutCore(deployment_id, max_losses=config.max_tries_per_sample)
         self.fence = common_pb2.Fence()
         self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
@@ -107,38 +109,44 @@ class Fleet:
         self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
         """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
+        self._given_up = given_up
+        self._is_served = asyncio.Event()
         self._is_closed = False
 
     # ---- events in, orders out
 
     def post(self, event: events.Event) -> None:
         """Give the core an event and perform the orders that follow."""
-        for order in self.core.handle(event):
+        for order in self._decide(event):
             if not self._is_closed:
                 self._perform(order)
+
+    def _decide(self, event: events.Event) -> list[orders.Order]:
+        ordered = self.core.handle(event)
+        if self.core.is_served:
+            self._is_served.set()
+        else:
+            self._is_served.clear()
+        return ordered
 
     def _perform(self, order: orders.Order) -> None:
         match order:
             case orders.StartSamples() | orders.RecordTokens() | orders.AnswerSamples():
                 self.generates[order.operation_id](order)
-            case orders.AwaitInstance():
-                self._group.create_task(self._expire(order))
             case orders.SeekInstance():
                 if order.probe == 1:
                     self._log_loss(order.instance_id, "instance lost")
                 self._group.create_task(self._seek(order))
             case orders.GiveUpInstance():
                 self._log_loss(order.instance_id, "instance given up")
+                instance = self.core.instances[order.instance_id]
+                self._given_up(instance.address, instance.lost_because)
             case orders.UpdateInstance():
                 self._group.create_task(self._update(order))
 
     def _log_loss(self, instance_id: InstanceId, phrase: str) -> None:
         instance = self.core.instances[instance_id]
         log.warning(phrase, address=instance.address, because=instance.lost_because)
-
-    async def _expire(self, order: orders.AwaitInstance) -> None:
-        await self._clock.sleep(self._config.instance_wait_us)
-        self.post(events.WaitExpired(operation_id=order.operation_id, wait=order.wait))
 
     async def _seek(self, order: orders.SeekInstance) -> None:
         await self._clock.sleep(self._config.probe_us)
@@ -227,17 +235,42 @@ class Fleet:
         await _close(before)
         return described[0]
 
+    async def replace(self, index: int, address: str) -> None:
+        """Take a new instance in the place of a lost one; it gets the version in use, then samples.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer.
+        """
+        line = Line(address, open_channel(address, self._keys))
+        try:
+            found = await self._probe(line)
+        except BaseException:
+            await line.channel.close()
+            raise
+        gone, one = list(self.lines)[index], InstanceId(next(self._ids))
+        before = self.lines[gone]
+        kept = self.lines.items()
+        self.lines = dict((one, line) if known == gone else (known, old) for known, old in kept)
+        joined = events.InstanceJoined(
+            instance_id=one, address=address, version=found.version, checksum=found.checksum
+        )
+        log.info("instance replaced", lost=before.address, address=address)
+        self.post(events.SuccessorJoined(of=gone, joined=joined))
+        await before.channel.close()
+
     async def load(
         self, source: statemanager_pb2.PublishedVersion
     ) -> list[rollout_pb2.LoadVersionReply]:
         """Load a version on all instances at once; return the replies of those that have it.
 
+        When all are lost meanwhile, whoever takes their place loads it.
+
         Raises:
-            PlexError: what an instance refused with; `worker_died` when none could load it.
+            PlexError: what an instance refused with.
         """
         version = VersionId.of(source)
         self.sources[version] = source
-        ordered = self.core.handle(events.VersionWanted(version=version))
+        ordered = self._decide(events.VersionWanted(version=version))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._update(order))
@@ -253,7 +286,8 @@ class Fleet:
                 raise outcome
         loaded = [one for one in outcomes if isinstance(one, rollout_pb2.LoadVersionReply)]
         if not loaded:
-            raise self.core.death(f"no instance could load {version}")
+            await self._is_served.wait()
+            loaded = [rollout_pb2.LoadVersionReply(checksum=self.core.checksum)]
         return loaded
 
     async def close(self) -> None:
@@ -294,6 +328,12 @@ class Fleet:
     async def _probe(self, line: Line) -> Served:
         request = rollout_pb2.InstanceStatsRequest()
         stats = await self._ask(line, line.stub.Stats(request, timeout=PROBE_CALL_S))
+        if stats.HasField("broken"):
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the engine of instance {line.address} broke: {stats.broken.message}",
+                instance=line.address,
+            )
         return Served(VersionId.of(stats.version), stats.checksum)
 
     async def _describe(self, line: Line) -> worker_pb2.DescribeReply:

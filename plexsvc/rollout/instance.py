@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -40,6 +41,9 @@ FLUSH_US: Final = 5_000
 """Pause between two frames of one call: steps shorter than this share a frame."""
 
 STOP_GRACE_S: Final = 1.0
+
+EXIT_BROKEN: Final = 70
+"""Exit code of an instance whose engine broke: its process has nothing that can be trusted."""
 
 OpenVersion = Callable[[statemanager_pb2.PublishedVersion], OpenedVersion]
 
@@ -79,8 +83,8 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
                     left -= sum(1 for delta in deltas if delta.finish_reason)
                     if left:
                         await self._clock.sleep(FLUSH_US)
-        except PlexError as error:
-            await abort_with(context, error)
+        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+            await abort_with(context, _typed(error))
 
     async def Abort(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceAbortRequest, context: Context
@@ -99,9 +103,10 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             self._gate.admit_exclusive(request.fence, what=f"load on {self._config.wpg_id}")
             async with self._update:
                 return await self._load(request)
-        except PlexError as error:
-            log.warning("version not loaded", version=VersionId.of(request.published), error=error)
-            return self._served(error=to_wire(error))
+        except Exception as error:  # noqa: BLE001 - whoever called is told, whatever it is
+            told = _typed(error)
+            log.warning("version not loaded", version=VersionId.of(request.published), error=told)
+            return self._served(error=to_wire(told))
 
     async def Stats(  # noqa: N802 - named by the service
         self, request: rollout_pb2.InstanceStatsRequest, context: Context
@@ -115,6 +120,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             kv_usage=stats.kv_usage,
             version=self._engine.version._asdict(),
             checksum=self._checksum,
+            broken=None if self._engine.broken is None else to_wire(self._engine.broken),
             kind=self._config.instance_kind,  # type: ignore[arg-type]  # an int of that enum
             generated_tokens=stats.generated_tokens,
         )
@@ -151,6 +157,13 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
                 f"{self._config.wpg_id}/{self._config.rank} serves {self._engine.version}, and "
                 f"{wanted} was asked; load it first",
             )
+
+
+def _typed(error: Exception) -> PlexError:
+    if isinstance(error, PlexError):
+        return error
+    log.error("instance failed")  # with the trace
+    return PlexError(ErrorCode.INTERNAL, f"the instance failed: {error!r}")
 
 
 class DescribeServicer(worker_pb2_grpc.WorkerServicer):
@@ -193,7 +206,12 @@ async def run_vllm(
     *,
     open_version: OpenVersion,
 ) -> None:
-    """Build a vLLM engine and serve it until SIGTERM."""
+    """Build a vLLM engine and serve it until SIGTERM.
+
+    Raises:
+        PlexError: why vLLM cannot run the model.
+        SystemExit: with `EXIT_BROKEN` after it broke.
+    """
     from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
     from plexsvc.rollout.engines.executor import StepExecutor  # noqa: PLC0415
 
@@ -209,11 +227,9 @@ async def run_vllm(
         clock=clock,
         executor=executor,
     )
-    try:
-        await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
-    finally:
-        await engine.dispose()
-        executor.close()
+    await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
+    await engine.dispose()
+    executor.close()
 
 
 async def serve_engine(
@@ -224,7 +240,11 @@ async def serve_engine(
     open_version: OpenVersion,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve `engine` to members of the cluster until SIGTERM or cancellation."""
+    """Serve `engine` to members of the cluster until SIGTERM or cancellation.
+
+    Raises:
+        SystemExit: with `EXIT_BROKEN` once the engine broke and its calls have been told.
+    """
     keys = read_keys(config.keys_file)
     server = new_server(keys)
     servicer = InstanceServicer(engine, config, clock=clock, open_version=open_version)
@@ -237,6 +257,18 @@ async def serve_engine(
     log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, address=address)
     ready(address)
     try:
-        await stop.wait()
+        await _first(stop.wait(), engine.until_broken())
     finally:
         await server.stop(STOP_GRACE_S)
+    if engine.broken is not None:
+        log.error("instance ends: its engine broke", error=engine.broken.message)
+        sys.exit(EXIT_BROKEN)
+
+
+async def _first(*ends: Coroutine[Any, Any, object]) -> None:
+    """Return when one of `ends` has come."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(end) for end in ends]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()

@@ -25,7 +25,14 @@ from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.deployment import FAILED, REFUSED, RolloutDeployment, failure, success
+from plexsvc.rollout.deployment import (
+    FAILED,
+    REFUSED,
+    GivenUp,
+    RolloutDeployment,
+    failure,
+    success,
+)
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.keys import ClusterKeys
@@ -59,6 +66,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._gates: dict[str, Gate] = {}
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
+        self._report: GivenUp | None = None
         self._streams: Counter[str] = Counter()
         """Open streams by deployment."""
 
@@ -148,6 +156,21 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 reply.CopyFrom(deployment.describe)
                 reply.applied_seq = deployment.applied_seq
         return reply
+
+    def report_to(self, given_up: GivenUp) -> None:
+        """Say from now on which instances do not come back by themselves."""
+        self._report = given_up
+
+    async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
+        """Let a new instance take the place of one that was lost.
+
+        Raises:
+            PlexError: `not_found`; `unavailable` when the new one does not answer.
+        """
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            raise PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
+        await deployment.fleet.replace(index, address)
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: cancel what runs, drop its records and connections. Safe to repeat."""
@@ -340,6 +363,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 clock=self._clock,
                 group=self._group,
                 keys=self._keys,
+                given_up=self._give_up,
             )
         reply = await deployment.initialize(request)
         if deployment.wpg_id != request.wpg_id:
@@ -347,6 +371,10 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             deployment.wpg_id = request.wpg_id
         self._deployments[deployment_id] = deployment
         return reply
+
+    def _give_up(self, wpg_id: str, address: str, because: str) -> None:
+        if self._report is not None:
+            self._report(wpg_id, address, because)
 
     async def _open_stream(self, request: worker_pb2.StreamFramesRequest) -> OperationRecord:
         """Return the record to read, counted as an open stream."""

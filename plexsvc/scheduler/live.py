@@ -8,10 +8,13 @@ from typing import Final
 
 from plexsvc.clock import Clock, ServiceClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import InstanceLost
 from plexsvc.scheduler.core.view import ClusterView
+from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.driver.driver import Driver
 from plexsvc.scheduler.driver.encoding import configured
 from plexsvc.scheduler.driver.inbox import Inbox
@@ -80,6 +83,7 @@ class LiveScheduler:
             rollout=rollout_manager,
             post=inbox.post,
         )
+        rollout_manager.report_to(self._given_up)
         self._timers = Timers(clock, post=inbox.post)
         self.handlers = table(self.reach, self._timers)
         made = configured(config, epoch=store.epoch)
@@ -131,6 +135,25 @@ class LiveScheduler:
         if not self._is_running:
             raise PlexError(ErrorCode.UNAVAILABLE, "the scheduler is not running; try again later")
         self._inbox.check_room()
+
+    def _given_up(self, wpg_id: str, address: str, because: str) -> None:
+        """Tell the core that an instance does not come back by itself."""
+        ranks = self.reach.ranks.of(WpgId(wpg_id))
+        for index, rank in enumerate(ranks):
+            if rank.address == address:
+                fault = Fault(
+                    code=ErrorCode.WORKER_DIED,
+                    message=f"instance {rank.proc_id} at {address} is lost: {because}",
+                    facts=(("worker", rank.proc_id),),
+                )
+                self.post(
+                    InstanceLost(
+                        wpg_id=WpgId(wpg_id),
+                        rank=index,
+                        incarnation=rank.incarnation,
+                        fault=fault,
+                    )
+                )
 
     async def _flush_rows(self, storing: Storing) -> None:
         """Write changed rows now and then: an answer waits for the journal alone."""

@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.actions import (
     MoveState,
     RefuseOperation,
     SetTimer,
+    SpawnInstance,
     SpawnWpg,
     StartOperation,
     StopWpg,
@@ -35,6 +36,7 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
+    InstanceReady,
     OperationFinished,
     OperationSubmitted,
     ResidencyMoved,
@@ -176,6 +178,14 @@ def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
     driver.expect(outcome, at_us=made.ready_us)
 
 
+def _spawn_instance(driver: VirtualDriver, action: SpawnInstance) -> None:
+    wpg = driver.core.view.wpgs[action.wpg_id]
+    places = (wpg.places[action.rank],)
+    made = driver.costs.spawn(wpg.deployment_id, places=places, now_us=driver.now_us)
+    back = InstanceReady(wpg_id=action.wpg_id, rank=action.rank, incarnation=action.incarnation)
+    driver.expect(back, at_us=made.ready_us)
+
+
 def _stop(driver: VirtualDriver, action: StopWpg) -> None:
     at_us = driver.now_us + driver.costs.stop_us()
     driver.expect(WpgStopped(wpg_id=action.wpg_id), at_us=at_us)
@@ -247,6 +257,7 @@ def _end_operation(driver: VirtualDriver, action: AnswerOperation | RefuseOperat
 PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = MappingProxyType(
     {
         SpawnWpg: _spawn,
+        SpawnInstance: _spawn_instance,
         StopWpg: _stop,
         ForgetWpg: _forget,
         StartOperation: _start,

@@ -25,6 +25,7 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
+from plexsvc.scheduler.orders.reach import GivenUp
 from tests.rigs.keys import KEYS
 
 Hook = Callable[[worker_pb2.ExecuteRequest], Awaitable[worker_pb2.ExecuteReply | None]]
@@ -264,6 +265,9 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.specs.append(request.spec)
         if self.behaviour.spawn_error is not None:
             return node_pb2.SpawnReply(error=to_wire(self.behaviour.spawn_error))
+        older = self.ranks.pop(request.spec.proc_id, None)
+        if older is not None:
+            await older.stop(None)
         server = new_server(KEYS)
         worker_pb2_grpc.add_WorkerServicer_to_server(FakeRank(self.behaviour), server)
         address = listen(server, "127.0.0.1:0", KEYS, key="fake")
@@ -329,6 +333,9 @@ class FakeRolloutManager:
         self.forgotten: list[str] = []
         self.released: list[bytes] = []
         self.addresses: list[str] = []
+        self.replaced: list[tuple[str, int]] = []
+        self.replace_errors: list[PlexError] = []
+        self.given_up: GivenUp
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
 
@@ -345,6 +352,14 @@ class FakeRolloutManager:
     ) -> worker_pb2.CancelReply:
         self.cancelled.append(request.operation_id)
         return worker_pb2.CancelReply()
+
+    async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
+        if self.replace_errors:
+            raise self.replace_errors.pop(0)
+        self.replaced.append((deployment_id, index))
+
+    def report_to(self, given_up: GivenUp) -> None:
+        self.given_up = given_up
 
     def versions_in_use(self) -> set[VersionId]:
         return set(self.used)

@@ -42,6 +42,8 @@ class FakeEngine:
         self.version = VersionId()
         self.generated = 0
         self.held = held
+        self.broken: PlexError | None = None
+        self._broke = asyncio.Event()
         self._step_s = STEP_S
         self._turn: asyncio.Lock | None = None
         self._permits = asyncio.Semaphore(0)
@@ -68,6 +70,17 @@ class FakeEngine:
         self.held = False
         self.allow(1000)
 
+    async def until_broken(self) -> None:
+        await self._broke.wait()
+
+    def break_down(self, cause: str) -> None:
+        """Break in the middle of whatever it does."""
+        self.broken = PlexError(ErrorCode.INTERNAL, cause)
+        for box in self._boxes.values():
+            box.fail(self.broken)
+        self._boxes.clear()
+        self._broke.set()
+
     def serve_in_turn(self, *, step_s: float) -> None:
         """Run one call after another, each step that long, as a full engine does."""
         self._turn, self._step_s = asyncio.Lock(), step_s
@@ -75,6 +88,8 @@ class FakeEngine:
     async def generate(
         self, requests: Sequence[rollout_pb2.InstanceRequest]
     ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
+        if self.broken is not None:
+            raise self.broken
         box = DeltaBox()
         for request in requests:
             _check(request)

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.actions import (
     RefuseOperation,
     RelocationChanged,
     SetTimer,
+    SpawnInstance,
     SpawnWpg,
     StartOperation,
     StopWpg,
@@ -25,6 +26,8 @@ from plexsvc.scheduler.core.events import (
     CarryFailed,
     DeploymentRequested,
     Event,
+    InstanceLost,
+    InstanceReady,
     JobEndRequested,
     JobSubmitted,
     MoveFailed,
@@ -53,7 +56,7 @@ from plexsvc.scheduler.core.vocabulary import (
     RelocationStage,
 )
 
-Order = SpawnWpg | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
+Order = SpawnWpg | SpawnInstance | StopWpg | ForgetWpg | StartOperation | MoveState | CarryState
 
 
 @dataclass(slots=True)
@@ -204,7 +207,7 @@ class FakeWorld:
             ProcExited(
                 at_us=self.tick(),
                 wpg_id=wpg_id,
-                incarnation=self.core.view.wpgs[wpg_id].incarnation,
+                incarnation=self.core.view.wpgs[wpg_id].incarnation_of(rank),
                 rank=rank,
                 exit_code=0,
                 signal=9,
@@ -237,7 +240,7 @@ class FakeWorld:
         """Return how far relocations came, one after another."""
         return [a.stage for a in self.log if isinstance(a, RelocationChanged)]
 
-    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: PLR0911 - one an order
+    def _outcome(self, order: Order, *, fault: Fault | None) -> Event:  # noqa: C901, PLR0911 - one an order
         at_us = self.tick()
         match order:
             case CarryState() if fault is not None:
@@ -255,6 +258,21 @@ class FakeWorld:
             case SpawnWpg():
                 sizes = (self.device_bytes,) * len(order.places)
                 return WpgReady(at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes)
+            case SpawnInstance() if fault is not None:
+                return InstanceLost(
+                    at_us=at_us,
+                    wpg_id=order.wpg_id,
+                    rank=order.rank,
+                    incarnation=order.incarnation,
+                    fault=fault,
+                )
+            case SpawnInstance():
+                return InstanceReady(
+                    at_us=at_us,
+                    wpg_id=order.wpg_id,
+                    rank=order.rank,
+                    incarnation=order.incarnation,
+                )
             case StopWpg():
                 return WpgStopped(at_us=at_us, wpg_id=order.wpg_id)
             case ForgetWpg():
@@ -289,7 +307,9 @@ class FakeWorld:
         match action:
             case DropCarried():
                 self.copies.remove(action.move_id)
-            case SpawnWpg() | StopWpg() | ForgetWpg() | MoveState() | CarryState():
+            case (
+                SpawnWpg() | SpawnInstance() | StopWpg() | ForgetWpg() | MoveState() | CarryState()
+            ):
                 self.orders.append(action)
             case StartOperation():
                 self.orders.append(action)

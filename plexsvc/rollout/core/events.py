@@ -34,6 +34,14 @@ class InstancesReplaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessorJoined:
+    """A new process took the place of a lost instance."""
+
+    of: InstanceId
+    joined: InstanceJoined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceAnswered:
     """An instance was probed or updated, and has this version."""
 
@@ -100,14 +108,6 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitExpired:
-    """The wait that `AwaitInstance` ordered is over."""
-
-    operation_id: OperationId
-    wait: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationEnded:
     """A generate is over, for whatever reason; its calls are cancelled."""
 
@@ -116,12 +116,12 @@ class OperationEnded:
 
 Event: TypeAlias = (
     InstancesReplaced
+    | SuccessorJoined
     | InstanceAnswered
     | VersionWanted
     | InstanceLost
     | SamplesSubmitted
     | TokensArrived
     | CallEnded
-    | WaitExpired
     | OperationEnded
 )

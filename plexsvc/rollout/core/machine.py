@@ -1,13 +1,13 @@
 """The rollout core of one deployment: which instance serves and which sample goes where.
 
 Theory of operation. An instance *serves* while it answers and has the wanted version, with the
-checksum that the others report of it. A broken call
-makes it *lost*: it gets no samples and is sought. When it answers, it is updated if it has another
-version, and serves again; after `MAX_PROBES` probes in vain it is given up until an update or new
-addresses bring it back. Samples go to the least loaded serving instances. When a call ends before
-its samples are complete, each of them continues elsewhere from its recorded tokens; draws depend on
-the position, so it continues exactly. A sample that loses `max_losses` instances fails its
-operation, and so does a wait in which no instance serves. Every operation is answered once.
+checksum that the others report of it. A broken call makes it *lost*: it gets no samples and is
+sought. When it answers, it is updated if it has another version, and serves again. After
+`MAX_PROBES` probes in vain it is given up, and the scheduler starts a successor or ends the
+deployment. Samples go to the least loaded serving instances, and wait while there is none. When a
+call ends before its samples are complete, each of them continues elsewhere from its recorded
+tokens; draws depend on the position, so it continues exactly. A sample that loses `max_losses`
+instances fails its operation. Every operation is answered once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plexsvc.rollout.core.dealing import deal
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.orders import Order
 
-MAX_PROBES: Final = 240
+MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
 
 FATAL: Final = frozenset(
@@ -66,8 +66,6 @@ class Generate:
     incomplete: int
     waiting: list[SampleKey] = field(default_factory=list)
     """Samples that wait for an instance to serve."""
-    wait: int = 0
-    """Counts the waits, so that the end of an earlier one is told from that of the latest."""
     losses: int = 0
 
 
@@ -93,6 +91,8 @@ class RolloutCore:
         match event:
             case events.InstancesReplaced():
                 return self._replace(event)
+            case events.SuccessorJoined():
+                return self._succeed(event)
             case events.InstanceAnswered() | events.InstanceLost():
                 return self._hear(event)
             case events.VersionWanted():
@@ -105,12 +105,20 @@ class RolloutCore:
                 return self._record(event)
             case events.CallEnded():
                 return self._end_call(event)
-            case events.WaitExpired():
-                return self._expire(event)
             case events.OperationEnded():
                 self._forget(event.operation_id)
                 return []
         assert_never(event)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an instance serves the wanted version."""
+        return any(one.is_serving for one in self.instances.values())
+
+    @property
+    def checksum(self) -> str:
+        """Return the checksum of the wanted version, once an instance has reported it."""
+        return self._checksums.get(self.version, "")
 
     def death(self, what: str) -> PlexError:
         """Return the error that says which instances are lost and why."""
@@ -118,8 +126,7 @@ class RolloutCore:
         names = ", ".join(f"{one.address} ({one.lost_because})" for one in lost)
         return PlexError(
             ErrorCode.WORKER_DIED,
-            f"{what} of {self.deployment_id}; lost: {names or 'none'}; submit the "
-            f"generate again once the deployment is ready",
+            f"{what} of {self.deployment_id}; lost: {names or 'none'}; they are started again",
             deployment_id=self.deployment_id,
             instances=", ".join(one.address for one in lost),
         )
@@ -141,6 +148,17 @@ class RolloutCore:
             if wrong := self._serve(joined.instance_id, joined.version, joined.checksum):
                 ordered += self._lose(joined.instance_id, wrong)
         return ordered + self._spread_waiting()
+
+    def _succeed(self, event: events.SuccessorJoined) -> list[Order]:
+        """Let a new process take an instance's place; the calls of that end by themselves."""
+        self.instances.pop(event.of, None)
+        self._updating.discard(event.of)
+        joined = event.joined
+        self.instances[joined.instance_id] = Instance(joined.address, joined.version)
+        answered = events.InstanceAnswered(
+            instance_id=joined.instance_id, version=joined.version, checksum=joined.checksum
+        )
+        return self._hear(answered)
 
     def _hear(self, event: events.InstanceAnswered | events.InstanceLost) -> list[Order]:
         """Let an instance with the wanted version serve, update another, seek a lost one."""
@@ -225,10 +243,7 @@ class RolloutCore:
         serving = [(one, i) for one, i in self.instances.items() if i.is_serving]
         if not serving:
             generate.waiting += keys
-            if len(generate.waiting) > len(keys):
-                return []
-            generate.wait += 1
-            return [orders.AwaitInstance(operation_id=operation_id, wait=generate.wait)]
+            return []
         started: list[Order] = []
         hands = deal(keys, [instance.load for _, instance in serving])
         for (instance_id, instance), hand in zip(serving, hands, strict=True):
@@ -248,7 +263,7 @@ class RolloutCore:
         return started
 
     def _spread_waiting(self) -> list[Order]:
-        if not any(instance.is_serving for instance in self.instances.values()):
+        if not self.is_served:
             return []
         started: list[Order] = []
         for operation_id, generate in self.generates.items():
@@ -314,12 +329,6 @@ class RolloutCore:
                 )
                 return [*sought, self._answer(event.operation_id, error)]
         return sought + self._spread(event.operation_id, left)
-
-    def _expire(self, event: events.WaitExpired) -> list[Order]:
-        generate = self.generates.get(event.operation_id)
-        if generate is None or not generate.waiting or generate.wait != event.wait:
-            return []
-        return [self._answer(event.operation_id, self.death("no instance serves"))]
 
     def _unload(self, sample: Sample) -> None:
         if sample.instance_id in self.instances:

@@ -41,14 +41,6 @@ class AnswerSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitInstance:
-    """Report `WaitExpired` in `rollout.instance_wait_us`: samples wait for an instance."""
-
-    operation_id: OperationId
-    wait: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SeekInstance:
     """Ask a lost instance in `rollout.probe_us`; ends in `InstanceAnswered` or `InstanceSilent`."""
 
@@ -59,7 +51,7 @@ class SeekInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpInstance:
-    """Stop asking for a lost instance."""
+    """Stop asking for a lost instance; the scheduler starts another one in its place."""
 
     instance_id: InstanceId
 
@@ -73,4 +65,4 @@ class UpdateInstance:
 
 
 SampleOrder: TypeAlias = StartSamples | RecordTokens | AnswerSamples
-Order: TypeAlias = SampleOrder | AwaitInstance | SeekInstance | GiveUpInstance | UpdateInstance
+Order: TypeAlias = SampleOrder | SeekInstance | GiveUpInstance | UpdateInstance

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
+from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
 
 if TYPE_CHECKING:
@@ -66,6 +67,15 @@ class Engine(Protocol):
         """Return the weight version in use."""
         ...
 
+    @property
+    def broken(self) -> PlexError | None:
+        """Return what broke the engine, if anything did: it answers nothing but that."""
+        ...
+
+    async def until_broken(self) -> None:
+        """Return when the engine has broken and its calls have been told."""
+        ...
+
     def generate(
         self, requests: Sequence[rollout_pb2.InstanceRequest]
     ) -> AsyncIterator[list[operations_pb2.SampleDelta]]:
@@ -90,7 +100,8 @@ class Engine(Protocol):
         """Replace the weights in place, between two steps, and recompute what was cached.
 
         Raises:
-            PlexError: `checksum_mismatch` or `bad_request`; the old weights are still in use.
+            PlexError: `checksum_mismatch` or `bad_request`: the old weights are still in use;
+                `internal` when the engine broke.
         """
         ...
 

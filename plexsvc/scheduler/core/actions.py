@@ -30,6 +30,19 @@ class SpawnWpg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnInstance:
+    """Start a rollout instance in the place of one that is lost, and end that if it still runs.
+
+    Ends in `InstanceReady` or `InstanceLost`.
+    """
+
+    wpg_id: WpgId
+    rank: int
+    incarnation: int
+    """Of the new process: it tells its end from that of the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopWpg:
     """End all processes of a WPG; ends in `WpgStopped`."""
 
@@ -184,6 +197,7 @@ class SetTimer:
 
 Action = (
     SpawnWpg
+    | SpawnInstance
     | StopWpg
     | ForgetWpg
     | StartOperation

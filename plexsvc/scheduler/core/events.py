@@ -107,6 +107,25 @@ class ProcExited(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReady(Fact):
+    """A rollout instance took the place of one that was lost, and gets samples again."""
+
+    wpg_id: WpgId
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLost(Fact):
+    """A rollout instance could not be spawned again, or its manager has given it up."""
+
+    wpg_id: WpgId
+    rank: int
+    incarnation: int
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSubmitted(Fact):
     """A router brought an operation; `is_staged` says its inputs are here."""
 
@@ -282,6 +301,8 @@ Outcome = (
     WpgReady
     | SpawnFailed
     | ProcExited
+    | InstanceReady
+    | InstanceLost
     | WpgStopped
     | WpgForgotten
     | ResidencyMoved

@@ -31,6 +31,11 @@ class Limits:
     """How long an operation may run before its processes are taken for stuck."""
     spawn_timeout_us: int = 180_000_000
     """How long a WPG's processes may take to answer."""
+    max_respawns: int = 3
+    """Times that one lost rollout instance is spawned again in `respawn_window_us`; once more, and
+    its deployment ends."""
+    respawn_window_us: int = 600_000_000
+    """The time in which `max_respawns` counts."""
     placement_timeout_us: int = 86_400_000_000
     """How long a deployment waits for devices that others hold."""
     relocation_timeout_us: int = 600_000_000

@@ -21,6 +21,8 @@ from plexsvc.scheduler.core.events import (
     CarryFailed,
     DeploymentRequested,
     Event,
+    InstanceLost,
+    InstanceReady,
     JobEndRequested,
     JobMoveRequested,
     JobPinned,
@@ -50,7 +52,7 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.life import deployments, jobs, nodes, outcomes
+from plexsvc.scheduler.core.life import deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import admission, endings, lanes
@@ -128,7 +130,7 @@ class Scheduler:
                 _take_outcome(cluster, event)
 
 
-def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901 - one case an outcome
+def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901, PLR0912 - one case each
     match event:
         case StateCopied():
             outcomes.copied(cluster, event)
@@ -144,6 +146,10 @@ def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901 - one
             outcomes.did_not_spawn(cluster, event)
         case ProcExited():
             outcomes.died(cluster, event)
+        case InstanceLost():
+            instances.lost(cluster, event)
+        case InstanceReady():
+            instances.is_back(cluster, event)
         case WpgStopped():
             outcomes.stopped(cluster, event)
         case WpgForgotten():

@@ -274,6 +274,16 @@ class Wpg:
     retry_us: int = 0
     is_prefetched: bool = False
     """Its state was brought in ahead, and nothing of it has run since."""
+    respawned: dict[int, int] = field(default_factory=dict)
+    """Incarnation of each process that was started in the place of a lost one, by rank."""
+    respawned_us: dict[int, list[int]] = field(default_factory=dict)
+    """When that was, as long as it counts."""
+    absent: dict[int, Fault] = field(default_factory=dict)
+    """Why instances were lost that are being started again."""
+
+    def incarnation_of(self, rank: int) -> int:
+        """Return which process of a rank is the current one."""
+        return self.respawned.get(rank, self.incarnation)
 
     def apply(self, trigger: WpgTrigger) -> None:
         """Change the life of the processes by the table."""

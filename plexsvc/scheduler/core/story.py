@@ -80,6 +80,10 @@ def _deployment_story(
     facts += _plan(cluster, deployment)
     if wpg.state is WpgState.SPAWNING:
         return "waits for its processes to come up", facts
+    facts += [
+        f"instance {rank} is being started again: {fault.message}"
+        for rank, fault in wpg.absent.items()
+    ]
     sentence, more = _doing(cluster, deployment, wpg, now_us=now_us)
     return sentence, [*facts, *_relocation(cluster, deployment, now_us=now_us), *more]
 

@@ -94,6 +94,12 @@ class WpgRecord:
     incarnation: int
     places: tuple[Place, ...]
     is_stopping: bool = False
+    respawned: dict[int, int] = field(default_factory=dict)
+    """Incarnation of each process that was started in the place of a lost one, by rank."""
+
+    def incarnation_of(self, rank: int) -> int:
+        """Return which process of a rank is the current one."""
+        return self.respawned.get(rank, self.incarnation)
 
     @property
     def nodes(self) -> list[NodeId]:

@@ -233,6 +233,10 @@ class Recorder:
         if is_current:
             wpg.deployment.wpg = wpg
 
+    def rank_respawned(self, wpg: WpgRecord, rank: int, *, incarnation: int) -> None:
+        """Note which process takes the place of a lost one."""
+        wpg.respawned[rank] = incarnation
+
     def wpg_stopping(self, wpg: WpgRecord) -> None:
         """Note that the exits of a WPG's processes are wanted from here on."""
         wpg.is_stopping = True

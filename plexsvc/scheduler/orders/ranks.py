@@ -20,6 +20,7 @@ class Rank:
     node_id: NodeId
     device: int
     proc_id: str
+    incarnation: int
     address: str
     channel: grpc.aio.Channel
     stub: worker_pb2_grpc.WorkerAsyncStub = field(init=False)
@@ -78,6 +79,13 @@ class Ranks:
         """Keep the ranks of a WPG that all answer."""
         self._of[wpg_id] = ranks
 
+    async def replace(self, wpg_id: WpgId, index: int, rank: Rank) -> None:
+        """Keep a rank in the place of one that is lost."""
+        ranks = list(self._of[wpg_id])
+        lost, ranks[index] = ranks[index], rank
+        self._of[wpg_id] = ranks
+        await lost.close()
+
     async def forget(self, wpg_id: WpgId) -> None:
         """Close the connections to a WPG."""
         for rank in self._of.pop(wpg_id, ()):
@@ -96,4 +104,4 @@ class Ranks:
                 continue
             for index, rank in enumerate(ranks):
                 if rank.node_id == node_id:
-                    yield wpg_id, index, record.incarnation
+                    yield wpg_id, index, rank.incarnation

@@ -23,6 +23,10 @@ from plexsvc.scheduler.orders.versions import Versions
 T = TypeVar("T")
 
 
+GivenUp = Callable[[str, str, str], None]
+"""Takes a WPG, the address of one of its instances, and why that is given up."""
+
+
 class RolloutPort(Protocol):
     """The rollout manager: the `Worker` service's methods, called without a context."""
 
@@ -36,6 +40,14 @@ class RolloutPort(Protocol):
         self, request: worker_pb2.CancelRequest, context: None, /
     ) -> worker_pb2.CancelReply:
         """End a generate early."""
+        ...
+
+    async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
+        """Let a new instance take the place of one that was lost."""
+        ...
+
+    def report_to(self, given_up: GivenUp) -> None:
+        """Say from now on which instances do not come back by themselves."""
         ...
 
     async def forget(self, deployment_id: str) -> None:

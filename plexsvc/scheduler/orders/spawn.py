@@ -14,8 +14,16 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.rpc.retry import Patience, retry
-from plexsvc.scheduler.core.actions import ForgetWpg, SpawnWpg, StopWpg
-from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgForgotten, WpgReady, WpgStopped
+from plexsvc.scheduler.core.actions import ForgetWpg, SpawnInstance, SpawnWpg, StopWpg
+from plexsvc.scheduler.core.events import (
+    Event,
+    InstanceLost,
+    InstanceReady,
+    SpawnFailed,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
@@ -38,6 +46,7 @@ def handlers(reach: Reach) -> list[Handler[Any]]:
     """Return the handlers of a WPG's life."""
     return [
         Handler(SpawnWpg, partial(spawn, reach), _spawn_failed),
+        Handler(SpawnInstance, partial(respawn, reach), _respawn_failed),
         Handler(StopWpg, partial(stop, reach), _stop_failed),
         Handler(ForgetWpg, partial(forget, reach), _forget_failed),
     ]
@@ -53,6 +62,13 @@ def spawn(reach: Reach, action: SpawnWpg) -> Work:
     )
     reach.recorder.wpg_opened(wpg, is_current=action.replaces is None)
     return _spawn(reach, wpg)
+
+
+def respawn(reach: Reach, action: SpawnInstance) -> Work:
+    """Start a rollout instance in the place of a lost one."""
+    wpg = reach.registry.by_wpg[action.wpg_id]
+    reach.recorder.rank_respawned(wpg, action.rank, incarnation=action.incarnation)
+    return _respawn(reach, wpg, action)
 
 
 def stop(reach: Reach, action: StopWpg) -> Work:
@@ -108,6 +124,30 @@ def _spawn_failed(action: SpawnWpg, fault: Fault) -> Event:
     return SpawnFailed(wpg_id=action.wpg_id, fault=fault)
 
 
+async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> Event | None:
+    """Start an instance and give it to the rollout manager; None if its WPG was stopped meanwhile.
+
+    Raises:
+        PlexError: what the agent refused, the process died of, or the manager found wrong with it.
+        AioRpcError: the agent did not answer.
+    """
+    rank = await _spawn_rank(reach, wpg, action.rank, rendezvous="")
+    if wpg.is_stopping:
+        await _stop_rank(reach, wpg, rank=action.rank)
+        await rank.close()
+        return None
+    await reach.ranks.replace(wpg.wpg_id, action.rank, rank)
+    deployment_id = wpg.deployment.deployment_id
+    await reach.rollout.replace(deployment_id, index=action.rank, address=rank.address)
+    return InstanceReady(wpg_id=wpg.wpg_id, rank=action.rank, incarnation=action.incarnation)
+
+
+def _respawn_failed(action: SpawnInstance, fault: Fault) -> Event:
+    return InstanceLost(
+        wpg_id=action.wpg_id, rank=action.rank, incarnation=action.incarnation, fault=fault
+    )
+
+
 def _stop_failed(action: StopWpg, fault: Fault) -> Event:
     """Return that it stopped all the same: whoever waits for its devices must not wait for ever."""
     del fault
@@ -153,7 +193,7 @@ async def _stop(reach: Reach, wpg: WpgRecord) -> Event:
 async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
     node_id = record.places[rank].node_id
     request = node_pb2.StopRequest(
-        fence=reach.fence(lease_no=0, incarnation=record.incarnation),
+        fence=reach.fence(lease_no=0, incarnation=record.incarnation_of(rank)),
         proc_id=f"{record.wpg_id}/{rank}",
         grace_us=STOP_GRACE_US,
     )
@@ -195,8 +235,9 @@ async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: st
         epoch=reach.epoch,
         config=reach.config,
     )
+    incarnation = wpg.incarnation_of(rank)  # the agent ends an older one first
     request = node_pb2.SpawnRequest(
-        fence=reach.fence(lease_no=0, incarnation=wpg.incarnation), spec=spec
+        fence=reach.fence(lease_no=0, incarnation=incarnation), spec=spec
     )
     timeout_s = reach.config.spawn_timeout_us / 1e6
     reply = await link.agent.Spawn(request, timeout=timeout_s)
@@ -206,6 +247,7 @@ async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: st
         node_id=place.node_id,
         device=place.device,
         proc_id=spec.proc_id,
+        incarnation=incarnation,
         address=reply.address,
         channel=link.dial(reply.address),
     )

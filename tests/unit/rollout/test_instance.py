@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
+import grpc.aio
+import pytest
 import xxhash
 
-from plexclient.wire.v1 import common_pb2, rollout_pb2, statemanager_pb2
+from plexclient.wire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc, statemanager_pb2
+from plexsvc.clock import SystemClock
 from plexsvc.ids import VersionId
-from plexsvc.rollout.instance import Context
-from tests.fakes.fake_instances import FakeInstance, publish, start_instance
+from plexsvc.rollout.instance import EXIT_BROKEN, Context, serve_engine
+from plexsvc.rpc.channels import open_channel
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_instances import FakeInstance, open_version, publish, start_instance
+from tests.rigs.keys import KEYS, keys_file
+from tests.rigs.rollout_requests import call, request
 
 HERE = cast("Context", None)
 FENCE = common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
@@ -55,3 +65,33 @@ async def test_the_version_in_use_is_answered_at_once_with_its_checksum() -> Non
     again = await load(instance, published)
     await instance.kill()
     assert (again.nbytes, again.checksum) == (0, loaded.checksum)
+
+
+async def test_an_instance_whose_engine_breaks_answers_and_ends(tmp_path: Path) -> None:
+    engine, address = FakeEngine(held=True), asyncio.get_running_loop().create_future()
+
+    async def break_it_under_a_call() -> str:
+        async with open_channel(await address, KEYS) as channel:
+            stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            running = stub.Generate(call(request([3, 4])))
+            engine.allow(1)
+            await running.read()
+            engine.break_down("illegal memory access")
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await running.read()
+            return str(told.value.details())
+
+    async with asyncio.TaskGroup() as group:
+        called = group.create_task(break_it_under_a_call())
+        with pytest.raises(SystemExit) as caught:
+            await serve_engine(
+                engine,
+                replace(
+                    FakeInstance(engine).config, keys_file=keys_file(tmp_path), listen="127.0.0.1:0"
+                ),
+                clock=SystemClock(),
+                open_version=open_version,
+                ready=address.set_result,
+            )
+    assert caught.value.code == EXIT_BROKEN
+    assert "illegal memory access" in called.result()

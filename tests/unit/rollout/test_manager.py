@@ -21,7 +21,7 @@ from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
-FAST = RolloutConfig(frame_us=1000, probe_us=2000, instance_wait_us=300_000, frames_wait_us=300_000)
+FAST = RolloutConfig(frame_us=1000, probe_us=2000, frames_wait_us=300_000)
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9]]
 
 
@@ -225,7 +225,7 @@ async def test_samples_of_a_lost_instance_go_on_elsewhere_exactly() -> None:
 
 
 async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version() -> None:
-    config = replace(FAST, instance_wait_us=20_000_000)
+    config = replace(FAST, probe_us=100_000)
     async with bench(held=True, config=config) as b:
         await b.pull(4)
         operation = b.generate(seed=3)
@@ -243,23 +243,51 @@ async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version(
     assert all(a.versions == [4] * 12 for a in answers.values())
 
 
-async def test_a_generate_without_any_instance_left_fails_naming_it() -> None:
+async def test_a_generate_goes_on_with_the_successor_of_its_only_instance() -> None:
     async with bench(held=True) as b:
-        operation = b.generate()
+        given_up: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
+        b.manager.report_to(lambda *told: given_up.put_nowait(told))
+        await b.pull(4)
+        before, operation = b.instances[0], b.generate(seed=3)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(b.execute(operation))
-            b.instances[0].engine.allow(2)
-            await recorded(b, operation, tokens=2 * 4)
-            await b.instances[0].kill()
-        result = running.result()
-        assert result.state == operations_pb2.OPERATION_STATE_FAILED
-        assert result.error.code == ErrorCode.WORKER_DIED
-        assert b.instances[0].address in result.error.message
-        assert (await b.frames(operation.operation_id))[-1].result == result
+            before.engine.allow(4)
+            await recorded(b, operation, tokens=4 * 4)
+            await before.kill()
+            assert (await given_up.get())[:2] == ("wpg", before.address)
+            b.instances = [await start_instance()]
+            await b.manager.replace("rollout", index=0, address=b.instances[0].address)
+        answers = await b.answers(operation)
+    assert running.result().state == APPLIED
+    assert all(a.versions == [4] * 12 for a in answers.values())
+    assert b.instances[0].engine.generated == 4 * 8, "from where the lost one was"
+
+
+async def test_a_pull_that_loses_its_only_instance_is_done_by_the_successor() -> None:
+    async with bench() as b:
+        await b.instances[0].kill()
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(b.pull(4))
+            successor = await start_instance()
+            await b.manager.replace("rollout", index=0, address=successor.address)
+        b.instances = [successor]
+        assert pulling.result().state == APPLIED
+        assert len(pulling.result().texts["checksum"]) == 32
+        assert (await b.execute(b.generate())).weight_version == 4
+
+
+async def test_an_instance_whose_engine_broke_is_not_taken_back() -> None:
+    async with bench(instances=2) as b:
+        lost: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
+        b.manager.report_to(lambda *told: lost.put_nowait(told))
+        b.instances[0].engine.break_down("out of blocks")
+        assert (await b.execute(b.generate())).state == APPLIED
+        assert "out of blocks" in (await lost.get())[2]
+        assert (await b.execute(b.generate())).metrics["instances_lost"] == 0
 
 
 async def test_a_sample_that_keeps_losing_instances_is_given_up() -> None:
-    config = replace(FAST, max_tries_per_sample=2, instance_wait_us=20_000_000)
+    config = replace(FAST, max_tries_per_sample=2)
     async with bench(instances=2, held=True, config=config) as b:
         operation = b.generate(PROMPTS[:1], n=1)
         async with asyncio.TaskGroup() as group:

@@ -234,7 +234,7 @@ async def test_a_spawn_that_fails_fails_the_deployment(rig: Rig) -> None:
     rig.behaviour.spawn_error = PlexError(ErrorCode.WORKER_DIED, "import error")
     with pytest.raises(PlexError) as refused:
         await rig.deploy("job-1")
-    assert refused.value.code == ErrorCode.WORKER_DIED
+    assert refused.value.code == ErrorCode.DEPLOYMENT_FAILED
     rig.behaviour.spawn_error = None
     assert (await rig.deploy("job-1", "second")).state == "ready"
 

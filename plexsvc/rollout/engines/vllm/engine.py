@@ -95,6 +95,7 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
         self._flights: dict[str, _Flight] = {}
         self._broken: PlexError | None = None
+        self._broke = asyncio.Event()
         self._generated = 0
         self._version = MODEL
         self._tokenizer: Tokenizer | None = None
@@ -107,7 +108,8 @@ class VllmEngine:
         Takes seconds; the core is built on the executor's thread.
 
         Raises:
-            PlexError: `unknown_model` or `bad_request` when vLLM cannot run the model so.
+            PlexError: `unknown_model`, or `bad_request` when vLLM cannot run the model so: it is
+                asked for a few tokens first.
         """
         model = read_model_dir(config.model)
         try:
@@ -123,7 +125,36 @@ class VllmEngine:
         core.set_weight_version(_label(MODEL))
         engine = cls(core, config, model, weights=weights, executor=executor, clock=clock)
         await asyncio.to_thread(executor.add, engine)
+        await engine.warm_up()
         return engine
+
+    async def warm_up(self) -> None:
+        """Generate a few tokens, drawn and likeliest, and forget them.
+
+        Raises:
+            PlexError: `bad_request`, in vLLM's words, for a model that loads and cannot run.
+        """
+        prompt = operations_pb2.Prompt(token_ids=[0] * min(4, self._config.max_model_len - 2))
+        requests = [
+            rollout_pb2.InstanceRequest(
+                request_id=f"warm-up/{temperature}",
+                prompt=prompt,
+                sampling=operations_pb2.SamplingParams(
+                    max_tokens=2, temperature=temperature, seed=0, ignore_eos=True
+                ),
+            )
+            for temperature in (0.0, 1.0)
+        ]
+        try:
+            async for _ in self.generate(requests):
+                pass
+        except PlexError as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"vLLM cannot run {self._config.model} as configured: {error.message}",
+            ) from error
+        await asyncio.wrap_future(self._executor.call(self._core.reset_prefix_cache))
+        self._generated = 0
 
     @property
     def facts(self) -> EngineFacts:
@@ -138,6 +169,15 @@ class VllmEngine:
     def version(self) -> VersionId:
         """Return the weight version in use."""
         return self._version
+
+    @property
+    def broken(self) -> PlexError | None:
+        """Return what broke the engine, if anything did."""
+        return self._broken
+
+    async def until_broken(self) -> None:
+        """Return when the engine has broken and its calls have been told."""
+        await self._broke.wait()
 
     def stats(self) -> EngineStats:
         """Return counts and usage, as of the last step."""
@@ -182,8 +222,11 @@ class VllmEngine:
         """Verify, then replace the weights in place and drop what was computed with the old.
 
         Raises:
-            PlexError: `checksum_mismatch` or `bad_request`; the old weights are still in use.
+            PlexError: `checksum_mismatch` or `bad_request`: the old weights are still in use;
+                `internal` when it broke, with weights of which nobody knows what they are.
         """
+        if self._broken is not None:
+            raise self._broken
         checksums = [
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]
@@ -195,7 +238,14 @@ class VllmEngine:
             self._core.set_weight_version(_label(version))
             return written
 
-        nbytes = await asyncio.wrap_future(self._executor.call(swap))
+        try:
+            nbytes = await asyncio.wrap_future(self._executor.call(swap))
+        except PlexError:
+            raise
+        except Exception as error:
+            broken = PlexError(ErrorCode.INTERNAL, f"vLLM failed to load {version}: {error!r}")
+            self._fail(broken)
+            raise broken from error
         self._version = version
         return LoadReport(nbytes=nbytes, checksum="+".join(checksums))
 
@@ -356,6 +406,7 @@ class VllmEngine:
 
     def _fail(self, error: PlexError) -> None:
         self._broken = error
+        self._broke.set()
         for flight in self._flights.values():
             flight.box.fail(error)
         self._flights.clear()

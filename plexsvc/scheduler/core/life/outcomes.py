@@ -25,7 +25,7 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.life import deployments, jobs, wpgs
+from plexsvc.scheduler.core.life import deployments, instances, jobs, wpgs
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import endings, lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
@@ -40,7 +40,8 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 
 FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST, ErrorCode.OPERATION_TIMEOUT})
-"""Faults of an operation after which its processes cannot be trusted."""
+"""Faults of an operation after which the ranks that ran it cannot be trusted. Rollout instances
+are judged one by one."""
 
 
 def came_up(cluster: Cluster, event: WpgReady) -> None:
@@ -68,7 +69,7 @@ def did_not_spawn(cluster: Cluster, event: SpawnFailed) -> None:
     """Fail a WPG whose processes could not be started."""
     wpg = cluster.wpgs.get(event.wpg_id)
     if wpg is not None:
-        deployments.fail_wpg(cluster, wpg, event.fault)
+        deployments.fail_wpg(cluster, wpg, _why_not_up(cluster, wpg, event.fault))
 
 
 def did_not_come_up(cluster: Cluster, wpg_id: WpgId) -> None:
@@ -87,9 +88,9 @@ def did_not_come_up(cluster: Cluster, wpg_id: WpgId) -> None:
 
 
 def died(cluster: Cluster, event: ProcExited) -> None:
-    """Fail a WPG of which a rank ended that was not told to."""
+    """Fail a WPG of which a rank ended that was not told to, or have an instance spawned again."""
     wpg = cluster.wpgs.get(event.wpg_id)
-    if wpg is None or event.incarnation != wpg.incarnation:
+    if wpg is None or event.incarnation != wpg.incarnation_of(event.rank):
         return
     if wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}:
         return
@@ -99,7 +100,7 @@ def died(cluster: Cluster, event: ProcExited) -> None:
         code=ErrorCode.WORKER_DIED,
         message=f"rank {event.rank} of {event.wpg_id} died with {how}"
         + (f"; its log ends: {last}" if last else "")
-        + "; deploy again to go on",
+        + ("" if instances.may_respawn(cluster, wpg) else "; deploy again to go on"),
         facts=(
             ("worker", f"{event.wpg_id}/{event.rank}"),
             ("exit_code", str(event.exit_code)),
@@ -107,7 +108,21 @@ def died(cluster: Cluster, event: ProcExited) -> None:
             ("log_tail", event.log_tail),
         ),
     )
-    deployments.fail_wpg(cluster, wpg, fault)
+    if wpg.state is WpgState.SPAWNING:
+        fault = _why_not_up(cluster, wpg, fault)
+    instances.lose(cluster, wpg, event.rank, fault)
+
+
+def _why_not_up(cluster: Cluster, wpg: Wpg, fault: Fault) -> Fault:
+    """Return why a deployment could not start, in the words in which its process ended."""
+    if fault.code is not ErrorCode.WORKER_DIED or not cluster.is_current(wpg):
+        return fault
+    last = dict(fault.facts).get("log_tail", "").strip().rsplit("\n", 1)[-1]
+    return Fault(
+        code=ErrorCode.DEPLOYMENT_FAILED,
+        message=f"{wpg.deployment_id} did not come up: {last or fault.message}",
+        facts=fault.facts,
+    )
 
 
 def stopped(cluster: Cluster, event: WpgStopped) -> None:
@@ -174,7 +189,8 @@ def finished(cluster: Cluster, event: OperationFinished) -> None:
     assert operation.wpg_id is not None, operation
     wpg = cluster.wpgs[operation.wpg_id]
     is_written = wpg.writing.pop(operation.operation_id, None) is not None
-    if event.fault is not None and event.fault.code in FATAL and not is_written:
+    is_fatal = event.fault is not None and event.fault.code in FATAL
+    if event.fault is not None and is_fatal and not (is_written or wpg.is_rollout):
         deployments.fail_wpg(cluster, wpg, event.fault)
         return
     wpg.running.pop(operation.operation_id, None)

@@ -77,21 +77,27 @@ def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: Ro
 def test_samples_wait_until_an_instance_has_the_wanted_version(core: RolloutCore) -> None:
     updates = core.handle(events.VersionWanted(version=v(4)))
     assert updates == [orders.UpdateInstance(instance_id=one, version=v(4)) for one in (ONE, TWO)]
-    assert core.handle(submitted((0, 0))) == [orders.AwaitInstance(operation_id=OP, wait=1)]
+    assert core.handle(submitted((0, 0))) == []
     served = core.handle(events.InstanceAnswered(instance_id=TWO, version=v(4)))
     assert served == [started(TWO, (0, 0), version=v(4))]
-    assert core.handle(events.WaitExpired(operation_id=OP, wait=1)) == []
 
 
-def test_a_wait_in_vain_ends_the_generate_naming_what_is_lost(core: RolloutCore) -> None:
-    core.handle(submitted((0, 0)))
+def test_samples_wait_for_the_successor_of_the_last_instance(core: RolloutCore) -> None:
+    core.handle(events.VersionWanted(version=v(4)))
+    for one in (ONE, TWO):
+        core.handle(events.InstanceAnswered(instance_id=one, version=v(4), checksum="aa"))
+    core.handle(submitted((0, 0), (0, 1)))
     core.handle(ended(ONE, (0, 0)))
-    assert orders.AwaitInstance(operation_id=OP, wait=1) in core.handle(ended(TWO, (0, 0)))
-    (answer,) = core.handle(events.WaitExpired(operation_id=OP, wait=1))
-    assert isinstance(answer, orders.AnswerSamples)
-    assert answer.error is not None
-    assert answer.error.code == ErrorCode.WORKER_DIED
-    assert "i1 (connection reset), i2 (connection reset)" in answer.error.message
+    assert core.handle(ended(TWO, (0, 0), (0, 1))) == [
+        orders.SeekInstance(instance_id=TWO, probe=1)
+    ]
+    (three,) = joined(v(0), first=3).instances
+    assert core.handle(events.SuccessorJoined(of=TWO, joined=three)) == [
+        orders.UpdateInstance(instance_id=InstanceId(3), version=v(4))
+    ]
+    assert TWO not in core.instances
+    back = events.InstanceAnswered(instance_id=InstanceId(3), version=v(4), checksum="aa")
+    assert core.handle(back) == [started(InstanceId(3), (0, 0), (0, 1), version=v(4))]
 
 
 def test_an_instance_that_answers_with_another_version_is_updated_first(core: RolloutCore) -> None:
@@ -208,7 +214,6 @@ class Course(RuleBasedStateMachine):
         self.recorded: dict[OperationId, dict[SampleKey, int]] = {}
         """Tokens of each sample of unanswered generates."""
         self.complete: set[tuple[OperationId, SampleKey]] = set()
-        self.waits: list[orders.AwaitInstance] = []
         self.probes: list[InstanceId] = []
         self.updates: list[orders.UpdateInstance] = []
         self.arriving: list[Arrival] = []
@@ -246,8 +251,6 @@ class Course(RuleBasedStateMachine):
                     assert all((order.operation_id, key) in self.complete for key in known)
                     assert set(known.values()) == {LENGTH}
                 self.calls = [c for c in self.calls if c.operation_id != order.operation_id]
-            case orders.AwaitInstance():
-                self.waits.append(order)
             case orders.SeekInstance():
                 assert order.instance_id not in self.probes
                 self.probes.append(order.instance_id)
@@ -326,12 +329,13 @@ class Course(RuleBasedStateMachine):
     def want(self, version: int) -> None:
         self.tell(events.VersionWanted(version=v(version)))
 
-    @precondition(lambda self: self.waits)
-    @rule(data=st.data())
-    def expire(self, data: st.DataObject) -> None:
-        wait = data.draw(st.sampled_from(self.waits))
-        self.waits.remove(wait)
-        self.tell(events.WaitExpired(operation_id=wait.operation_id, wait=wait.wait))
+    @precondition(lambda self: self.core.instances)
+    @rule(data=st.data(), version=st.integers(0, 3))
+    def succeed(self, data: st.DataObject, version: int) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.core.instances)))
+        (one,) = joined(v(version), first=self.next_instance).instances
+        self.next_instance += 1
+        self.tell(events.SuccessorJoined(of=gone, joined=one))
 
     @precondition(lambda self: self.recorded)
     @rule(data=st.data())

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.events import (
     MoveFailed,
+    ProcExited,
     SpawnFailed,
 )
 from plexsvc.scheduler.core.vocabulary import (
@@ -162,3 +163,33 @@ def test_a_job_ends_when_its_copies_are_written_or_cancelled(
     assert is_cancelled == (outcome is JobState.CANCELLED)
     assert StopWpg(wpg_id=B) not in actions
     assert StopWpg(wpg_id=B) in world.report(world.orders[0])
+
+
+@pytest.mark.parametrize("is_told_by_its_exit", [True, False])
+def test_a_deployment_that_cannot_start_fails_in_the_words_of_its_process(
+    is_told_by_its_exit: bool,
+) -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.job("a")
+    world.deploy("a", "rollout", rollout=True)
+    facts = (("log_tail", "started\nvLLM cannot run /m: head_dim=16\n"),)
+    fault = Fault(code=ErrorCode.WORKER_DIED, message="wpg-1-1/0 ended", facts=facts)
+    if is_told_by_its_exit:
+        actions = world.tell(
+            ProcExited(
+                at_us=world.tick(),
+                wpg_id=A,
+                incarnation=1,
+                rank=0,
+                exit_code=1,
+                signal=0,
+                log_tail=facts[0][1],
+            )
+        )
+    else:
+        actions = world.tell(SpawnFailed(at_us=world.tick(), wpg_id=A, fault=fault))
+    (changed,) = [action for action in actions if isinstance(action, DeploymentChanged)]
+    assert changed.fault is not None
+    assert changed.fault.code is ErrorCode.DEPLOYMENT_FAILED
+    assert changed.fault.message == ("a/rollout did not come up: vLLM cannot run /m: head_dim=16")

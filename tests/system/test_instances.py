@@ -1,0 +1,111 @@
+"""A rollout deployment outlives its instances, and serves the weights of its last source."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import LiveCluster, is_alive, rank_processes
+from tests.rigs.tiny_models import make_qwen3
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9]]
+OPTIONS = plex.SamplingOptions(n=2, max_tokens=400, temperature=1.0, seed=7, ignore_eos=True)
+
+
+def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:
+    ordered = sorted(samples, key=lambda one: (one.prompt_index, one.sample_index))
+    return [one.tokens for one in ordered]
+
+
+def pids(cluster: LiveCluster, rollout: plex.Rollout) -> list[int]:
+    return rank_processes(cluster, [rollout.deployment_id])
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_generate_outlives_kill_9_of_an_instance(
+    cluster: LiveCluster, tiny_model: Path, instances: int
+) -> None:
+    with cluster.connect() as connection, connection.job("kept") as job:
+        actor = job.deploy(
+            "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+        )
+        rollout = job.deploy(
+            "rollout", model=actor, backend="vllm", num_instances=instances, max_model_len=512
+        )
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        actor.step()
+        version = rollout.sync(actor)
+        undisturbed = tokens(rollout.generate(PROMPTS, **OPTIONS))
+        killed: list[int] = []
+        samples: list[plex.Sample] = []
+        for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
+            if not killed:
+                killed = pids(cluster, rollout)[:1]
+                os.kill(killed[0], signal.SIGKILL)
+            if delta.sample is not None:
+                samples.append(delta.sample)
+        assert tokens(samples) == undisturbed
+        assert {v for one in samples for v in one.versions} == {version}
+        assert {source for one in samples for source in one.sources} == {actor.deployment_id}
+
+        def is_back() -> bool:
+            found = [pid for pid in pids(cluster, rollout) if is_alive(pid)]
+            return len(found) == instances and killed[0] not in found
+
+        wait_until(is_back, what="the instance is started again", timeout_s=60)
+        again = rollout.generate(PROMPTS, **OPTIONS)
+        assert tokens(again) == undisturbed
+        assert again.metrics["instances_lost"] == 0
+
+
+def test_a_model_that_vllm_cannot_run_fails_when_it_is_deployed(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    model = make_qwen3(tmp_path / "odd", seed=0, head_dim=16)
+    with cluster.connect() as connection, connection.job("odd") as job:
+        with pytest.raises(plex.PlexError, match="head_dim=16") as caught:
+            job.deploy("rollout", model=model, backend="vllm", max_model_len=64)
+        assert caught.value.code == "deployment_failed"
+
+
+def test_a_sync_between_two_sources_serves_the_last_ones_weights(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with cluster.connect() as connection, connection.job("two") as job:
+        actors = [
+            job.deploy(
+                name,
+                role="actor",
+                model=str(tiny_model),
+                backend="megatron",
+                optimizer=plex.AdamW(lr=1e-2),
+            )
+            for name in ("a", "b")
+        ]
+        rollout = job.deploy("rollout", model=actors[0], backend="vllm", max_model_len=64)
+        for number, actor in enumerate(actors, start=1):
+            actor.forward_backward(fixed_batch(number), loss="ppo")
+            actor.step()
+        found = []
+        for actor in actors:
+            version = rollout.sync(actor)
+            samples = rollout.generate(PROMPTS, max_tokens=16, temperature=1.0, seed=1)
+            assert {v for one in samples for v in one.versions} == {version}
+            assert {name for one in samples for name in one.sources} == {actor.deployment_id}
+            batch = plex.Batch.from_samples(samples, advantages=[1.0] * len(samples))
+            assert batch.logprobs is not None
+            assert batch.mask is not None
+            gaps = np.abs(actor.forward(batch).logprobs - batch.logprobs)[batch.mask > 0]
+            assert gaps.max() < 1e-3
+            found.append([one.logprobs.tolist() for one in samples])
+        assert found[0] != found[1]

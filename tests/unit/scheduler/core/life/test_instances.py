@@ -1,0 +1,125 @@
+"""Rollout instances that are lost: spawned again while their deployment stays, not for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import ErrorCode
+from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.scheduler.core.actions import DeploymentChanged, SpawnInstance, StopWpg
+from plexsvc.scheduler.core.events import InstanceLost, OperationFinished, ProcExited
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind
+from tests.fakes.fake_world import FakeWorld, codes, op_id
+
+R = WpgId("wpg-1-1")
+GONE = Fault(code=ErrorCode.WORKER_DIED, message="import error")
+
+
+@pytest.fixture
+def rollout() -> FakeWorld:
+    """A rollout deployment with two instances."""
+    world = FakeWorld()
+    world.join(train=0, rollout=2)
+    world.bring_up("a", "rollout", devices=2, rollout=True)
+    return world
+
+
+def generate(world: FakeWorld, seq: int) -> None:
+    world.submit(f"g{seq}", job="a", to="rollout", seq=seq, kind=OperationKind.GENERATE)
+
+
+def state(world: FakeWorld) -> DeploymentState:
+    return world.core.view.deployments[DeploymentId("a/rollout")].state
+
+
+def test_a_lost_instance_is_spawned_again_and_nothing_of_the_deployment_ends(
+    rollout: FakeWorld,
+) -> None:
+    generate(rollout, 1)
+    assert rollout.die(R, rank=1) == [SpawnInstance(wpg_id=R, rank=1, incarnation=2)]
+    story = rollout.core.view.explain_job(JobId("a"), now_us=rollout.now_us)
+    assert story is not None
+    assert "instance 1 is being started again: rank 1 of wpg-1-1 died" in str(story.facts)
+    generate(rollout, 2)
+    rollout.drain()
+    assert state(rollout) is DeploymentState.READY
+    assert not codes(rollout.log)
+    assert not rollout.core.view.wpgs[R].absent
+
+
+def test_the_end_of_the_process_before_is_not_taken_for_that_of_its_successor(
+    rollout: FakeWorld,
+) -> None:
+    rollout.die(R, rank=1)
+    late = ProcExited(
+        at_us=rollout.tick(), wpg_id=R, incarnation=1, rank=1, exit_code=0, signal=9, log_tail=""
+    )
+    assert rollout.tell(late) == []
+    given_up = InstanceLost(at_us=rollout.tick(), wpg_id=R, rank=1, incarnation=1, fault=GONE)
+    assert rollout.tell(given_up) == []
+
+
+def test_a_spawn_that_fails_is_tried_again_and_then_ends_the_deployment(
+    rollout: FakeWorld,
+) -> None:
+    generate(rollout, 1)
+    rollout.die(R)
+    for incarnation in (3, 4):
+        order = next(order for order in rollout.orders if isinstance(order, SpawnInstance))
+        again = SpawnInstance(wpg_id=R, rank=0, incarnation=incarnation)
+        assert rollout.report(order, fault=GONE) == [again]
+    order = next(order for order in rollout.orders if isinstance(order, SpawnInstance))
+    actions = rollout.report(order, fault=GONE)
+    assert codes(actions) == [ErrorCode.WORKER_DIED]
+    assert StopWpg(wpg_id=R) in actions
+    (changed,) = [action for action in actions if isinstance(action, DeploymentChanged)]
+    assert changed.fault is not None
+    assert "import error; it was spawned again 3 times in 600 s" in changed.fault.message
+
+
+def test_what_is_lost_now_and_then_is_spawned_again_for_ever(rollout: FakeWorld) -> None:
+    for _ in range(20):
+        rollout.tick(rollout.limits.respawn_window_us // 3)
+        rollout.die(R)
+        rollout.drain()
+    assert state(rollout) is DeploymentState.READY
+
+
+def test_instances_are_counted_one_by_one(rollout: FakeWorld) -> None:
+    for _ in range(rollout.limits.max_respawns):
+        for rank in (0, 1):
+            rollout.die(R, rank=rank)
+            rollout.drain()
+    assert state(rollout) is DeploymentState.READY
+
+
+def test_a_generate_that_lost_too_many_instances_fails_alone(rollout: FakeWorld) -> None:
+    generate(rollout, 1)
+    lost = OperationFinished(
+        at_us=rollout.tick(),
+        operation_id=op_id("g1"),
+        fault=GONE,
+        is_refusal=False,
+        run_us=0,
+        digest="",
+    )
+    rollout.orders.clear()
+    assert codes(rollout.tell(lost)) == [ErrorCode.WORKER_DIED]
+    assert state(rollout) is DeploymentState.READY
+
+
+def test_an_instance_that_dies_before_its_deployment_is_ready_ends_it() -> None:
+    world = FakeWorld()
+    world.join(train=0, rollout=1)
+    world.job("a")
+    world.deploy("a", "rollout", rollout=True)
+    assert StopWpg(wpg_id=R) in world.die(R)
+    assert state(world) is DeploymentState.FAILED
+
+
+def test_an_instance_of_a_job_that_ends_is_not_spawned_again(rollout: FakeWorld) -> None:
+    generate(rollout, 1)
+    rollout.end("a")
+    actions = rollout.die(R)
+    assert not [action for action in actions if isinstance(action, SpawnInstance)]
+    assert StopWpg(wpg_id=R) in actions

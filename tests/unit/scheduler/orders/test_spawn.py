@@ -1,0 +1,66 @@
+"""Lives of processes: an instance that is lost is started again under the same WPG."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import WpgId
+from tests.rigs.scheduler_rig import Rig
+
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
+W = WpgId("wpg-1-1")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - the agent's events come in their own time
+            await asyncio.sleep(0.005)
+
+
+async def test_an_instance_that_dies_is_started_again_and_given_to_the_manager(rig: Rig) -> None:
+    await rig.job("a")
+    await rig.deploy("a", "rollout", role="rollout")
+    (agent,) = rig.agents
+    await agent.die("wpg-1-1/0")
+    await until(lambda: len(rig.rollout.replaced) == 1)
+    await agent.die("wpg-1-1/0")
+    await until(lambda: len(rig.rollout.replaced) == 2)
+    assert agent.incarnations["wpg-1-1/0"] == 3
+    assert rig.rollout.replaced == [("a/rollout", 0)] * 2
+    assert len({spec.SerializeToString() for spec in agent.specs}) == 1
+    assert (await rig.run("a", "generate", name="rollout")).state == ANSWERED
+    await rig.end("a")
+    assert rig.behaviour.stopped == ["wpg-1-1/0"]
+    assert not agent.ranks
+
+
+async def test_an_instance_that_its_manager_gives_up_is_replaced(rig: Rig) -> None:
+    await rig.job("a")
+    await rig.deploy("a", "rollout", role="rollout")
+    (agent,) = rig.agents
+    (rank,) = rig.driver.reach.ranks.of(W)
+    rig.rollout.given_up(W, rank.address, "it sent nothing")
+    await until(lambda: bool(rig.rollout.replaced))
+    assert agent.incarnations["wpg-1-1/0"] == 2
+    rig.rollout.given_up(W, rank.address, "it sent nothing")  # it is gone already
+    (new,) = rig.driver.reach.ranks.of(W)
+    assert new.address != rank.address
+    assert (await rig.run("a", "generate", name="rollout")).state == ANSWERED
+    assert len(rig.rollout.replaced) == 1
+
+
+async def test_an_instance_that_never_comes_back_ends_its_deployment_with_the_cause(
+    rig: Rig,
+) -> None:
+    await rig.job("a")
+    await rig.deploy("a", "rollout", role="rollout")
+    silent = PlexError(ErrorCode.UNAVAILABLE, "the new one does not answer")
+    rig.rollout.replace_errors = [silent] * 3
+    await rig.agents[0].die("wpg-1-1/0")
+    await until(lambda: not rig.driver.cluster.wpgs)
+    result = await rig.run("a", "generate", name="rollout")
+    assert result.error.code == ErrorCode.DEPLOYMENT_FAILED
+    assert "the new one does not answer; it was spawned again 3 times" in result.error.message
