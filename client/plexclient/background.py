@@ -28,12 +28,14 @@ class Background:
         self._thread.start()
         self._ready.wait()
 
-    def start(self, make: Callable[[], Awaitable[R]]) -> Future[R]:
+    def start(
+        self, make: Callable[[], Awaitable[R]], *, future: Future[R] | None = None
+    ) -> Future[R]:
         """Run `make()` on the loop, in the order of the calls to `start`; return its future.
 
         The future is already running: giving up waiting for it does not undo the operation.
         """
-        future: Future[R] = Future()
+        future = Future() if future is None else future
         future.set_running_or_notify_cancel()
         if not self.is_own:
             future.set_exception(_forked())

@@ -22,6 +22,32 @@ class HasBackground(Protocol):
         ...
 
 
+class Cancellable(Future[R]):
+    """The future of an operation that the service ends when asked.
+
+    `cancel` returns at once; then the future raises `cancelled`, unless the operation was over
+    before. An operation that waits has changed nothing then. A generate that runs is ended, and
+    its instances are free; so is a save that is being written. Any other operation that runs ends
+    by itself.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        super().__init__()
+        self._cancel = cancel
+
+    def cancel(self) -> bool:
+        """Ask for the end of the operation; return whether it may still be ended."""
+        if self.done():
+            return False
+        self._cancel()
+        return True
+
+
+def unowned(future: Future[R]) -> Awaitable[R]:
+    """Return an awaitable of a future that goes on when its awaiter is cancelled."""
+    return asyncio.shield(asyncio.wrap_future(future))
+
+
 S = TypeVar("S", bound=HasBackground)
 
 
@@ -29,7 +55,8 @@ class Call(Generic[P, R]):
     """`call(...)` blocks; `call.submit(...)` returns a future; `await call.aio(...)` awaits.
 
     An operation takes its place in the deployment's order when any of the three is called, before
-    it returns. Giving up on a future or an await does not take the operation back.
+    it returns. Giving up on an await does not take the operation back; `cancel()` of a future does:
+    see `Cancellable`.
     """
 
     def __init__(self, start: Callable[P, Future[R]], *, background: Background) -> None:
@@ -48,7 +75,7 @@ class Call(Generic[P, R]):
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """Return an awaitable of the result, for the caller's own event loop."""
-        return asyncio.wrap_future(self._start(*args, **kwargs))
+        return unowned(self._start(*args, **kwargs))
 
 
 class call(Generic[S, P, R]):  # noqa: N801 - used as a decorator

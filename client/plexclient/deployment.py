@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plexclient.background import Background
-from plexclient.calls import call
+from plexclient.calls import Cancellable, call
 from plexclient.lane import Lane, Ticket
 from plexclient.payloads import arrays_of
 from plexclient.results import Answer, Shard, facts_of
@@ -106,7 +106,10 @@ class Deployment:
         """Enter the operation into the order; return what `read` will make of its answer."""
         with self.session.order:
             ticket = self.lane.enter(body, arrays=arrays)
-            return self.background.start(lambda: finish(self.lane, ticket, read=read))
+            return self.background.start(
+                lambda: finish(self.lane, ticket, read=read),
+                future=Cancellable(lambda: self.lane.cancel(ticket)),
+            )
 
     async def _shards(self, result: Result) -> list[Shard]:
         """Return the answer's shards with their arrays, fetched where they are staged."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+)
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.lane import Lane, Ticket
@@ -15,6 +22,46 @@ from plexclient.results import check
 from plexclient.retry import Retry
 from plexclient.samples import Delta, Samples, TokenRecord
 from plexclient.wire.v1 import operations_pb2, service_pb2
+
+R = TypeVar("R")
+
+
+class Stream(Iterator[R]):
+    """Items of a running generate as they come. Leaving it early does not end the generate."""
+
+    def __init__(self, items: Generator[R], generation: Generation) -> None:
+        self._items = items
+        self._generation = generation
+
+    def __next__(self) -> R:
+        return next(self._items)
+
+    def cancel(self) -> None:
+        """Ask the service to end the generate; the next items raise `cancelled`."""
+        self._generation.cancel()
+
+    def close(self) -> None:
+        """Read no further; the generate goes on."""
+        self._items.close()
+
+
+class AsyncStream(AsyncIterator[R]):
+    """Items of a running generate as they come. Leaving it early does not end the generate."""
+
+    def __init__(self, items: AsyncGenerator[R], generation: Generation) -> None:
+        self._items = items
+        self._generation = generation
+
+    def __anext__(self) -> Awaitable[R]:
+        return anext(self._items)
+
+    def cancel(self) -> None:
+        """Ask the service to end the generate; the next items raise `cancelled`."""
+        self._generation.cancel()
+
+    async def aclose(self) -> None:
+        """Read no further; the generate goes on."""
+        await self._items.aclose()
 
 
 class Generation:
@@ -28,6 +75,10 @@ class Generation:
         self._answer: Future[operations_pb2.OperationResult] = lane.session.background.start(
             lambda: lane.answer(ticket)
         )
+
+    def cancel(self) -> None:
+        """Ask the service to end it; whoever reads it is told `cancelled`."""
+        self._lane.cancel(self._ticket)
 
     async def collect(self) -> Samples:
         """Return all samples.

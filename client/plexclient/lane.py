@@ -24,7 +24,7 @@ from plexclient.results import check
 from plexclient.retry import Retry, persist
 from plexclient.session import FATAL, Session
 from plexclient.wire.channels import MAX_MESSAGE_BYTES
-from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import operations_pb2, service_pb2
 
 R = TypeVar("R")
 MESSAGE_ROOM_BYTES: Final = 64 << 10
@@ -41,6 +41,7 @@ class Ticket:
     """How long its answer is waited for; whoever sees it get further says so."""
     sent: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
     """Set when the operation is on its way, or never will be."""
+    answered: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
     @property
     def operation_id(self) -> OperationId:
@@ -116,8 +117,32 @@ class Lane:
             raise
         finally:
             ticket.sent.set()
+            ticket.answered.set()
             self.session.budget.give_back(ticket.nbytes)
         return check(result)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ask the service to end an operation, now or once it has it; its answer says what came."""
+        self.session.background.start(lambda: self._cancel(ticket))
+
+    async def _cancel(self, ticket: Ticket) -> None:
+        session = self.session
+        request = service_pb2.CancelOperationRequest(
+            operation_id=ticket.operation_id, job_id=session.job_id
+        )
+        retry = session.retry(f"cancelling {self._name(ticket.operation)}")
+        await ticket.sent.wait()
+        while not ticket.answered.is_set():
+            try:
+                await session.link.unary(
+                    "CancelOperation", request, timeout_s=session.options.rpc_timeout_s
+                )
+            except PlexError as error:
+                if error.code is ErrorCode.NOT_FOUND:  # it is on its way
+                    error = PlexError(ErrorCode.UNAVAILABLE, error.message)
+                await retry.pause(error)
+            else:
+                return
 
     def release(self, ticket: Ticket) -> None:
         """Note that the operation's answer has been read: the service may forget it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Unpack
 
 from plexclient import sampling
-from plexclient.generation import Generation
+from plexclient.calls import Cancellable, unowned
+from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
 from plexclient.sampling import SamplingOptions
 from plexclient.session import Session
@@ -76,49 +77,55 @@ class GenerateCall:
     def submit(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> Future[Samples]:
-        """Return a future of the samples at once."""
+        """Return a future of the samples at once; its `cancel` ends the generate."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return self._rollout.background.start(generation.collect)
+        return self._rollout.background.start(
+            generation.collect, future=Cancellable(generation.cancel)
+        )
 
     def aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> Awaitable[Samples]:
         """Return an awaitable of the samples."""
-        return asyncio.wrap_future(self.submit(prompts, text=text, **options))
+        return unowned(self.submit(prompts, text=text, **options))
 
     def stream(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> Iterator[Sample]:
+    ) -> Stream[Sample]:
         """Return an iterator of samples as they finish. The operation starts now."""
-        deltas = self.deltas(prompts, text=text, **options)
-        return (delta.sample for delta in deltas if delta.sample is not None)
+        self._rollout.background.check_may_block()
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        deltas = self._pull(generation)
+        return Stream((d.sample for d in deltas if d.sample is not None), generation)
 
     def stream_aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> AsyncIterator[Sample]:
+    ) -> AsyncStream[Sample]:
         """Return an asynchronous iterator of samples as they finish. The operation starts now."""
-        deltas = self.deltas_aio(prompts, text=text, **options)
-        return (delta.sample async for delta in deltas if delta.sample is not None)
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        deltas = self._pull_aio(generation)
+        finished = (delta.sample async for delta in deltas if delta.sample is not None)
+        return AsyncStream(finished, generation)
 
     def deltas(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> Iterator[Delta]:
+    ) -> Stream[Delta]:
         """Return an iterator of new tokens as they are made. The operation starts now.
 
-        Leaving it early does not stop the operation.
+        Leaving it early does not stop the operation; `cancel` does.
         """
         self._rollout.background.check_may_block()
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return self._pull(generation)
+        return Stream(self._pull(generation), generation)
 
     def deltas_aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncStream[Delta]:
         """Return an asynchronous iterator of new tokens. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return self._pull_aio(generation)
+        return AsyncStream(self._pull_aio(generation), generation)
 
-    def _pull(self, generation: Generation) -> Iterator[Delta]:
+    def _pull(self, generation: Generation) -> Generator[Delta]:
         source = generation.deltas()
         start = self._rollout.background.start
         try:
@@ -127,7 +134,7 @@ class GenerateCall:
         finally:
             start(source.aclose)
 
-    async def _pull_aio(self, generation: Generation) -> AsyncIterator[Delta]:
+    async def _pull_aio(self, generation: Generation) -> AsyncGenerator[Delta]:
         source = generation.deltas()
         start = self._rollout.background.start
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 
-from plexclient.calls import call
+from plexclient.calls import Cancellable, call
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.lane import Ticket, outcome
@@ -59,7 +59,11 @@ class Synced(Deployment):
                 versions.append(found.weight_version)
             return versions[0]
 
-        return start(both)
+        def cancel() -> None:
+            source.lane.cancel(publish)
+            self.lane.cancel(pull)
+
+        return start(both, future=Cancellable(cancel))
 
     def _check_source(self, source: Deployment) -> None:
         if source is self or source.session is not self.session:

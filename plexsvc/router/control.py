@@ -137,6 +137,7 @@ def _check_shape(request: pb.WhatIfRequest, _: RouterConfig) -> None:
 CHECKS: Final[Mapping[str, Callable[[Any, RouterConfig], None]]] = {
     "CreateJob": names.check_job,
     "EndJob": _check_outcome,
+    "CancelOperation": lambda request, _: check_operation_id(request.operation_id),
     "ExplainOperation": _check_explained,
     "ChangeNode": _check_change,
     "AddNode": _check_agent,

@@ -80,6 +80,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.calls: list[str] = []
         self.jobs: dict[str, service_pb2.Job] = {}
         self.ended: list[service_pb2.EndJobRequest] = []
+        self.cancelled: list[bytes] = []
         self.keepalives: list[service_pb2.KeepAliveRequest] = []
         self.deployments: dict[str, service_pb2.Deployment] = {}
         self.attempts: list[operations_pb2.Operation] = []
@@ -156,6 +157,13 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     ) -> service_pb2.ExplainReply:
         await self._meet("ExplainOperation", context)
         return service_pb2.ExplainReply(text=f"{request.operation_id.hex()} is done")
+
+    async def CancelOperation(  # noqa: N802
+        self, request: service_pb2.CancelOperationRequest, context: Context
+    ) -> service_pb2.CancelOperationReply:
+        await self._meet("CancelOperation", context)
+        self.cancelled.append(request.operation_id)
+        return service_pb2.CancelOperationReply()
 
     async def CreateDeployment(  # noqa: N802
         self, request: service_pb2.CreateDeploymentRequest, context: Context
@@ -237,6 +245,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             await self._changed.wait_for(lambda: self._is_ready(operation, lane))
             lane.next_seq += 1
             self._changed.notify_all()
+            if operation.operation_id in self.cancelled:
+                refusal = PlexError(ErrorCode.CANCELLED, "cancelled before it ran")
             if refusal is not None:
                 return _refused(operation, refusal)
             kind = operation.WhichOneof("body")

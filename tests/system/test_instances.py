@@ -68,6 +68,21 @@ def test_a_generate_outlives_kill_9_of_an_instance(
         assert again.metrics["instances_lost"] == 0
 
 
+def test_a_cancelled_generate_answers_so_and_leaves_its_place_to_the_next(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with cluster.connect() as connection, connection.job("cancelled") as job:
+        rollout = job.deploy("rollout", model=tiny_model, backend="vllm", max_model_len=512)
+        stream = rollout.generate.deltas(PROMPTS * 8, **OPTIONS)
+        next(stream)
+        stream.cancel()
+        with pytest.raises(plex.PlexError) as caught:
+            list(stream)
+        assert caught.value.code == "cancelled"
+        whole = rollout.generate(PROMPTS, **OPTIONS)
+        assert all(len(tokens_) == 400 for tokens_ in tokens(whole))
+
+
 def test_a_model_that_vllm_cannot_run_fails_when_it_is_deployed(
     cluster: LiveCluster, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, show
 from plexsvc.scheduler.core.events import (
+    CancelRequested,
     OperationSubmitted,
     PayloadRefused,
     PayloadStaged,
@@ -74,6 +75,27 @@ class Operations:
         if operation_id not in self._scheduler.registry.held:
             raise _result_gone(operation_id)
         return await self._scheduler.results.wait(operation_id)
+
+    async def cancel(
+        self, request: service_pb2.CancelOperationRequest
+    ) -> service_pb2.CancelOperationReply:
+        """Ask for the end of an operation; whoever waits for it is told by its answer.
+
+        Raises:
+            PlexError: `not_found` for an operation of another job, or one that has not come.
+        """
+        self._scheduler.registry.job(request.job_id, tenant=request.tenant)
+        operation_id = OperationId(request.operation_id)
+        held = self._scheduler.registry.held.get(operation_id)
+        if held is not None and held.operation.job_id == request.job_id:
+            await self._scheduler.post(CancelRequested(operation_id=operation_id)).decision
+        elif self._scheduler.results.get(operation_id) is None:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{show(operation_id)} is not cancelled: job {request.job_id!r} has no such "
+                "operation",
+            )
+        return service_pb2.CancelOperationReply()
 
     async def payload_staged(
         self, request: service_pb2.PayloadStagedRequest

@@ -53,6 +53,7 @@ class SchedulerServicer:
         self.methods: Methods = {
             **{name: partial(m, scheduler) for table in CHANGES for name, m in table.items()},
             **{name: partial(in_turn, m) for table in QUESTIONS for name, m in table.items()},
+            "CancelOperation": operations.cancel,
             "GetResult": operations.get_result,
             "PayloadStaged": operations.payload_staged,
         }

@@ -140,6 +140,13 @@ class OperationSubmitted(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested(Fact):
+    """The client of an operation does not want it any more."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadStaged(Fact):
     """An operation's inputs lie validated in staging memory."""
 
@@ -330,6 +337,7 @@ Event = (
     | JobEndRequested
     | DeploymentRequested
     | OperationSubmitted
+    | CancelRequested
     | PayloadStaged
     | PayloadUnderWay
     | PayloadRefused

@@ -18,6 +18,7 @@ from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import grants, learning
 from plexsvc.scheduler.core.events import (
     Acknowledged,
+    CancelRequested,
     CarryFailed,
     DeploymentRequested,
     Event,
@@ -52,7 +53,7 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.life import deployments, instances, jobs, nodes, outcomes
+from plexsvc.scheduler.core.life import cancelling, deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import admission, endings, lanes
@@ -101,13 +102,15 @@ class Scheduler:
             grants.settle(cluster.devices)
         return turn.actions
 
-    def _apply(self, event: Event) -> None:  # noqa: C901 - one case an event
+    def _apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one case an event
         cluster = self.cluster
         match event:
             case OperationSubmitted():
                 admission.submit(cluster.queues, event)
             case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
                 admission.payload(cluster.queues, event)
+            case CancelRequested():
+                cancelling.cancel(cluster, event)
             case Acknowledged():
                 endings.acknowledge(cluster.queues, event)
             case TimerFired():

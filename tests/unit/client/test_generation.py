@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from tests.fakes.fake_router import FakeRouter, Fault, fake_tokens
+from tests.rigs.waiting import wait_until
 from tests.unit.client.conftest import Loop
 
 PROMPTS = [[1, 2], [30]]
@@ -120,6 +122,81 @@ def test_leaving_a_stream_early_does_not_disturb_what_follows(
         break
     assert tokens(loop.rollout.generate(PROMPTS, max_tokens=2)) == expected(1, 2)
     assert [kind for _, kind in router.order] == ["generate", "generate"]
+
+
+def cancelled(router: FakeRouter, count: int = 1) -> None:
+    """Wait until the router has been asked to cancel so many, then let what it holds run."""
+    wait_until(lambda: len(router.cancelled) == count, what="cancellations arrived")
+    assert router.hold is not None
+    router.hold.set()
+
+
+def test_a_future_that_is_cancelled_ends_the_generate_on_the_service(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.hold = threading.Event()
+    on_its_way = PlexError(ErrorCode.NOT_FOUND, "no such operation")
+    router.fail("CancelOperation", Fault(refuse=on_its_way), LOST)
+    future = loop.rollout.generate.submit(PROMPTS)
+    assert future.cancel()
+    cancelled(router)
+    with pytest.raises(PlexError) as caught:
+        future.result()
+    assert caught.value.code == "cancelled"
+    assert not future.cancel(), "it is over"
+    assert tokens(loop.rollout.generate(PROMPTS, max_tokens=3)) == expected(1, 3)
+
+
+def test_a_stream_that_is_cancelled_ends_the_generate_on_the_service(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.hold = threading.Event()
+    stream = loop.rollout.generate.stream(PROMPTS)
+    stream.cancel()
+    cancelled(router)
+    with pytest.raises(PlexError) as caught:
+        next(stream)
+    assert caught.value.code == "cancelled"
+
+
+async def test_an_await_that_is_given_up_does_not_cancel_the_operation(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.hold = threading.Event()
+    for waiting in (loop.rollout.generate.aio(PROMPTS), loop.actor.noop.aio()):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.01)
+    router.hold.set()
+    await loop.actor.noop.aio()
+    await loop.rollout.noop.aio()
+    assert [kind for _, kind in router.order].count("noop") == 3
+    assert router.cancelled == []
+
+
+def test_a_future_of_any_operation_is_cancelled_while_it_waits(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.hold = threading.Event()
+    first, second = loop.actor.noop.submit(), loop.actor.noop.submit()
+    assert second.cancel()
+    cancelled(router)
+    first.result()
+    with pytest.raises(PlexError) as caught:
+        second.result()
+    assert caught.value.code == "cancelled"
+
+
+def test_a_sync_that_is_cancelled_takes_both_its_operations_back(
+    loop: Loop, router: FakeRouter
+) -> None:
+    router.hold = threading.Event()
+    future = loop.rollout.sync.submit(loop.actor)
+    assert future.cancel()
+    cancelled(router, count=2)
+    with pytest.raises(PlexError) as caught:
+        future.result()
+    assert caught.value.code == "cancelled"
+    assert loop.rollout.sync(loop.actor) == 2
 
 
 def test_a_stream_takes_its_place_when_it_is_made(loop: Loop, router: FakeRouter) -> None:

@@ -514,6 +514,20 @@ class DeviceStatus(_message.Message):
     lease_no: int
     def __init__(self, node_id: _Optional[str] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., bytes_used: _Optional[int] = ..., bytes_total: _Optional[int] = ..., resident_wpgs: _Optional[_Iterable[str]] = ..., running_wpg: _Optional[str] = ..., busy_us: _Optional[int] = ..., switch_us: _Optional[int] = ..., switches: _Optional[int] = ..., since_us: _Optional[int] = ..., lease_no: _Optional[int] = ...) -> None: ...
 
+class CancelOperationRequest(_message.Message):
+    __slots__ = ("operation_id", "job_id", "tenant")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    job_id: str
+    tenant: str
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class CancelOperationReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ExplainRequest(_message.Message):
     __slots__ = ("operation_id", "job_id", "tenant", "is_operator")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -98,6 +98,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.CancelOperation = channel.unary_unary(
+                '/plexsvc.v1.Router/CancelOperation',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.FromString,
+                _registered_method=True)
         self.ExplainOperation = channel.unary_unary(
                 '/plexsvc.v1.Router/ExplainOperation',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ExplainRequest.SerializeToString,
@@ -239,6 +244,12 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelOperation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainOperation(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -367,6 +378,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetStatusRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ClusterStatus.SerializeToString,
+            ),
+            'CancelOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelOperation,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.SerializeToString,
             ),
             'ExplainOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainOperation,
@@ -761,6 +777,33 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def CancelOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/CancelOperation',
+            plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ExplainOperation(request,
             target,
             options=(),
@@ -1118,6 +1161,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.CancelOperation = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/CancelOperation',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.FromString,
+                _registered_method=True)
         self.ExplainOperation = channel.unary_unary(
                 '/plexsvc.v1.Scheduler/ExplainOperation',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ExplainRequest.SerializeToString,
@@ -1241,6 +1289,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelOperation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainOperation(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -1359,6 +1413,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.GetStatusRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ClusterStatus.SerializeToString,
+            ),
+            'CancelOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelOperation,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.SerializeToString,
             ),
             'ExplainOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainOperation,
@@ -1687,6 +1746,33 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/GetStatus',
             plexsvc_dot_v1_dot_service__pb2.GetStatusRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/CancelOperation',
+            plexsvc_dot_v1_dot_service__pb2.CancelOperationRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.CancelOperationReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,7 @@ class RouterStub:
     """tokenizer files"""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]
+    CancelOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]
     ExplainOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]
     Timeline: _grpc.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]
@@ -96,6 +97,7 @@ class RouterAsyncStub(RouterStub):
     """tokenizer files"""
     ListJobs: _aio.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]  # type: ignore[assignment]
+    CancelOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]  # type: ignore[assignment]
     ExplainOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]  # type: ignore[assignment]
     Timeline: _aio.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]  # type: ignore[assignment]
@@ -193,6 +195,12 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ClusterStatus, _abc.Awaitable[_service_pb2.ClusterStatus]]: ...
 
+    def CancelOperation(
+        self,
+        request: _service_pb2.CancelOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CancelOperationReply, _abc.Awaitable[_service_pb2.CancelOperationReply]]: ...
+
     def ExplainOperation(
         self,
         request: _service_pb2.ExplainRequest,
@@ -280,6 +288,7 @@ class SchedulerStub:
     """before or after its operation"""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]
+    CancelOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]
     ExplainOperation: _grpc.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]
     Timeline: _grpc.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]
@@ -309,6 +318,7 @@ class SchedulerAsyncStub(SchedulerStub):
     """before or after its operation"""
     ListJobs: _aio.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_service_pb2.GetStatusRequest, _service_pb2.ClusterStatus]  # type: ignore[assignment]
+    CancelOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.CancelOperationRequest, _service_pb2.CancelOperationReply]  # type: ignore[assignment]
     ExplainOperation: _aio.UnaryUnaryMultiCallable[_service_pb2.ExplainRequest, _service_pb2.ExplainReply]  # type: ignore[assignment]
     Timeline: _aio.UnaryUnaryMultiCallable[_service_pb2.TimelineRequest, _service_pb2.TimelineReply]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_service_pb2.ListNodesRequest, _service_pb2.ListNodesReply]  # type: ignore[assignment]
@@ -385,6 +395,12 @@ class SchedulerServicer:
         request: _service_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ClusterStatus, _abc.Awaitable[_service_pb2.ClusterStatus]]: ...
+
+    def CancelOperation(
+        self,
+        request: _service_pb2.CancelOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.CancelOperationReply, _abc.Awaitable[_service_pb2.CancelOperationReply]]: ...
 
     def ExplainOperation(
         self,

@@ -274,3 +274,50 @@ def test_announcements_are_bounded_in_bytes_and_in_time() -> None:
         early.take(OperationId(two.operation_id)),
         early.take(OperationId(three.operation_id)),
     ) == (two, three)
+
+
+async def cancel(rig: Rig, operation_id: bytes, *, job_id: str = "job-1") -> None:
+    request = pb.CancelOperationRequest(operation_id=operation_id, job_id=job_id, tenant=TENANT)
+    await rig.scheduler.call("CancelOperation", request, pb.CancelOperationReply)
+
+
+async def test_an_operation_that_waits_is_cancelled_by_its_own_job_alone(rig: Rig) -> None:
+    await rig.job("job-2")
+    waiting = rig.operation("job-1", seq=2)
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(rig.scheduler.submit(waiting))
+        await until_known(rig, waiting)
+        for operation_id, job_id in (
+            (new_operation_id(), "job-1"),
+            (waiting.operation_id, "job-2"),
+        ):
+            with pytest.raises(PlexError) as caught:
+                await cancel(rig, operation_id, job_id=job_id)
+            assert caught.value.code is ErrorCode.NOT_FOUND
+        assert not answer.done()
+        await cancel(rig, waiting.operation_id)
+    assert (answer.result().state, answer.result().error.code) == (REFUSED, ErrorCode.CANCELLED)
+    await cancel(rig, waiting.operation_id)  # it is over: nothing to do
+
+
+async def test_a_generate_that_runs_is_cancelled_by_its_manager(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"rollout": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1", "rollout", role="rollout")
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(_: worker_pb2.ExecuteRequest) -> None:
+            begun.set()
+            await go.wait()
+
+        rig.behaviour.on_execute = hold
+        running = rig.operation("job-1", "generate", name="rollout")
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(rig.scheduler.submit(running))
+            await begun.wait()
+            await cancel(rig, running.operation_id)
+            while not rig.rollout.cancelled:  # noqa: ASYNC110 - the order is performed beside
+                await asyncio.sleep(0)
+            go.set()
+        assert rig.rollout.cancelled == [running.operation_id]
+        assert answer.done()
