@@ -32,8 +32,14 @@ from tests.rigs.keys import keys_file
 
 
 @contextmanager
-def vllm_instance(model: Path, **config: object) -> Iterator[str]:
-    """Yield the address of a real instance serving `model`; it ends with the block."""
+def vllm_instance(
+    model: Path, *, sabotage: Path | None = None, exit_code: int = 0, **config: object
+) -> Iterator[str]:
+    """Yield the address of a real instance serving `model`; it ends with the block.
+
+    From when the file `sabotage` is there, vLLM fails: in each step, or with "load" in the file's
+    name, when weights have been replaced.
+    """
     place = Path(tempfile.mkdtemp())
     facts = {
         "wpg_id": "wpg",
@@ -50,7 +56,7 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
         "keys_file": str(keys_file(place)),
     } | config
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts)],
+        [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts), str(sabotage or "")],
         stdout=subprocess.PIPE,
         env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": str(Path(__file__).parents[2])},  # noqa: TID251 - a child's environment
         text=True,
@@ -61,11 +67,12 @@ def vllm_instance(model: Path, **config: object) -> Iterator[str]:
         assert address, f"the instance ended with {process.wait()}"
         yield address
     finally:
-        process.terminate()
+        if not exit_code:
+            process.terminate()
         code = process.wait(timeout=30)
         process.stdout.close()
         shutil.rmtree(place)
-    assert code == 0, f"the instance ended with {code}"
+    assert code == exit_code, f"the instance ended with {code}"
 
 
 def publish_arrays(
@@ -131,7 +138,23 @@ def _map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ))
 
 
-def _child(config: dict[str, Any]) -> None:
+def _sabotage(file: Path) -> None:
+    """Let vLLM fail from when `file` is there."""
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - a zygote has it already
+
+    is_load = file.name == "load"
+    name = "reset_prefix_cache" if is_load else "post_step"
+    original = getattr(EngineCore, name)
+
+    def fail(self: EngineCore, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
+        if file.exists() and (kwargs or not is_load):
+            raise RuntimeError("sabotaged")
+        return original(self, *args, **kwargs)
+
+    setattr(EngineCore, name, fail)
+
+
+def _child(config: dict[str, Any], *, sabotage: str) -> None:
     from plexsvc.rollout.config import InstanceConfig  # noqa: PLC0415 - gRPC only after the fork
     from plexsvc.rollout.instance import run_vllm  # noqa: PLC0415
 
@@ -139,6 +162,8 @@ def _child(config: dict[str, Any]) -> None:
         sys.stdout.write(address + "\n")
         sys.stdout.flush()
 
+    if sabotage:
+        _sabotage(Path(sabotage))
     parsed = config_files.parse(config, InstanceConfig, where="test")
     asyncio.run(run_vllm(parsed, ready, open_version=_open_files))
 
@@ -151,7 +176,7 @@ def _main() -> int:
     assert threads == 1, f"a zygote with {threads} threads must not fork"
     child = os.fork()
     if not child:
-        _child(json.loads(sys.argv[1]))
+        _child(json.loads(sys.argv[1]), sabotage=sys.argv[2])
         os._exit(0)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import grpc.aio
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 
 from plexclient.errors import ErrorCode
 from plexclient.wire.v1 import operations_pb2, rollout_pb2, rollout_pb2_grpc
+from plexsvc.rollout.instance import EXIT_BROKEN
 from plexsvc.rpc.channels import open_channel
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.rigs.keys import KEYS
@@ -199,6 +201,37 @@ async def test_the_same_number_of_another_source_brings_that_sources_weights(
         assert np.abs(np.array(answer.logprobs) - expected).max() < 1e-4
         found.append(answer.tokens)
     assert found[0] != found[1]
+
+
+async def test_an_engine_that_fails_in_a_step_answers_and_its_process_ends(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    sabotage = tmp_path / "step"
+    with vllm_instance(models[0], sabotage=sabotage, exit_code=EXIT_BROKEN) as address:
+        async with open_channel(address, KEYS) as channel:
+            stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            long = call(request(PROMPTS[0], max_tokens=120, ignore_eos=True))
+            running = stub.Generate(long, timeout=TIMEOUT_S)
+            await running.read()
+            sabotage.touch()
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                async for _ in running:
+                    pass
+            assert "vLLM failed in a step: RuntimeError('sabotaged')" in str(told.value.details())
+
+
+async def test_an_engine_that_fails_with_new_weights_serves_nothing_more(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    sabotage = tmp_path / "load"
+    sabotage.touch()
+    publish_arrays(tmp_path / "v1", load_file(models[1] / "model.safetensors"), version=1)
+    with vllm_instance(models[0], sabotage=sabotage, exit_code=EXIT_BROKEN) as address:
+        async with open_channel(address, KEYS) as channel:
+            stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            reply = await load(stub, tmp_path / "v1", version=1)
+    assert reply.error.code == ErrorCode.INTERNAL
+    assert "vLLM failed to load version 1 of actor" in reply.error.message
 
 
 def batch(*, temperature: float = 1.0) -> list[rollout_pb2.InstanceRequest]:
