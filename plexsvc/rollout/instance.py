@@ -215,7 +215,8 @@ async def run_vllm(
     from plexsvc.rollout.engines import vllm  # noqa: PLC0415 - the engine is this process's own
     from plexsvc.rollout.engines.executor import StepExecutor  # noqa: PLC0415
 
-    clock, executor = SystemClock(), StepExecutor()
+    clock = SystemClock()
+    executor = StepExecutor(clock=clock)
     engine = await vllm.VllmEngine.start(
         vllm.VllmConfig(
             model=Path(config.model),

@@ -50,6 +50,7 @@ def test_a_generate_outlives_kill_9_of_an_instance(
         samples: list[plex.Sample] = []
         for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
             if not killed:
+                assert len(delta.tokens) < 200, "it is under way"
                 killed = pids(cluster, rollout)[:1]
                 os.kill(killed[0], signal.SIGKILL)
             if delta.sample is not None:

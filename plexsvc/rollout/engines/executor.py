@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from plexsvc.clock import Clock
+
 T = TypeVar("T")
 
 
@@ -49,8 +51,10 @@ class RoundRobin:
 class StepExecutor:
     """One thread; `call` runs a function on it between steps."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, *, clock: Clock) -> None:
         self._policy = policy or RoundRobin()
+        self._clock = clock
+        self._step_since_us: int | None = None
         self._engines: list[Steppable] = []
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="step-executor", daemon=True)
@@ -70,6 +74,12 @@ class StepExecutor:
 
         self._calls.put(run)
         return future
+
+    @property
+    def step_us(self) -> int:
+        """Return how long the step under way has taken; 0 between steps. Any thread may ask."""
+        since_us = self._step_since_us
+        return 0 if since_us is None else self._clock.monotonic_us() - since_us
 
     def add(self, engine: Steppable) -> None:
         """Step `engine` from now on."""
@@ -91,7 +101,9 @@ class StepExecutor:
             if not self._run_calls(wait=chosen is None):
                 return
             if chosen is not None and chosen in self._engines and chosen.has_work():
+                self._step_since_us = self._clock.monotonic_us()
                 chosen.step()
+                self._step_since_us = None
 
     def _run_calls(self, *, wait: bool) -> bool:
         """Run queued calls; with `wait` sleep for the first. Return False at the end."""

@@ -62,6 +62,9 @@ from plexsvc.weights.reading import Published
 
 log = Log(__name__)
 
+STUCK_US: Final = 60_000_000
+"""A step that takes longer does not return: it makes at most one token of each sample."""
+
 FINISH: Final = {
     FinishReason.STOP: FINISH_STOP,
     FinishReason.LENGTH: FINISH_LENGTH,
@@ -172,7 +175,10 @@ class VllmEngine:
 
     @property
     def broken(self) -> PlexError | None:
-        """Return what broke the engine, if anything did."""
+        """Return what broke the engine, if anything did: a step that does not return has, too."""
+        if self._broken is None and self._executor.step_us > STUCK_US:
+            stuck_s = self._executor.step_us // 1_000_000
+            return PlexError(ErrorCode.INTERNAL, f"vLLM is stuck in a step since {stuck_s} s")
         return self._broken
 
     async def until_broken(self) -> None:

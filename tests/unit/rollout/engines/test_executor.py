@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 
+from plexsvc.clock import SystemClock
 from plexsvc.rollout.engines.executor import StepExecutor
+from tests.fakes.fake_clock import FakeClock
 
 
 class Counter:
@@ -29,7 +31,7 @@ class Counter:
 
 def test_engines_with_work_take_turns() -> None:
     trace: list[str] = []
-    executor = StepExecutor()
+    executor = StepExecutor(clock=SystemClock())
     gate = threading.Event()
     first, second = Counter("a", 3, trace), Counter("b", 2, trace)
     holding = executor.call(lambda: gate.wait(10))
@@ -46,7 +48,9 @@ def test_engines_with_work_take_turns() -> None:
 def test_a_policy_may_hold_everyone_until_a_call_wakes_it() -> None:
     trace: list[str] = []
     is_open = threading.Event()
-    executor = StepExecutor(lambda ready: ready[0] if ready and is_open.is_set() else None)
+    executor = StepExecutor(
+        lambda ready: ready[0] if ready and is_open.is_set() else None, clock=SystemClock()
+    )
     engine = Counter("a", 2, trace)
     executor.add(engine)
     executor.call(lambda: None).result(10)
@@ -58,7 +62,7 @@ def test_a_policy_may_hold_everyone_until_a_call_wakes_it() -> None:
 
 
 def test_a_failing_call_tells_its_caller_and_the_thread_goes_on() -> None:
-    executor = StepExecutor()
+    executor = StepExecutor(clock=SystemClock())
     with pytest.raises(ZeroDivisionError):
         executor.call(lambda: 1 // 0).result(10)
     assert executor.call(lambda: 5).result(10) == 5
@@ -67,7 +71,7 @@ def test_a_failing_call_tells_its_caller_and_the_thread_goes_on() -> None:
 
 def test_a_removed_engine_is_not_stepped_again() -> None:
     trace: list[str] = []
-    executor = StepExecutor()
+    executor = StepExecutor(clock=SystemClock())
     engine = Counter("a", 1_000_000_000, trace)
     executor.add(engine)
     executor.remove(engine)
@@ -75,3 +79,31 @@ def test_a_removed_engine_is_not_stepped_again() -> None:
     executor.call(lambda: None).result(10)
     executor.close()
     assert len(trace) == steps
+
+
+class Stuck:
+    """An engine whose step returns when the test says so."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def has_work(self) -> bool:
+        return not self.leave.is_set()
+
+    def step(self) -> None:
+        self.entered.set()
+        self.leave.wait(10)
+
+
+def test_it_tells_how_long_a_step_has_taken_and_nothing_between_steps() -> None:
+    clock = FakeClock()
+    executor, engine = StepExecutor(clock=clock), Stuck()
+    assert executor.step_us == 0
+    executor.add(engine)
+    assert engine.entered.wait(10)
+    clock.monotonic += 5_000_000
+    assert executor.step_us == 5_000_000
+    engine.leave.set()
+    executor.call(lambda: None).result(10)
+    assert executor.step_us == 0
+    executor.close()
