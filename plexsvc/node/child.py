@@ -30,6 +30,7 @@ def run(
         _take_streams(log_fd)
         _close_fds(keep=kept_fds | {0, 1, 2, ready_fd})
         _reset_signals()
+        set_environment(order.env)
         code = _call(order, ready_fd=ready_fd)
     finally:
         sys.stdout.flush()

@@ -26,7 +26,10 @@ class DeviceConfig:
     bytes_total: int
     """Memory of the device: enforced on a CPU host, where a device is an arena."""
     memory: str = "cpu"
-    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: the GPU of the same index."""
+    """`cpu`: a shared-memory arena of `bytes_total`; `cuda`: memory of a GPU."""
+    gpu: int | None = None
+    """The GPU of a `cuda` device; devices may share one, each within its `bytes_total`. By default
+    the one of the device's index."""
     index: int | None = None
     """Must equal its place when given: what the agent writes for the state manager."""
 
@@ -35,6 +38,8 @@ class DeviceConfig:
             raise _bad(f"kind is {self.kind!r}; a device is {' or '.join(DEVICE_KINDS)}")
         if self.memory not in DEVICE_MEMORIES:
             raise _bad(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
+        if self.gpu is not None and (self.memory != "cuda" or self.gpu < 0):
+            raise _bad(f"gpu is {self.gpu}, memory {self.memory!r}; a cuda device has a gpu from 0")
         if self.bytes_total <= 0:
             raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
 

@@ -19,6 +19,8 @@ class ForkOrder:
     name: str
     entrypoint: str
     config: Mapping[str, Any]
+    env: Mapping[str, str]
+    """What its device adds to the environment (`node.gpus`); nobody outside the agent says."""
     log_path: str
 
 

@@ -20,7 +20,7 @@ from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import refuse_older
 from plexsvc.log import Log
-from plexsvc.node import logs
+from plexsvc.node import gpus, logs
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.messages import Exited, Forked, ForkOrder, Preloaded, Ready, Refused, Report
@@ -174,10 +174,15 @@ class RankTable:
                 name=rank.spec.proc_id,
                 entrypoint=image.entrypoint,
                 config=config,
+                env=self._of_device(config),
                 log_path=str(rank.log_path),
             )
         )
         rank.is_ordered = True
+
+    def _of_device(self, config: Mapping[str, Any]) -> Mapping[str, str]:
+        index = config.get("device_index")
+        return {} if index is None else gpus.environment(self._config.devices, int(index))
 
     def _doom(self, rank: Rank, number: signal.Signals) -> None:
         rank.is_doomed = True

@@ -87,7 +87,7 @@ class Executor:
         """
         torch.set_num_threads(1)  # holds for the calling thread, which is the one that runs passes
         if torch.cuda.is_available():
-            torch.cuda.set_device(self._config.device_index)
+            torch.cuda.set_device(0)  # a process sees its own GPU alone
             torch.use_deterministic_algorithms(True)
         self._memory = memory
         self._backend.build()

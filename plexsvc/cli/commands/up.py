@@ -14,12 +14,14 @@ from typing import Final
 
 from plexsvc import config as configuration
 from plexsvc import log as logging
-from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster
+from plexsvc.cluster.embedded import DEFAULT_NODES, ClusterConfig, EmbeddedCluster
+from plexsvc.cluster.nodes import plan
 from plexsvc.cluster.places import Card, make_state_dir, read_card
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import tail
 from plexsvc.rpc import loops
 from plexsvc.rpc.errors import first_failure
+from plexsvc.statelink.cuda import gpus
 
 UP_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.1
@@ -32,6 +34,8 @@ def read_config(path: Path | None, *, state_dir: Path | None) -> ClusterConfig:
         PlexError: `bad_request` for a file that does not fit.
     """
     config = ClusterConfig() if path is None else configuration.load(path, ClusterConfig)
+    if config.nodes is DEFAULT_NODES:
+        config = replace(config, nodes=plan(gpus()))
     return config if state_dir is None else replace(config, state_dir=state_dir)
 
 

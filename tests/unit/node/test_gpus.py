@@ -1,0 +1,42 @@
+"""Which GPU a process sees, by its device."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.errors import PlexError
+from plexsvc.node.config import DeviceConfig
+from plexsvc.node.gpus import environment
+
+SHARED = (
+    DeviceConfig(kind="train", bytes_total=1, memory="cuda", gpu=1),
+    DeviceConfig(kind="rollout", bytes_total=1, memory="cuda", gpu=1),
+    DeviceConfig(kind="rollout", bytes_total=1, memory="cuda"),
+    DeviceConfig(kind="train", bytes_total=1),
+)
+
+
+def visible(index: int) -> str:
+    return environment(SHARED, index)["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_process_sees_the_gpu_of_its_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible(index) for index in range(4)] == ["1", "1", "2", ""]
+
+
+def test_gpus_are_counted_among_those_the_agent_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8a")
+    assert visible(0) == "GPU-8a"
+    with pytest.raises(PlexError, match=r"bad_request.*GPU 2 is configured"):
+        visible(2)
+
+
+def test_a_device_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(PlexError, match="device 4 is asked for; this node has 4"):
+        visible(4)
+
+
+def test_a_gpu_belongs_to_cuda_memory() -> None:
+    with pytest.raises(PlexError, match="a cuda device has a gpu"):
+        DeviceConfig(kind="train", bytes_total=1, gpu=0)
