@@ -23,9 +23,9 @@ class InstanceConfig:
     max_model_len: int = 0
     """Longest prompt with answer, in tokens; 0: what the model was made for."""
     kv_cache_bytes: int = 0
-    """Memory of the KV cache; 0: `DEFAULT_KV_CACHE_BYTES`."""
+    """Memory of the KV cache; 0: 64 MiB on a CPU, on a GPU what the device's budget leaves."""
     max_num_seqs: int = 0
-    """Samples in one step; 0: `DEFAULT_MAX_NUM_SEQS`."""
+    """Samples in one step; 0: 64 on a CPU, 256 on a GPU."""
     data_socket: str = ""
     """The state manager's data plane; weight versions are mapped through it."""
     node_id: str = ""
@@ -39,10 +39,8 @@ class InstanceConfig:
     """Where it serves: `HOST:0` or `unix:PATH`, from the node agent."""
     keys_file: Path = Path()
     """The cluster's keys, from the node agent."""
-
-
-DEFAULT_KV_CACHE_BYTES = 256 << 20
-DEFAULT_MAX_NUM_SEQS = 64
+    device_bytes: int = 0
+    """Budget of that device, which may be a part of a GPU; 0: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

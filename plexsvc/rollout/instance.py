@@ -27,7 +27,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId
-from plexsvc.rollout.config import DEFAULT_KV_CACHE_BYTES, DEFAULT_MAX_NUM_SEQS, InstanceConfig
+from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines.base import Engine
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
@@ -222,8 +222,9 @@ async def run_vllm(
             model=Path(config.model),
             dtype=config.dtype,
             max_model_len=config.max_model_len,
-            kv_cache_bytes=config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES,
-            max_num_seqs=config.max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+            kv_cache_bytes=config.kv_cache_bytes,
+            max_num_seqs=config.max_num_seqs,
+            device_bytes=config.device_bytes,
         ),
         clock=clock,
         executor=executor,

@@ -1,35 +1,57 @@
 """Imports of the rollout zygote before it forks: vLLM's slow modules, no gRPC, no threads.
 
-The node agent starts the zygote with `ZYGOTE_ENV`; vLLM reads most of it once, at import.
+The node agent starts the zygote with `ZYGOTE_ENV`; vLLM reads most of it once, at import. What a
+build of vLLM for the other kind of device lacks is not imported.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Final
 
 ZYGOTE_ENV: Final[Mapping[str, str]] = {
-    "TORCHDYNAMO_DISABLE": "1",  # the logprob kernel compiles even in eager mode, and needs g++
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the core runs where its caller lives
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins every engine to core 0
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not start CUDA before the fork
 }
 
-MODULES: Final = (
-    "plexsvc.rollout.engines.vllm",
-    "vllm.v1.executor.uniproc_executor",
+CPU_ENV: Final[Mapping[str, str]] = {
+    "TORCHDYNAMO_DISABLE": "1",  # the logprob kernel compiles even in eager mode, and needs g++
+}
+"""Further environment of a build without CUDA, read when `torch._dynamo` is imported."""
+
+CPU_MODULES: Final = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.attention.backends.cpu_attn",
+)
+CUDA_MODULES: Final = (
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.attention.backends.flash_attn",
+)
+MODULES: Final = (
+    "plexsvc.rollout.engines.vllm",
+    "vllm.v1.executor.uniproc_executor",
     "vllm.model_executor.models.qwen3",
 )
 
 
+def modules(*, has_cuda: bool) -> tuple[str, ...]:
+    """Return what a zygote imports, in order."""
+    return (*MODULES, *(CUDA_MODULES if has_cuda else CPU_MODULES))
+
+
 def preload() -> None:
     """Import what engines need; the zygote calls this once its environment is set."""
-    for module in MODULES:
+    has_cuda = importlib.import_module("torch").version.cuda is not None
+    if not has_cuda:
+        os.environ.update(CPU_ENV)  # noqa: TID251 - torch reads it; there is no other way to say it
+    for module in modules(has_cuda=has_cuda):
         importlib.import_module(module)

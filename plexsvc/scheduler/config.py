@@ -54,10 +54,11 @@ class SchedulerConfig(Limits):
     """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
     micro_batch_tokens: int = 4096
     """Tokens of a micro-batch when a deployment does not say."""
-    kv_cache_bytes: int = 64 << 20
-    """KV cache of a rollout instance when a deployment does not say."""
-    max_num_seqs: int = 64
-    """Sequences a rollout instance runs at once."""
+    kv_cache_bytes: int = 0
+    """KV cache of a rollout instance when a deployment does not say; 0: 64 MiB on a CPU, on a GPU
+    what the device's budget leaves beside the weights."""
+    max_num_seqs: int = 0
+    """Sequences a rollout instance runs at once; 0: 64 on a CPU, 256 on a GPU."""
     max_model_len: int = 2048
     """Context of a rollout deployment that does not say, if its model allows it."""
     rollout_address: str = ""

@@ -69,9 +69,10 @@ def proc_spec(
     host: Host,
     rendezvous: str,
     epoch: int,
+    device_bytes: int,
     config: SchedulerConfig,
 ) -> node_pb2.ProcSpec:
-    """Return the process of one rank."""
+    """Return the process of one rank on a device with a budget of `device_bytes`."""
     deployment = wpg.deployment
     common: dict[str, object] = {
         "wpg_id": wpg.wpg_id,
@@ -89,7 +90,7 @@ def proc_spec(
     }
     rollout = wpg.is_rollout
     if rollout:
-        more = _instance_config(deployment, config)
+        more = _instance_config(deployment, config) | {"device_bytes": device_bytes}
     else:
         more = _worker_config(deployment, config)
         more |= {"world_size": len(wpg.places), "rendezvous": rendezvous}

@@ -24,7 +24,7 @@ from plexsvc.scheduler.core.events import (
     WpgReady,
     WpgStopped,
 )
-from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.scheduler.core.vocabulary import Fault, Place
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger.jobs import WpgRecord
@@ -164,7 +164,7 @@ async def _describe(reach: Reach, record: WpgRecord) -> tuple[int, ...]:
     """Return what each rank's state takes on its device; rollout instances reserve theirs whole."""
     ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:
-        return tuple(_device_bytes(reach, rank) for rank in ranks)
+        return tuple(_device_bytes(reach, place) for place in record.places)
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_socket)
@@ -233,6 +233,7 @@ async def _spawn_rank(reach: Reach, wpg: WpgRecord, rank: int, *, rendezvous: st
         host=link.host,
         rendezvous=rendezvous,
         epoch=reach.epoch,
+        device_bytes=_device_bytes(reach, place),
         config=reach.config,
     )
     incarnation = wpg.incarnation_of(rank)  # the agent ends an older one first
@@ -259,6 +260,6 @@ async def _describe_rank(reach: Reach, record: WpgRecord, rank: Rank) -> worker_
     return reply
 
 
-def _device_bytes(reach: Reach, rank: Rank) -> int:
-    description = reach.nodes.link(rank.node_id).description
-    return next(d.bytes_total for d in description.devices if d.index == rank.device)
+def _device_bytes(reach: Reach, place: Place) -> int:
+    description = reach.nodes.link(place.node_id).description
+    return next(d.bytes_total for d in description.devices if d.index == place.device)

@@ -43,8 +43,12 @@ def test_a_report_is_one_line_and_reads_back(report: messages.Report) -> None:
 
 def test_an_order_is_one_line_and_reads_back() -> None:
     order = messages.ForkOrder(
-        token=3, name="a/0", entrypoint="m:f", config={"x": [1]}, log_path="/l"
-        token=3, name="a/0", entrypoint="m:f", env={"CUDA_VISIBLE_DEVICES": "1"},
+        token=3,
+        name="a/0",
+        entrypoint="m:f",
+        config={"x": [1]},
+        env={"CUDA_VISIBLE_DEVICES": "1"},
+        log_path="/l",
     )
     assert messages.decode_order(messages.encode_order(order)) == order
 

@@ -18,16 +18,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor import Executor
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines import sizes
+from plexsvc.rollout.engines.drawing import draw_by_position
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.weights import Target
-from plexsvc.rollout.sampling import draw_seed
 from plexsvc.weights.dtypes import DTYPES
 
 BLOCK_TOKENS: Final = 32
 """Tokens a KV block holds: the least the CPU backend takes, so that short prompts share."""
-
-DRAW_ORIGIN: Final = "plex_draw_origin"
-"""Key of a request's extra arguments: the position in the sequence that draw 0 belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,11 @@ class VllmConfig:
     max_model_len: int
     """0: the model's own limit."""
     kv_cache_bytes: int
+    """0: a default of the device's kind (`engines.sizes`)."""
     max_num_seqs: int
+    """0: likewise."""
+    device_bytes: int = 0
+    """Budget of the device, which may be a part of its GPU; 0: all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class PreparedWeights:
 
     found: list[Target]
     refusal: str
-    weight_bytes: int
+    device_bytes: int
+    """Of weights and KV cache together."""
 
     def targets(self) -> list[Target]:
         """Return the plan.
@@ -72,19 +75,35 @@ def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
     arguments = AsyncEngineArgs(
         model=str(config.model),
-        dtype=config.dtype or ("float32" if current_platform.is_cpu() else "bfloat16"),
-        enforce_eager=True,
         max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        kv_cache_memory_bytes=config.kv_cache_bytes,
-        block_size=BLOCK_TOKENS,
         logprobs_mode="processed_logprobs",
         skip_tokenizer_init=True,
         generation_config="vllm",
         disable_log_stats=True,
+        **_of_device(config),
     )
     engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
+
+
+def _of_device(config: VllmConfig) -> dict[str, Any]:
+    """Return the arguments that differ between CPUs and GPUs."""
+    is_cpu = current_platform.is_cpu()
+    chosen = sizes.choose(
+        kv_cache_bytes=config.kv_cache_bytes,
+        max_num_seqs=config.max_num_seqs,
+        device_bytes=config.device_bytes,
+        gpu_bytes=0 if is_cpu else current_platform.get_device_total_memory(),
+    )
+    common: dict[str, Any] = {
+        "max_num_seqs": chosen.max_num_seqs,
+        "kv_cache_memory_bytes": chosen.kv_cache_bytes,
+    }
+    if is_cpu:
+        dtype = config.dtype or "float32"
+        return common | {"dtype": dtype, "enforce_eager": True, "block_size": BLOCK_TOKENS}
+    dtype = config.dtype or "bfloat16"
+    return common | {"dtype": dtype, "gpu_memory_utilization": chosen.gpu_share}
 
 
 def _register_loaded(architectures: Sequence[str]) -> None:
@@ -97,14 +116,15 @@ def _register_loaded(architectures: Sequence[str]) -> None:
 
 def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:  # noqa: ANN401 - vLLM's wrapper
     """Make sampling a function of position, and learn what fills each weight."""
-    _draw_by_position(worker.model_runner)
+    draw_by_position(worker.model_runner)
     module = worker.get_model()
-    weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    held = [*module.parameters(), *worker.model_runner.kv_caches]
+    device_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
     try:
         found, refusal = _bake(module, model), ""
     except NotImplementedError as error:
         found, refusal = [], str(error)
-    return PreparedWeights(found, refusal, weight_bytes)
+    return PreparedWeights(found, refusal, device_bytes)
 
 
 def _bake(module: torch.nn.Module, model: ModelDir) -> list[Target]:
@@ -141,31 +161,3 @@ class _Sink:
         shape = self._model.tensors[name].shape
         self.targets.append(Target(live=live.detach(), name=name, shape=shape, ops=ops))
         return live
-
-
-def _draw_by_position(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
-    """Reseed each request's generator before each step from (seed, position of its next token)."""
-    update_states, bookkeep = runner._update_states, runner._bookkeeping_sync  # noqa: SLF001
-
-    def update_and_seed(scheduled: Any) -> Any:  # noqa: ANN401 - vLLM's own types
-        result = update_states(scheduled)
-        for request_id, count in scheduled.num_scheduled_tokens.items():
-            state = runner.requests[request_id]
-            if state.generator is not None:
-                origin = state.sampling_params.extra_args[DRAW_ORIGIN]
-                position = max(0, state.num_computed_tokens + count - origin)
-                seed = draw_seed(state.sampling_params.seed, position=position)
-                state.generator.manual_seed(seed)
-        return result
-
-    def bookkeep_without_rewind(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pass-through
-        # A draw for an unfinished prefill is normally taken back, which CPU generators cannot do.
-        batch = runner.input_batch
-        generators, batch.generators = batch.generators, {}
-        try:
-            return bookkeep(*args, **kwargs)
-        finally:
-            batch.generators = generators
-
-    runner._update_states = update_and_seed  # noqa: SLF001 - the hook vLLM has not
-    runner._bookkeeping_sync = bookkeep_without_rewind  # noqa: SLF001

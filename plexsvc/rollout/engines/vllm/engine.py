@@ -41,6 +41,7 @@ from plexsvc.rollout.engines.base import (
     EngineStats,
     LoadReport,
 )
+from plexsvc.rollout.engines.drawing import DRAW_ORIGIN
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
 from plexsvc.rollout.engines.stopping import (
@@ -50,7 +51,6 @@ from plexsvc.rollout.engines.stopping import (
     special_tokens,
 )
 from plexsvc.rollout.engines.vllm.core import (
-    DRAW_ORIGIN,
     PreparedWeights,
     VllmConfig,
     build_core,
@@ -165,7 +165,7 @@ class VllmEngine:
         return EngineFacts(
             vocab_size=self._model.vocab_size,
             max_model_len=self._config.max_model_len,
-            device_bytes=self._weights.weight_bytes + self._config.kv_cache_bytes,
+            device_bytes=self._weights.device_bytes,
         )
 
     @property

@@ -42,6 +42,7 @@ def config_of_rank(spec: service_pb2.DeploymentSpec) -> worker_config.WorkerConf
         host=HOST,
         rendezvous="",
         epoch=1,
+        device_bytes=1 << 30,
         config=SchedulerConfig(),
     )
     return worker_config.parse(json.loads(found.config_json))
