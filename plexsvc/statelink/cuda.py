@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -230,6 +231,12 @@ def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequenc
     raise PlexError(kind, f"{name} on {where}: {reason}", cuda=int(code))
 
 
+def _empty_torchs_pool() -> None:
+    """Give back what torch keeps of past activations: a parked rank has no use for it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.cuda.empty_cache()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceArray:
     """What torch needs to see device memory as an array."""
@@ -282,11 +289,12 @@ class CudaMemory:
         self._driver.settle()
 
     def park(self) -> None:
-        """Unmap; the memory is the state manager's alone again."""
+        """Unmap; the memory is the state manager's alone again, and torch's pool the device's."""
         if self._is_attached:
             self._driver.settle()
             self._is_attached = False
             self._driver.unmap(self._address, self._nbytes)
+            _empty_torchs_pool()
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """Return a tensor over the memory; it does not own it."""

@@ -89,6 +89,7 @@ class Executor:
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # a process sees its own GPU alone
             torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # it writes NaN everywhere
         self._memory = memory
         self._backend.build()
         self._operations = Operations(self._config, self._backend, memory)

@@ -176,6 +176,7 @@ class Operations:
         regions = self._state_memory().allocate(specs)
         if specs:
             self._backend.attach({n: region.tensor() for n, region in regions.items()}, weights)
+            torch.cuda.empty_cache()  # what moved into the regions must not stay beside them
 
     def _forward(self, operation: Operation, held: ExitStack) -> Run:
         batch = self._batch(operation, held)

@@ -9,6 +9,7 @@ own shards, which lie in the rank's regions (see `fsdp_state`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -33,6 +34,14 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.backends.hf import read_config
+from plexsvc.worker.backends.packed import (
+    Packing,
+    add_sums,
+    attend,
+    attends_at_once,
+    logprobs_in_parts,
+    packing_of,
+)
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.process_group import join
 from plexsvc.worker.sources import Read, TensorSource, copy, reads
@@ -160,7 +169,9 @@ class FsdpBackend:
     def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
         """Return logprobs of the targets, or a critic's values."""
         with torch.no_grad():
-            outputs = [self._outputs(micro, temperature=temperature) for micro in batch]
+            outputs = [
+                self._outputs(micro, temperature=temperature) for micro in map(_on_device, batch)
+            ]
         self._reshard()
         return PassResult(outputs=tuple(map(_without_padding, outputs, batch)))
 
@@ -175,12 +186,11 @@ class FsdpBackend:
         """Accumulate the gradients of `loss` over `batch`."""
         self._is_grad_dirty = True
         outputs, sums = [], dict[str, Tensor]()
-        for micro in batch:
+        for micro in map(_on_device, batch):
             output = self._outputs(micro, temperature=temperature)
             terms: LossTerms = loss(output, micro.arrays)
             terms.loss.backward()
-            for name, value in terms.sums.items():
-                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double()
+            add_sums(sums, terms.sums)
             outputs.append(_without_padding(output.detach(), micro))
         self._reshard()
         return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=self._summed(sums))
@@ -246,20 +256,22 @@ class FsdpBackend:
         self._steps = int(scalars.get("adam_step", self._steps))
 
     def _outputs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
-        bounds = micro.cu_seqlens.tolist()
-        positions = [torch.arange(b - a) for a, b in pairwise(bounds)]
+        packing = packing_of(micro.cu_seqlens, device=micro.tokens.device)
         out = self._model(
             input_ids=micro.tokens[None],
-            position_ids=torch.cat(positions)[None].to(micro.tokens.device),
+            position_ids=packing.positions[None],
             use_cache=False,
-            packed_bounds=bounds,
+            packing=packing,
         )
         if self._is_critic:
             values_T: Tensor = out[0].float()
             return values_T
-        logits_TV = out.logits[0].float() / temperature
-        logprobs_TV = torch.log_softmax(logits_TV, -1)
-        return logprobs_TV.gather(-1, micro.arrays["target_tokens"][:, None])[:, 0]
+
+        def logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+            logprobs_TV = torch.log_softmax(logits_TV.float() / temperature, -1)
+            return logprobs_TV.gather(-1, targets_T[:, None])[:, 0]
+
+        return logprobs_in_parts(logprobs, out.logits[0], micro.arrays["target_tokens"])
 
     def _grad_norm(self) -> Tensor:
         squares = [grad.double().square().sum() for grad in self._grads]
@@ -304,7 +316,7 @@ def packed_attention(  # noqa: PLR0913 - the signature of transformers
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_bounds: Sequence[int],
+    packing: Packing,
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -313,8 +325,8 @@ def packed_attention(  # noqa: PLR0913 - the signature of transformers
 ) -> tuple[Tensor, None]:
     """Attend causally inside each packed sequence; tensors are [1, heads, T, D].
 
-    One call a sequence, so that a sequence's result does not depend on its neighbours. Registered
-    with transformers as `plex_packed`.
+    One call a sequence on a CPU, one a batch on a GPU where no window cuts a sequence and no cap
+    bends the scores. Registered with transformers as `plex_packed`.
 
     Raises:
         PlexError: `unknown_model` for an option that would change what is computed.
@@ -328,6 +340,10 @@ def packed_attention(  # noqa: PLR0913 - the signature of transformers
             f"the model passes attention {', '.join(unknown)}, which the fsdp backend does not "
             "compute; use a model without",
         )
+    is_cut = sliding_window is not None and sliding_window < packing.longest
+    if attends_at_once(query) and not is_cut and softcap is None:
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return attend(q, k, v, packing, scale=scaling)[None], None
     parts = [
         _attend(
             query[:, :, a:b],
@@ -337,7 +353,7 @@ def packed_attention(  # noqa: PLR0913 - the signature of transformers
             window=sliding_window,
             softcap=softcap,
         )
-        for a, b in pairwise(packed_bounds)
+        for a, b in pairwise(packing.bounds)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
@@ -427,6 +443,16 @@ def _materialize(model: Any, hf: Any) -> None:  # noqa: ANN401 - transformers is
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _on_device(micro: MicroBatch) -> MicroBatch:
+    """Return a micro-batch whose tokens and arrays lie on the device; nothing is waited for."""
+    device = _device()
+    return replace(
+        micro,
+        tokens=micro.tokens.to(device, non_blocking=True),
+        arrays={name: a.to(device, non_blocking=True) for name, a in micro.arrays.items()},
+    )
 
 
 def _without_padding(output_T: Tensor, micro: MicroBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, and the norm, in plain torch."""
+"""Causal attention over packed sequences, rotary angles and the norm, in plain torch."""
 
 # T = packed tokens, N = query heads, G = key-value heads, D = head size.
 
@@ -8,15 +8,19 @@ import itertools
 from typing import Any
 
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+
+from plexsvc.worker.backends import packed
+from plexsvc.worker.backends.packed import Packing
 
 
 class PackedAttention(MegatronModule):
     """Core attention for `thd` inputs: causal inside each sequence, grouped queries.
 
-    One scaled-dot-product call a sequence: the result of a sequence does not depend on its
-    neighbours, and torch's deterministic mode covers its backward.
+    One call a sequence on a CPU, one a batch on a GPU (`backends.packed`). Torch's deterministic
+    mode covers the backward of both.
     """
 
     def __init__(
@@ -39,12 +43,15 @@ class PackedAttention(MegatronModule):
         **_unused: Any,  # noqa: ANN401 - Megatron passes its own types
     ) -> Tensor:
         """Return attended values [T, N * D]."""
-        bounds = packed_seq_params.cu_seqlens_host
-        parts = [
-            self._one(query_TND[a:b], key_TGD[a:b], value_TGD[a:b])
-            for a, b in itertools.pairwise(bounds)
-        ]
-        out = torch.cat(parts)
+        packing: Packing = packed_seq_params.packing
+        if packed.attends_at_once(query_TND):
+            out = packed.attend(query_TND, key_TGD, value_TGD, packing, scale=self.scale)
+        else:
+            parts = [
+                self._one(query_TND[a:b], key_TGD[a:b], value_TGD[a:b])
+                for a, b in itertools.pairwise(packing.bounds)
+            ]
+            out = torch.cat(parts)
         return out.reshape(out.size(0), -1)
 
     def _one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -53,6 +60,40 @@ class PackedAttention(MegatronModule):
             q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
         )
         return out[0].transpose(0, 1)
+
+
+class PackedParams(PackedSeqParams):
+    """Megatron's description of a packed batch, with ours: `cu_seqlens_q` stays None.
+
+    With it Megatron would cut the rotary angles to sequences in every layer, on the host, and wait
+    for the device each time.
+    """
+
+    packing: Packing
+
+
+class PackedRotary(torch.nn.Module):
+    """Megatron's rotary embedding, whose angles come in the order of the packed tokens."""
+
+    def __init__(self, rope: Any) -> None:  # noqa: ANN401 - Megatron's type
+        super().__init__()
+        self.rope = rope
+
+    def get_rotary_seq_len(
+        self,
+        _context: object,
+        _decoder: object,
+        _hidden: object,
+        _config: object,
+        params: PackedParams,
+    ) -> Packing:
+        """Return what Megatron hands on to `forward`."""
+        return params.packing
+
+    def forward(self, packing: Packing, **_unused: object) -> Tensor:
+        """Return the angles [T, 1, D] of all tokens, once a micro-batch."""
+        angles: Tensor = self.rope.get_emb(packing.longest)[:, 0]
+        return angles.index_select(0, packing.positions)
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plexclient.specs import Parallel
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.worker.backends.megatron.attention import PackedAttention, RMSNorm
+from plexsvc.worker.backends.megatron.attention import PackedAttention, PackedRotary, RMSNorm
 from plexsvc.worker.backends.megatron.mapping import Geometry
 
 _SPLIT_DIM: Final = {
@@ -123,6 +123,7 @@ def build_model(hf: Any, config: Any, *, is_critic: bool) -> Any:  # noqa: ANN40
     _mark_split_parameters(model)
     if rope.get("rope_type", "default") != "default":
         _set_scaled_frequencies(model, hf, rope["rope_type"])
+    model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
     return model
 
 

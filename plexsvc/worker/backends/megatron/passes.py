@@ -4,24 +4,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
-
-
-class HostPackedSeqParams(PackedSeqParams):
-    """Megatron's description of a packed batch, with the bounds also as Python integers."""
-
-    cu_seqlens_host: list[int]
+from plexsvc.worker.backends.megatron.attention import PackedParams
+from plexsvc.worker.backends.packed import Packing, add_sums, logprobs_in_parts, packing_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +49,16 @@ def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> 
         return PassResult()
     owns = parallel_state.get_tensor_model_parallel_rank() == 0
     outputs = tuple(a["outputs"] for a in answers) if what.keep_outputs and owns else ()
-    return PassResult(outputs=outputs, sums=_reduce([a["sums"] for a in answers], device=device))
+    return PassResult(outputs=outputs, sums=_reduce([a["sums"] for a in answers]))
 
 
 def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:  # noqa: ANN401 - a torch device
     def step(batch: Iterator[MicroBatch], model: Any) -> tuple[Any, Callable[[Tensor], Any]]:  # noqa: ANN401 - foreign types
         micro = next(batch)
-        tokens = micro.tokens.to(device)[None]
-        positions = _positions(micro.cu_seqlens).to(device)[None]
-        out = model(tokens, positions, None, packed_seq_params=_packing(micro, device=device))
+        packing = packing_of(micro.cu_seqlens, device=device)
+        tokens = micro.tokens.to(device, non_blocking=True)[None]
+        positions = packing.positions[None]
+        out = model(tokens, positions, None, packed_seq_params=_params(packing))
         return out, lambda logits: _finish(logits[0], micro, what)
 
     return step
@@ -71,18 +66,23 @@ def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:  # noqa: AN
 
 def _finish(logits_TV: Tensor, micro: MicroBatch, what: Pass) -> tuple[Tensor, Tensor, Any]:
     """Return (loss, token count, answer): with a count, Megatron divides the loss by nothing."""
-    arrays = {name: array.to(logits_TV.device) for name, array in micro.arrays.items()}
+    arrays = {
+        name: array.to(logits_TV.device, non_blocking=True) for name, array in micro.arrays.items()
+    }
     if what.is_critic:
         outputs_T = logits_TV[:, 0].float()
     else:
-        outputs_T = token_logprobs(logits_TV, arrays["target_tokens"], what)
+        outputs_T = logprobs_in_parts(
+            lambda logits, targets: token_logprobs(logits, targets, what),
+            logits_TV,
+            arrays["target_tokens"],
+        )
     one = torch.tensor(1, dtype=torch.int)
     kept = outputs_T.detach()[: micro.num_tokens] if what.keep_outputs else None
     if what.loss is None:
         return outputs_T.sum() * 0, one, {"outputs": kept, "sums": {}}
     terms = what.loss(outputs_T, arrays)
-    sums = {name: float(value) for name, value in terms.sums.items()}
-    return terms.loss, one, {"outputs": kept, "sums": sums}
+    return terms.loss, one, {"outputs": kept, "sums": terms.sums}
 
 
 def token_logprobs(logits_TV: Tensor, targets_T: Tensor, what: Pass) -> Tensor:
@@ -105,33 +105,23 @@ def token_logprobs(logits_TV: Tensor, targets_T: Tensor, what: Pass) -> Tensor:
     return result
 
 
-def _packing(micro: MicroBatch, *, device: Any) -> HostPackedSeqParams:  # noqa: ANN401 - a torch device
-    bounds = micro.cu_seqlens.tolist()
-    longest = max(b - a for a, b in itertools.pairwise(bounds))
-    cu_seqlens = micro.cu_seqlens.to(device)
-    packing = HostPackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+def _params(packing: Packing) -> PackedParams:
+    params = PackedParams(
+        qkv_format="thd", max_seqlen_q=packing.longest, max_seqlen_kv=packing.longest
     )
-    packing.cu_seqlens_host = bounds
-    return packing
+    params.packing = packing
+    return params
 
 
-def _positions(cu_seqlens: Tensor) -> Tensor:
-    bounds = cu_seqlens.tolist()
-    return torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(bounds)])
-
-
-def _reduce(parts: Sequence[Mapping[str, float]], *, device: Any) -> dict[str, float]:  # noqa: ANN401 - a torch device
-    """Return the sums over micro-batches, in order, and over data-parallel ranks."""
-    names = sorted({name for part in parts for name in part})
-    if not names:
+def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Return the sums over micro-batches, in order, and over data-parallel ranks; waits once."""
+    totals: dict[str, Tensor] = {}
+    for part in parts:
+        add_sums(totals, part)
+    if not totals:
         return {}
-    totals = [sum(part.get(name, 0.0) for part in parts) for name in names]
-    tensor = torch.tensor(totals, dtype=torch.float64, device=device)
+    names = sorted(totals)
+    tensor = torch.stack([totals[name].reshape(()) for name in names])
     if parallel_state.get_data_parallel_world_size() > 1:
         torch.distributed.all_reduce(tensor, group=parallel_state.get_data_parallel_group())
     return dict(zip(names, tensor.tolist(), strict=True))

@@ -15,6 +15,7 @@ from megatron.core.optimizer import (
 )
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
@@ -72,27 +73,20 @@ class Trained:
         self._memory = memory
         is_bf16 = bool(config.bf16)
         wrapped = Float16Module(config, model) if is_bf16 else model
-        self.ddp = _wrap(config, wrapped)
-        _move_grads(self.ddp, params, memory[GRADS])
-        self.optimizer = _make_optimizer(self.ddp, is_bf16=is_bf16)
+        with _AllocatingIn(memory):
+            self.ddp = _wrap(config, wrapped)
+            self.optimizer = _make_optimizer(self.ddp, is_bf16=is_bf16)
+        _check_grads(self.ddp, memory[GRADS])
         self._base = self.optimizer.optimizer
         assert isinstance(self._base, torch.optim.Adam | torch.optim.AdamW), type(self._base)
         self._main = {id(p.tensor): self._main_of(p) for p in params}
         if is_bf16:
-            self._move_masters()
+            assert all(_lies_in(main, memory[MASTERS]) for main in self._main.values())
         self._make_moments()
 
     def _main_of(self, param: Param) -> Any:  # noqa: ANN401 - a Parameter
         main = getattr(param.tensor, "main_param", None)
         return param.tensor if main is None else main
-
-    def _move_masters(self) -> None:
-        layout = RegionLayout(itemsize=4)
-        for param in self._params:
-            main = self._main[id(param.tensor)]
-            main.data = view(
-                self._memory[MASTERS], layout.add(param.tensor.shape), dtype=torch.float32
-            )
 
     def _make_moments(self) -> None:
         """Create Adam's state now: lazily made state would lie outside the region."""
@@ -174,17 +168,47 @@ def _wrap(config: Any, model: Any) -> Any:  # noqa: ANN401 - foreign types
     return DistributedDataParallel(config, settings, model)
 
 
-def _move_grads(ddp: Any, params: list[Param], memory: Tensor) -> None:  # noqa: ANN401 - foreign types
-    """Rebind Megatron's gradient buffer and every view of it to the region."""
+class _AllocatingIn(TorchFunctionMode):
+    """Gives Megatron the regions where it would allocate gradients and masters of its own.
+
+    Those would be 8 bytes a parameter beside the regions: dead at once, and kept by torch's pool.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self._memory = memory
+        self._masters = RegionLayout(itemsize=4)
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401 - any function of torch
+        types: Any,  # noqa: ANN401 - torch's
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what `func` returns
+        """Answer what makes the gradient buffer or a master; let all else be."""
+        del types
+        given = dict(kwargs or {})
+        if func is torch.zeros and args == (self._memory[GRADS].numel() // 4,):
+            return self._memory[GRADS].view(torch.float32).zero_()
+        if func is torch.Tensor.float and args[0].dtype is torch.bfloat16:
+            return self._master(args[0])
+        return func(*args, **given)
+
+    def _master(self, param: Tensor) -> Tensor:
+        place = self._masters.add(param.shape)
+        return view(self._memory[MASTERS], place, dtype=torch.float32).copy_(param)
+
+
+def _check_grads(ddp: Any, memory: Tensor) -> None:  # noqa: ANN401 - foreign types
+    """Assert that Megatron's only gradient buffer is the region."""
     assert len(ddp.buffers) <= 1, f"{len(ddp.buffers)} gradient buffers; one dtype was expected"
     for buffer in ddp.buffers:
-        assert buffer.grad_data.numel() * 4 == memory.numel(), buffer.grad_data.shape
-        target = memory.view(torch.float32)
-        views = [buffer.grad_data, *(bucket.grad_data for bucket in buffer.buckets)]
-        views += [param.tensor.main_grad for param in params]
-        for held in views:
-            at = target.storage_offset() + held.storage_offset()
-            held.set_(target.untyped_storage(), at, held.size(), held.stride())
+        assert buffer.grad_data.data_ptr() == memory.data_ptr(), "Megatron made a buffer of its own"
+
+
+def _lies_in(tensor: Tensor, memory: Tensor) -> bool:
+    return 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel()
 
 
 def _make_optimizer(ddp: Any, *, is_bf16: bool) -> Any:  # noqa: ANN401 - foreign types

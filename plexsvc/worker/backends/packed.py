@@ -1,0 +1,127 @@
+"""Packed batches on a device: positions, causal attention in one call, logprobs in parts.
+
+A CPU attends sequence by sequence. A GPU gets all sequences of a micro-batch in one call: hundreds
+of short ones would otherwise be hundreds of launches a layer.
+"""
+
+# T = packed tokens, N = query heads, G = key-value heads, D = head size, V = vocabulary.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
+
+MAX_LOGITS: Final = 1 << 27
+"""Logits that are worked on at once; more are done in parts, which are computed again backward."""
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+_CAUSAL: Final = (-1, 0)
+"""All before, none after: torch's window of a causal mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where the sequences of a micro-batch lie, for the host and for its device."""
+
+    bounds: Sequence[int]
+    cu_seqlens: Tensor
+    """int32[B+1] on the device."""
+    positions: Tensor
+    """int64[T] on the device: each token's place in its sequence."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(b - a for a, b in pairwise(self.bounds))
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest sequence."""
+        return min(b - a for a, b in pairwise(self.bounds))
+
+
+def packing_of(cu_seqlens: Tensor, *, device: torch.device) -> Packing:
+    """Return the packing of host bounds int32[B+1]; the device is not waited for."""
+    bounds = cu_seqlens.tolist()
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(bounds)])
+    return Packing(
+        bounds=bounds,
+        cu_seqlens=cu_seqlens.to(device, non_blocking=True),
+        positions=positions.to(device, non_blocking=True),
+    )
+
+
+def attends_at_once(query: Tensor) -> bool:
+    """Whether all sequences of a batch are attended in one call where `query` lies."""
+    return query.is_cuda
+
+
+def attend(
+    query_TND: Tensor, key_TGD: Tensor, value_TGD: Tensor, packing: Packing, *, scale: float | None
+) -> Tensor:
+    """Return [T, N, D]: causal attention inside each sequence, in one call.
+
+    Half precision runs torch's variable-length flash attention. Single precision runs
+    scaled-dot-product attention on jagged tensors, whose kernel wants as many key as query heads.
+    """
+    if query_TND.dtype in _HALF:
+        out: Tensor = varlen_attn(
+            *(query_TND, key_TGD, value_TGD),
+            *(packing.cu_seqlens, packing.cu_seqlens),
+            *(packing.longest, packing.longest),
+            scale=scale,
+            window_size=_CAUSAL,
+            enable_gqa=query_TND.size(1) != key_TGD.size(1),
+        )
+        return out
+    groups = query_TND.size(1) // key_TGD.size(1)
+    heads = (query_TND, *(t.repeat_interleave(groups, dim=1) for t in (key_TGD, value_TGD)))
+    jagged = torch.nn.functional.scaled_dot_product_attention(
+        *(_jagged(tensor, packing) for tensor in heads), is_causal=True, scale=scale
+    )
+    values: Tensor = jagged.transpose(1, 2).values()
+    return values
+
+
+def _jagged(tensor_TND: Tensor, packing: Packing) -> Tensor:
+    """Return [B, N, lengths, D] over the same memory."""
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(
+        tensor_TND.contiguous(),
+        packing.cu_seqlens,
+        min_seqlen=packing.shortest,
+        max_seqlen=packing.longest,
+    )
+    return nested.transpose(1, 2)
+
+
+def logprobs_in_parts(
+    logprobs: Callable[[Tensor, Tensor], Tensor], logits_TV: Tensor, targets_T: Tensor
+) -> Tensor:
+    """Return `logprobs(logits, targets)`, float32[T], a row's value being its own alone.
+
+    Of many logits a part is worked on at a time, so that only they themselves are held, not the
+    copies in float32 that a softmax makes of them.
+    """
+    rows = max(1, MAX_LOGITS // logits_TV.size(-1))
+    if logits_TV.size(0) <= rows:
+        return logprobs(logits_TV, targets_T)
+    parts = [
+        checkpoint(logprobs, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(logits_TV.split(rows), targets_T.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def add_sums(totals: dict[str, Tensor], terms: Mapping[str, Tensor]) -> None:
+    """Add a micro-batch's sums to `totals`, in float64, without waiting for the device."""
+    for name, value in terms.items():
+        so_far = totals.get(name)
+        more = value.detach().double()
+        totals[name] = more if so_far is None else so_far + more
