@@ -46,6 +46,11 @@ REWRITES: Final = REPLACES | {"step"}
 Agree = Callable[[PlexError | None], PlexError | None]
 """Returns why the group refuses, the same on every rank; see `process_group.agree`."""
 
+CONTEXT_BYTES: Final = 640 << 20
+"""A process's CUDA context, kernels and cuBLAS workspaces: by NVIDIA's documents, not measured."""
+COMMUNICATOR_BYTES: Final = 512 << 20
+"""Buffers of its NCCL communicators, where it has peers: likewise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -103,6 +108,13 @@ class Executor:
     def device_bytes(self) -> int:
         """Return what this rank's state takes on its device."""
         return sum(region.nbytes for region in self._backend.regions())
+
+    @property
+    def parked_bytes(self) -> int:
+        """Return what this process keeps on its device while its state is parked: an estimate."""
+        if not torch.cuda.is_available():
+            return 0
+        return CONTEXT_BYTES + (COMMUNICATOR_BYTES if self._config.world_size > 1 else 0)
 
     @property
     def backend(self) -> Backend:

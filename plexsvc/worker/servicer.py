@@ -146,6 +146,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             rank=self._config.rank,
             applied_seq=max(0, self._executor.ledger.applied_seq),
             device_bytes=self._executor.device_bytes,
+            parked_bytes=self._executor.parked_bytes,
             vocab_size=facts.vocab_size,
             max_sequence_length=facts.max_sequence_length,
             initialized=self._executor.is_initialized,

@@ -65,6 +65,7 @@ class FakeWorld:
 
     limits: Limits = field(default_factory=Limits)
     device_bytes: int = 60
+    parked_bytes: int = 0
     now_us: int = 0
     core: Scheduler = field(init=False)
     orders: list[Order] = field(default_factory=list)
@@ -257,7 +258,10 @@ class FakeWorld:
                 )
             case SpawnWpg():
                 sizes = (self.device_bytes,) * len(order.places)
-                return WpgReady(at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes)
+                parked = (self.parked_bytes,) * len(order.places) if self.parked_bytes else ()
+                return WpgReady(
+                    at_us=at_us, wpg_id=order.wpg_id, device_bytes=sizes, parked_bytes=parked
+                )
             case SpawnInstance() if fault is not None:
                 return InstanceLost(
                     at_us=at_us,

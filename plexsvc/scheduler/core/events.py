@@ -80,10 +80,14 @@ class DeploymentRequested(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WpgReady(Fact):
-    """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device."""
+    """Every rank of a WPG answers; `device_bytes` is what each rank's state takes on its device.
+
+    `parked_bytes` is what each process keeps there wherever its state is; empty: nothing.
+    """
 
     wpg_id: WpgId
     device_bytes: tuple[int, ...]
+    parked_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,6 +262,7 @@ class Wpg:
     """What state managers still do with copies of its state, while it goes on."""
 
     device_bytes: tuple[int, ...] = ()
+    parked_bytes: tuple[int, ...] = ()
     residency: Residency = Residency.NONE
     lease_no: int = 0
     move_id: MoveId | None = None

@@ -117,7 +117,7 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> Event:
             for rank in range(len(wpg.places))
         ]
     reach.ranks.add(wpg.wpg_id, [task.result() for task in tasks])
-    return WpgReady(wpg_id=wpg.wpg_id, device_bytes=await _describe(reach, wpg))
+    return await _describe(reach, wpg)
 
 
 def _spawn_failed(action: SpawnWpg, fault: Fault) -> Event:
@@ -160,15 +160,20 @@ def _forget_failed(action: ForgetWpg, fault: Fault) -> Event:
     return WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _describe(reach: Reach, record: WpgRecord) -> tuple[int, ...]:
-    """Return what each rank's state takes on its device; rollout instances reserve theirs whole."""
+async def _describe(reach: Reach, record: WpgRecord) -> WpgReady:
+    """Return what each rank takes on its device; rollout instances reserve theirs whole."""
     ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:
-        return tuple(_device_bytes(reach, place) for place in record.places)
+        whole = tuple(_device_bytes(reach, place) for place in record.places)
+        return WpgReady(wpg_id=record.wpg_id, device_bytes=whole)
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_socket)
-    return tuple(reply.device_bytes for reply in replies)
+    return WpgReady(
+        wpg_id=record.wpg_id,
+        device_bytes=tuple(reply.device_bytes for reply in replies),
+        parked_bytes=tuple(reply.parked_bytes for reply in replies),
+    )
 
 
 async def learn(reach: Reach, record: WpgRecord) -> None:

@@ -36,12 +36,19 @@ def resident_bytes(devices: Devices, device: Device) -> int:
         wpg = devices.wpgs[wpg_id]
         if wpg.residency in ON_DEVICE and wpg.device_bytes:
             found += wpg.device_bytes[rank]
+        if wpg.parked_bytes:
+            found += wpg.parked_bytes[rank]
     return found
 
 
 def bytes_at(wpg: Wpg, device: Device) -> int:
     """Return what a WPG's state takes on one of its devices."""
     return wpg.device_bytes[device.ranks[wpg.wpg_id]] if wpg.device_bytes else 0
+
+
+def parked_bytes_at(wpg: Wpg, device: Device) -> int:
+    """Return what a WPG's process keeps on a device wherever its state is."""
+    return wpg.parked_bytes[device.ranks[wpg.wpg_id]] if wpg.parked_bytes else 0
 
 
 def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:

@@ -52,11 +52,14 @@ def came_up(cluster: Cluster, event: WpgReady) -> None:
     wpg = cluster.wpgs.get(event.wpg_id)
     if wpg is None or wpg.state is not WpgState.SPAWNING:
         return
-    wpg.device_bytes = event.device_bytes
-    for place, nbytes in zip(wpg.places, wpg.device_bytes, strict=True):
-        total = cluster.devices.at[place].bytes_total
+    wpg.device_bytes, wpg.parked_bytes = event.device_bytes, event.parked_bytes
+    for device in wpg.devices:
+        nbytes = space.bytes_at(wpg, device) + space.parked_bytes_at(wpg, device)
+        total = device.bytes_total
         if nbytes > total:
-            deployments.fail_wpg(cluster, wpg, _no_room(wpg, place, need=nbytes, total=total))
+            deployments.fail_wpg(
+                cluster, wpg, _no_room(wpg, device.place, need=nbytes, total=total)
+            )
             return
     wpg.apply(WpgTrigger.CAME_UP)
     if cluster.is_current(wpg):
