@@ -1,0 +1,37 @@
+"""Where Megatron's gradients and masters come to lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+PROGRAM = """
+import warnings; warnings.simplefilter("ignore")
+import plexsvc.worker.preload
+import torch
+from plexsvc.worker.backends.megatron import state
+
+memory = {"grads": torch.full((24,), 7, dtype=torch.uint8)}
+memory["masters"] = torch.zeros(128, dtype=torch.uint8)
+param = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
+with state._AllocatingIn(memory):
+    grads = torch.zeros(6, dtype=torch.float32, device="cpu", requires_grad=False)
+    masters = [param.detach().clone().float() for _ in range(2)]
+    others = [torch.zeros(5), torch.ones(3).float()]
+base = memory["masters"].data_ptr()
+assert grads.data_ptr() == memory["grads"].data_ptr() and not grads.any()
+assert [master.data_ptr() - base for master in masters] == [0, 64]
+assert all(master.tolist() == [1.0, 2.0, 3.0] for master in masters)
+assert not any(state._lies_in(tensor, memory["masters"]) for tensor in others)
+print("in the regions")
+"""
+
+
+def test_gradients_and_masters_are_made_in_the_regions_and_nothing_else_is() -> None:
+    argv = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith("in the regions\n"), done.stderr
