@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import numpy as np
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
 from plexsvc.worker.config import WorkerConfig, parse
+from tests.rigs.keys import KEYS, keys_file
 
 DEADLINE_S: Final = 120
 TENSORS: Final = 290
@@ -66,6 +67,7 @@ def one_client(
         rounded = -(-budget // granule) * granule
         config.write_text(
             f'node_id = "bench"\nruntime_dir = "{place}"\nhost_bytes = {2 * rounded}\n'
+            f'keys_file = "{keys_file(place)}"\n'
             f'[[devices]]\nindex = 0\nbytes_total = {rounded}\nmemory = "{memory}"\n'
         )
         argv = [sys.executable, "-m", "plexsvc.statemanager.main", "--config", str(config)]
@@ -73,7 +75,7 @@ def one_client(
         stack.callback(daemon.kill)
         assert daemon.stdout is not None
         ready = json.loads(daemon.stdout.readline())
-        channel = stack.enter_context(grpc.insecure_channel(ready["address"]))
+        channel = stack.enter_context(open_blocking_channel(ready["address"], KEYS))
         stub = statemanager_pb2_grpc.StateManagerStub(channel)
         connection = StateClient(ready["data_socket"], _member(), handlers=handlers)
         stack.callback(connection.close)
@@ -166,6 +168,7 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
     from plexsvc.statelink import cuda
     from plexsvc.statemanager import snapshot
     from plexsvc.statemanager.book import Book
+    from plexsvc.statemanager.caller import Caller
     from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
     from plexsvc.statemanager.links import Export, RankLink
     from plexsvc.statemanager.memory import RankMemory
@@ -200,7 +203,10 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         node.set_index(link, _pieces(nbytes))
         started = time.perf_counter()
         taken, key = snapshot.take(node, wpg), VersionKey(DeploymentId("d"), 1)
-        made = node.publisher.publish(key, taken.index, job_id=JobId("j"), region=taken.region)
+        draft = node.publisher.draft(
+            key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
+        )
+        made = node.publisher.enter(draft, Caller())
         took = time.perf_counter() - started
         node.close()
     return {
