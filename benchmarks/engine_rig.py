@@ -35,8 +35,10 @@ HEADS: Final = Shape(hidden=512, layers=4, heads=8, kv_heads=4, head_dim=64, ffn
 @asynccontextmanager
 async def engine(*, device_bytes: int) -> AsyncIterator[Any]:
     """Yield a vLLM engine on a small random model."""
-    from plexsvc.rollout.preload import preload
+    from plexsvc.node.child import set_environment
+    from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 
+    set_environment(ZYGOTE_ENV)
     preload()
     from plexsvc.clock import SystemClock
     from plexsvc.rollout.engines.executor import StepExecutor
