@@ -26,10 +26,12 @@ from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, ImageConfig
 from plexsvc.node.event_log import EventLog
 from plexsvc.node.lease import NodeLease
+from plexsvc.node.logs import keep_bounded
+from plexsvc.node.restarts import restart_rate
 from plexsvc.node.servicer import NodeServicer
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.table import RankTable
-from plexsvc.node.tether import die_with_parent, set_process_name
+from plexsvc.node.tether import adopt_orphans, die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.errors import first_failure
@@ -44,13 +46,16 @@ class Agent:
 
     def __init__(self, config: AgentConfig, *, clock: Clock, tasks: asyncio.TaskGroup) -> None:
         self._config = config
+        self._clock = clock
         self._tasks = tasks
         self._log_dir = config.log_dir or config.runtime_dir / "logs"
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
         kinds = {device.kind for device in config.devices}
-        self._images = [self._warm_image(image) for image in config.images if image.name in kinds]
+        self._images = [
+            self._warm_image(image, clock=clock) for image in config.images if image.name in kinds
+        ]
         self._table.use({image.name: image for image in self._images})
         self._sidecar = Sidecar(
             config,
@@ -76,6 +81,10 @@ class Agent:
         """
         for image in self._images:
             self._tasks.create_task(image.run())
+        bounded = keep_bounded(
+            self._log_dir, max_bytes=self._config.max_log_bytes, clock=self._clock
+        )
+        self._tasks.create_task(bounded)
         await self._sidecar.start()
         if self._config.is_replacement and self._sidecar.where is not None:
             self._sidecar_is_back(self._sidecar.where)
@@ -85,12 +94,13 @@ class Agent:
         """Kill every rank of the node; return when they are gone."""
         await self._table.kill(self._table.living())
 
-    def _warm_image(self, image: ImageConfig) -> WarmImage:
+    def _warm_image(self, image: ImageConfig, *, clock: Clock) -> WarmImage:
         return WarmImage(
             image,
             log_dir=self._log_dir,
             start_timeout_us=self._config.start_timeout_us,
-            max_restarts=self._config.max_restarts,
+            rate=restart_rate(self._config, clock=clock),
+            hides_gpus=all(device.memory == "cpu" for device in self._config.devices),
             on_report=self._table.on_report,
             on_lost=self._table.on_lost,
         )
@@ -155,6 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.parent_death is not None:
         die_with_parent(options.parent_death)
+    adopt_orphans()  # ranks outlive the zygotes they were forked from
     set_process_name("plex-agent")
     logging.setup()
     allow_many_files()

@@ -12,22 +12,33 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from plexsvc.node.messages import ForkOrder
-from plexsvc.node.tether import die_before_parent, die_with_parent, set_process_name
+from plexsvc.node.tether import (
+    ORPHANED,
+    die_before_parent,
+    die_with_parent,
+    set_process_name,
+)
 
 Entrypoint = Callable[[dict[str, Any], Callable[[str], None]], None]
 
 
 def run(
-    order: ForkOrder, *, zygote_pid: int, log_fd: int, ready_fd: int, kept_fds: frozenset[int]
+    order: ForkOrder, *, agent_pid: int, log_fd: int, go_fd: int, kept_fds: frozenset[int]
 ) -> NoReturn:
-    """Become the process that `order` describes; called in the child right after the fork."""
+    """Become the process that `order` describes; called in the child right after the fork.
+
+    It goes on once the agent is its parent and was told of it: `go_fd` says so.
+    """
     code = 1
     try:
         os.setsid()
-        die_with_parent(zygote_pid)
+        if not os.read(go_fd, 1):
+            os._exit(ORPHANED)
+        die_with_parent(agent_pid)
         die_before_parent()  # the state manager keeps every job's state, a rank one job's
         set_process_name(order.name)
         _take_streams(log_fd)
+        ready_fd = os.open(order.ready_path, os.O_WRONLY | os.O_NONBLOCK)  # the agent reads already
         _close_fds(keep=kept_fds | {0, 1, 2, ready_fd})
         _reset_signals()
         set_environment(order.env)

@@ -109,10 +109,15 @@ class AgentConfig:
     """Ended processes remembered, so that a repeated spawn is answered from the record."""
     max_events: int = 4096
     """Events kept for replay."""
+    max_log_bytes: int = 64 << 20
+    """Size at which a log is emptied; what it held before is kept beside it once (`.log.1`)."""
     max_logs: int = 256
     """Log files of ended processes kept; the oldest go first."""
     max_restarts: int = 8
-    """Restarts of the state manager, and of each zygote, before the agent gives the node up."""
+    """Restarts within `restart_window_us` of the state manager, before the agent gives the node up,
+    and of each zygote, before it waits for the window to pass."""
+    restart_window_us: int = 3_600_000_000
+    """Restarts longer ago are forgotten."""
 
     def __post_init__(self) -> None:
         check_node(

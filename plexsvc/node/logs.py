@@ -1,10 +1,19 @@
-"""Log files of a node's processes: their names, their tails, their number."""
+"""Log files of a node's processes: their names, their tails, their number and their size."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from plexsvc.clock import Clock
+
+LOOK_US: Final = 10_000_000
+"""Pause between two looks at the sizes of logs."""
 
 TAIL_BYTES: Final = 4096
 
@@ -37,3 +46,33 @@ def prune(log_dir: Path, *, max_logs: int, keep: Collection[Path]) -> None:
     )
     for path in logs[: max(0, len(logs) - max_logs)]:
         path.unlink(missing_ok=True)
+        older_half(path).unlink(missing_ok=True)
+
+
+def older_half(path: Path) -> Path:
+    """Return where a log goes when it has grown too large."""
+    return path.with_name(f"{path.name}.1")
+
+
+def cut(log_dir: Path, *, max_bytes: int) -> None:
+    """Empty the logs above `max_bytes` after keeping one copy of each.
+
+    Their writers append and notice nothing; what they write between copy and cut is lost. Where
+    the disk is full, the log is emptied without a copy.
+    """
+    for path in log_dir.glob("*.log"):
+        with suppress(FileNotFoundError):  # pruned meanwhile
+            if path.stat().st_size <= max_bytes:
+                continue
+            try:
+                shutil.copyfile(path, older_half(path))
+            except OSError:
+                older_half(path).unlink(missing_ok=True)
+            os.truncate(path, 0)
+
+
+async def keep_bounded(log_dir: Path, *, max_bytes: int, clock: Clock) -> None:
+    """Cut the logs of a directory for ever."""
+    while True:
+        await clock.sleep(LOOK_US)
+        await asyncio.to_thread(cut, log_dir, max_bytes=max_bytes)

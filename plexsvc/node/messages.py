@@ -22,6 +22,8 @@ class ForkOrder:
     env: Mapping[str, str]
     """What its device adds to the environment (`node.gpus`); nobody outside the agent says."""
     log_path: str
+    ready_path: str
+    """The named pipe in which the process tells the agent where it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Preloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """The process exists."""
+    """The process exists, as a child of the agent."""
 
     token: int
     pid: int
@@ -54,26 +56,9 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The process called `ready(address)`."""
-
-    token: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
-    """The process ended and was reaped, with whatever else was left in its process group."""
-
-    token: int
-    exit_code: int
-    signal: int
-
-
-Report = Preloaded | Forked | Refused | Ready | Exited
+Report = Preloaded | Forked | Refused
 _REPORTS: Final[Mapping[str, type[Report]]] = {
-    kind.__name__: kind for kind in (Preloaded, Forked, Refused, Ready, Exited)
+    kind.__name__: kind for kind in (Preloaded, Forked, Refused)
 }
 
 

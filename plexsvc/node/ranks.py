@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import tail
-from plexsvc.node.messages import Exited
+
+BURY_TRIES: Final = 500
+BURY_PAUSE_S: Final = 0.01
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +29,9 @@ class Rank:
     log_path: Path
     pid: int = 0
     pidfd: int = -1
+    ready_fd: int = -1
+    """Read end of the pipe in which it says where it serves; -1 once that was read."""
+    said: bytearray = field(default_factory=bytearray)
     address: str = ""
     error: PlexError | None = None
     """Why it never got ready, or how it ended."""
@@ -37,10 +45,7 @@ class Rank:
     def forked(self, pid: int) -> None:
         """Note the process; kill it if it was doomed meanwhile."""
         self.pid = pid
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return  # already reaped: its exit is being reported
+        self.pidfd = os.pidfd_open(pid)  # a child of ours: it is there until it is reaped
         if self.is_doomed:
             self.send_signal(signal.SIGKILL)
 
@@ -59,12 +64,20 @@ class Rank:
         self.settled.set()
         self._end()
 
-    def exited(self, report: Exited) -> node_pb2.ProcExited:
-        """Record the end of the process and return the event that tells of it."""
+    def reap(self) -> node_pb2.ProcExited:
+        """Take leave of a process that is dead, and kill what is left of its group.
+
+        Its number cannot have been reused before: it was a zombie until now. Returns the event that
+        tells of its end.
+        """
+        with suppress(ProcessLookupError, PermissionError):  # dead before it had a group, or alone
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
         event = node_pb2.ProcExited(
             proc_id=self.spec.proc_id,
-            exit_code=report.exit_code,
-            signal=report.signal,
+            exit_code=max(code, 0),
+            signal=max(-code, 0),
             log_tail=tail(self.log_path),
             incarnation=self.incarnation,
             pid=self.pid,
@@ -103,17 +116,11 @@ def died(event: node_pb2.ProcExited, *, was_ready: bool) -> PlexError:
     )
 
 
-async def until_dead(pidfd: int) -> None:
-    """Return when the process of `pidfd` is no more."""
-    loop = asyncio.get_running_loop()
-    dead: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, _resolve, dead)
-    try:
-        await dead
-    finally:
-        loop.remove_reader(pidfd)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def bury_group(pgid: int, *, tries: int = BURY_TRIES) -> None:
+    """Reap what else was in a killed group: the agent is the parent of whoever was orphaned."""
+    with suppress(ChildProcessError):  # nobody is left
+        while os.waitpid(-pgid, os.WNOHANG)[0]:
+            continue
+        if tries > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(BURY_PAUSE_S, partial(bury_group, pgid, tries=tries - 1))

@@ -19,11 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.node import toml
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.logs import tail
+from plexsvc.node.restarts import restart_rate
 from plexsvc.node.vault import Vault
 
 log = Log(__name__)
@@ -68,6 +70,7 @@ class Sidecar:
     ) -> None:
         self._config = config
         self._log_path = log_dir / "statemanager.log"
+        self._rate = restart_rate(config, clock=SystemClock())
         self._on_lost = on_lost
         self._on_restarted = on_restarted
         self._process: asyncio.subprocess.Process | None = None
@@ -108,14 +111,15 @@ class Sidecar:
             PlexError: `internal` when it died more often than it may.
         """
         try:
-            for number in range(1, self._config.max_restarts + 1):
-                await self._until_dead()
-                await self._replace(is_last=number == self._config.max_restarts)
             await self._until_dead()
+            while (left := self._rate.note()) >= 0:
+                await self._replace(is_last=left == 0)
+                await self._until_dead()
             raise PlexError(
                 ErrorCode.INTERNAL,
-                f"the state manager died {self._config.max_restarts + 1} times (max_restarts); "
-                f"its log {self._log_path} ends: {tail(self._log_path)}",
+                f"the state manager died {self._config.max_restarts + 1} times within "
+                f"{self._config.restart_window_us} us (max_restarts, restart_window_us); its log "
+                f"{self._log_path} ends: {tail(self._log_path)}",
             )
         finally:
             await self._kill()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,14 +24,17 @@ from plexsvc.log import Log
 from plexsvc.node import gpus, logs
 from plexsvc.node.config import AgentConfig
 from plexsvc.node.event_log import EventLog
-from plexsvc.node.messages import Exited, Forked, ForkOrder, Preloaded, Ready, Refused, Report
-from plexsvc.node.ranks import Rank, until_dead
+from plexsvc.node.messages import Forked, ForkOrder, Preloaded, Refused, Report
+from plexsvc.node.ranks import Rank, bury_group
 from plexsvc.node.warm import WarmImage
 
 log = Log(__name__)
 
-KILL_WAIT_S: Final = 5.0
-"""How long a killed rank may take to go before its zygote is killed too."""
+KILL_WAIT_S: Final = 10.0
+"""How long the kernel may take to let go of killed ranks."""
+
+MAX_READY_BYTES: Final = 4096
+"""Longest address, which comes in one write."""
 
 
 class RankTable:
@@ -96,20 +100,15 @@ class RankTable:
             await self.kill([rank])
 
     async def kill(self, ranks: list[Rank]) -> None:
-        """Kill `ranks` at once; return when they are gone, by their zygote's death if need be.
+        """Kill `ranks` at once; return when they are gone.
 
         Raises:
-            TimeoutError: the kernel did not let them go within twice `KILL_WAIT_S`.
+            TimeoutError: the kernel did not let them go within `KILL_WAIT_S`.
         """
         for rank in ranks:
             self._doom(rank, signal.SIGKILL)
-        try:
-            async with asyncio.timeout(KILL_WAIT_S):
-                await _all_ended(ranks)
-        except TimeoutError:
-            self._kill_zygotes({rank.spec.image for rank in ranks if not rank.ended.is_set()})
-            async with asyncio.timeout(KILL_WAIT_S):
-                await _all_ended(ranks)
+        async with asyncio.timeout(KILL_WAIT_S):
+            await _all_ended(ranks)
 
     def on_report(self, image: str, report: Report) -> None:
         """Take what the zygote of `image` says."""
@@ -117,21 +116,17 @@ class RankTable:
             case Preloaded():
                 log.debug("image warm", image=image)
             case Forked():
-                self._by_token[report.token].forked(report.pid)
+                self._forked(self._by_token[report.token], pid=report.pid)
             case Refused():
                 self._refused(self._by_token.pop(report.token), reason=report.reason)
-            case Ready():
-                self._ready(self._by_token[report.token], address=report.address)
-            case Exited():
-                self._exited(self._by_token.pop(report.token), report)
             case _ as never:
                 assert_never(never)
 
     async def on_lost(self, image: str) -> None:
-        """Bury the children of a zygote that died: nobody else will report their exits."""
+        """Refuse what a zygote that died was to fork: it said all that it had forked."""
         for rank in self.living():
-            if rank.spec.image == image and rank.is_ordered:
-                await self._bury(rank)
+            if rank.spec.image == image and rank.is_ordered and rank.pid == 0:
+                self._refused(self._by_token.pop(rank.token), reason="its zygote died")
 
     def _begin(self, spec: node_pb2.ProcSpec, *, incarnation: int, older: Rank | None) -> Rank:
         config = self._checked_config(spec)
@@ -176,6 +171,7 @@ class RankTable:
                 config=config,
                 env=self._of_device(config),
                 log_path=str(rank.log_path),
+                ready_path=str(self._listen_for(rank)),
             )
         )
         rank.is_ordered = True
@@ -193,6 +189,7 @@ class RankTable:
 
     def _abandon(self, rank: Rank, error: PlexError) -> None:
         """Record that `rank` was never forked."""
+        self._stop_listening(rank)
         self._by_token.pop(rank.token, None)
         rank.fail(error)
 
@@ -208,6 +205,32 @@ class RankTable:
         await self.kill([rank])
         rank.settled.set()
 
+    def _listen_for(self, rank: Rank) -> Path:
+        """Return the pipe in which `rank` will say where it serves; it is read from now on."""
+        path = self._config.runtime_dir / f"ready-{rank.token}"
+        path.unlink(missing_ok=True)  # of an agent before this one
+        os.mkfifo(path, 0o600)
+        rank.ready_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        asyncio.get_running_loop().add_reader(rank.ready_fd, self._read_ready, rank)
+        return path
+
+    def _read_ready(self, rank: Rank) -> None:
+        """Take what a rank says; a line is its address, an end of file its silence."""
+        try:
+            rank.said += os.read(rank.ready_fd, MAX_READY_BYTES)
+        except BlockingIOError:
+            return
+        self._stop_listening(rank)
+        if b"\n" in rank.said:
+            self._ready(rank, address=bytes(rank.said).split(b"\n", 1)[0].decode())
+
+    def _stop_listening(self, rank: Rank) -> None:
+        if rank.ready_fd >= 0:
+            asyncio.get_running_loop().remove_reader(rank.ready_fd)
+            os.close(rank.ready_fd)
+            rank.ready_fd = -1
+            (self._config.runtime_dir / f"ready-{rank.token}").unlink(missing_ok=True)
+
     def _ready(self, rank: Rank, *, address: str) -> None:
         rank.address = address
         rank.settled.set()
@@ -217,33 +240,27 @@ class RankTable:
         self._events.append(node_pb2.NodeEvent(ready=ready))
 
     def _refused(self, rank: Rank, *, reason: str) -> None:
+        self._stop_listening(rank)
         message = f"{rank.spec.proc_id} not started: {reason}"
         rank.fail(PlexError(ErrorCode.INTERNAL, message, worker=rank.spec.proc_id))
 
-    def _exited(self, rank: Rank, report: Exited) -> None:
-        event = rank.exited(report)
-        for left in self._config.runtime_dir.glob(f"p{rank.token}.*"):
-            left.unlink(missing_ok=True)  # its sockets
+    def _forked(self, rank: Rank, *, pid: int) -> None:
+        rank.forked(pid)
+        asyncio.get_running_loop().add_reader(rank.pidfd, self._exited, rank)
+
+    def _exited(self, rank: Rank) -> None:
+        """Record the end of a rank, which the kernel has let go."""
+        asyncio.get_running_loop().remove_reader(rank.pidfd)
+        if rank.ready_fd >= 0:
+            self._read_ready(rank)  # it may have said so just before
+        self._stop_listening(rank)
+        del self._by_token[rank.token]
+        event = rank.reap()
+        bury_group(rank.pid)
         log.info(
             "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
         )
         self._events.append(node_pb2.NodeEvent(exited=event))
-
-    async def _bury(self, rank: Rank) -> None:
-        """Record the end of a rank whose zygote died, once the kernel has let it go."""
-        if rank.pid == 0:
-            self._refused(self._by_token.pop(rank.token), reason="its zygote died")
-            return
-        rank.send_signal(signal.SIGKILL)
-        if rank.pidfd >= 0:
-            await until_dead(rank.pidfd)
-        if self._by_token.pop(rank.token, None) is not None:
-            self._exited(rank, Exited(token=rank.token, exit_code=0, signal=int(signal.SIGKILL)))
-
-    def _kill_zygotes(self, images: set[str]) -> None:
-        for image in sorted(images):
-            log.warning("killing a zygote whose ranks do not die", image=image)
-            self._images[image].kill()
 
     def _checked_config(self, spec: node_pb2.ProcSpec) -> dict[str, Any]:
         if spec.image not in self._images:

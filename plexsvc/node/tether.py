@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _MAX_NAME_BYTES: Final = 15
 _OOM_STEP: Final = 300
 _MAX_OOM_SCORE: Final = 1000
@@ -35,6 +36,12 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(ORPHANED)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, in place of init."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def die_before_parent() -> None:

@@ -16,15 +16,16 @@ from plexsvc.node import messages
 from plexsvc.node.config import ImageConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.messages import ForkOrder, Preloaded, Report
+from plexsvc.node.restarts import RestartRate
 
 log = Log(__name__)
 
 
 class WarmImage:
-    """One zygote, restarted a bounded number of times; `Refused`, `Exited` etc. go to `on_report`.
+    """One zygote, restarted at a bounded rate; what it says of orders goes to `on_report`.
 
-    `on_lost` is awaited after the zygote's own death, before it is restarted: the kernel has killed
-    its children by then or is about to, and nobody will report their exits.
+    `on_lost` is awaited after the zygote's own death, before it is restarted: orders that it did
+    not answer will not be. What it had forked lives on.
     """
 
     def __init__(
@@ -33,17 +34,20 @@ class WarmImage:
         *,
         log_dir: Path,
         start_timeout_us: int,
-        max_restarts: int,
+        rate: RestartRate,
+        hides_gpus: bool,
         on_report: Callable[[str, Report], None],
         on_lost: Callable[[str], Awaitable[None]],
     ) -> None:
         self._image = image
         self._log_path = log_dir / f"zygote-{image.name}.log"
         self._start_timeout_s = start_timeout_us / 1e6
-        self._max_restarts = max_restarts
+        self._rate = rate
+        self._environment = {"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}
         self._on_report = on_report
         self._on_lost = on_lost
         self._is_warm = asyncio.Event()
+        self._is_cooling = False
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -60,24 +64,29 @@ class WarmImage:
     async def run(self) -> None:
         """Keep the zygote running until cancelled.
 
-        Raises:
-            PlexError: `internal` when it died more often than it may.
+        One that dies too often stays cold for a while: processes that run need it no more.
         """
-        for _ in range(self._max_restarts + 1):
+        while True:
             await self._run_once()
-            log.warning("zygote died", image=self._image.name, log_tail=tail(self._log_path))
-        raise PlexError(
-            ErrorCode.INTERNAL,
-            f"the {self._image.name} zygote died {self._max_restarts + 1} times; its log "
-            f"{self._log_path} ends: {tail(self._log_path)}",
-        )
+            left = self._rate.note()
+            log.warning(
+                "zygote died",
+                image=self._image.name,
+                restarts_left=max(0, left),
+                log_tail=tail(self._log_path),
+            )
+            self._is_cooling = left < 0
+            await self._rate.wait()
+            self._is_cooling = False
 
     async def wait_warm(self) -> None:
         """Return once processes can be forked.
 
         Raises:
-            PlexError: `unavailable` when the zygote does not get warm in time.
+            PlexError: `unavailable` when the zygote died too often, or is not warm in time.
         """
+        if self._is_cooling:
+            raise self._not_warm()
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._is_warm.wait()
@@ -103,7 +112,7 @@ class WarmImage:
         self._writer.write(line)
 
     def kill(self) -> None:
-        """Kill the zygote, and with it every process it forked; it is then restarted."""
+        """Kill the zygote; it is then restarted."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
@@ -146,6 +155,7 @@ class WarmImage:
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(control.fileno(),),
                 start_new_session=True,
+                env={**os.environ, **self._environment},  # noqa: TID251 - the zygote's
             )
 
     async def _read_reports(self, reader: asyncio.StreamReader) -> None:

@@ -1,10 +1,11 @@
 """A zygote: one thread, no gRPC, the slow imports done; it forks a process whenever the agent asks.
 
 Theory of operation. The agent starts `python -m plexsvc.node.zygote` by exec, with one end of a
-socket pair. The zygote imports its preload module, says `Preloaded`, then waits for orders and for
-its children. A child is a zombie until the zygote has killed the rest of its process group, so no
-group is signalled after its number could have been reused. The zygote dies with the agent, every
-child with the zygote; when the socket closes it leaves.
+socket pair. The zygote imports its preload module, says `Preloaded`, then waits for orders. It
+forks twice for each: the process in between ends at once, and its child is then the agent's, which
+adopts orphans. So a process outlives its zygote, which is large and idle, the first that the kernel
+kills for memory; it dies with the agent. It waits until the agent was told of it, and leaves if the
+zygote ends before. The zygote dies with the agent; when the socket closes it leaves.
 """
 
 from __future__ import annotations
@@ -15,65 +16,39 @@ import gc
 import importlib
 import importlib.util
 import os
-import selectors
-import signal
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from plexsvc.node import child, messages
-from plexsvc.node.messages import Exited, Forked, ForkOrder, Preloaded, Ready, Refused, Report
+from plexsvc.node.messages import Forked, ForkOrder, Preloaded, Refused, Report
 from plexsvc.node.tether import die_with_parent, set_process_name
 
 _READ_BYTES: Final = 1 << 16
-_MAX_READY_BYTES: Final = 4096
-
-
-@dataclass(slots=True, kw_only=True)
-class _Child:
-    token: int
-    pid: int
-    pidfd: int
-    ready_fd: int
-    """Read end of the pipe that `ready` writes to; -1 once closed."""
-    said: bytearray = field(default_factory=bytearray)
+_PID_BYTES: Final = 32
 
 
 class Zygote:
-    """The loop that forks, listens and reaps."""
+    """The loop that takes orders and forks."""
 
-    def __init__(self, control: socket.socket, *, kept_fds: frozenset[int]) -> None:
+    def __init__(self, control: socket.socket, *, agent_pid: int, kept_fds: frozenset[int]) -> None:
         self._control = control
+        self._agent_pid = agent_pid
         self._kept_fds = kept_fds
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ, None)
-        self._orders = bytearray()
-        self._is_open = True
 
     def serve(self) -> None:
         """Serve orders until the agent closes the socket."""
-        while self._is_open:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    self._read_orders()
-                elif key.fd == key.data.pidfd:
-                    self._reap(key.data)
-                elif key.fd == key.data.ready_fd:
-                    self._read_ready(key.data)
-
-    def _read_orders(self) -> None:
-        data = self._control.recv(_READ_BYTES)
-        self._is_open = bool(data)
-        self._orders += data
-        assert len(self._orders) <= 2 * messages.MAX_LINE_BYTES, "the agent sent an endless line"
-        *lines, rest = self._orders.split(b"\n")
-        self._orders = rest
-        for line in lines:
-            self._fork(messages.decode_order(bytes(line)))
+        orders = bytearray()
+        while data := self._control.recv(_READ_BYTES):
+            orders += data
+            assert len(orders) <= 2 * messages.MAX_LINE_BYTES, "the agent sent an endless line"
+            *lines, rest = orders.split(b"\n")
+            orders = rest
+            for line in lines:
+                self._fork(messages.decode_order(bytes(line)))
 
     def _fork(self, order: ForkOrder) -> None:
         threads = threading.active_count()
@@ -85,73 +60,59 @@ class Zygote:
         except OSError as error:
             self._say(Refused(token=order.token, reason=f"cannot open its log: {error}"))
             return
-        ready_read, ready_write = os.pipe()
-        zygote_pid = os.getpid()
+        go = os.pipe()
+        try:
+            pid = self._fork_for_agent(order, log_fd=log_fd, go=go)
+            self._say(Forked(token=order.token, pid=pid))
+            os.write(go[1], b"g")
+        except OSError as error:
+            self._say(Refused(token=order.token, reason=f"cannot fork: {error}"))
+        finally:
+            for fd in (log_fd, *go):
+                os.close(fd)
+
+    def _fork_for_agent(self, order: ForkOrder, *, log_fd: int, go: tuple[int, int]) -> int:
+        """Return the pid of a new child of the agent.
+
+        Raises:
+            OSError: no process can be made.
+        """
+        pid_read, pid_write = os.pipe()
+        with os.fdopen(pid_read, "rb") as told:
+            try:
+                between = os.fork()
+            except OSError:
+                os.close(pid_write)
+                raise
+            if between == 0:
+                os.close(go[1])  # else it would wait for itself when the zygote ends
+                self._run_between(order, pid_fd=pid_write, log_fd=log_fd, go_fd=go[0])
+            os.close(pid_write)
+            os.waitpid(between, 0)  # from here on the agent is the parent
+            pid = told.read(_PID_BYTES)
+        if not pid:
+            raise OSError("the second fork failed")
+        return int(pid)
+
+    def _run_between(self, order: ForkOrder, *, pid_fd: int, log_fd: int, go_fd: int) -> NoReturn:
+        """Fork the process itself and end."""
         try:
             pid = os.fork()
-        except OSError as error:
-            for fd in (log_fd, ready_read, ready_write):
-                os.close(fd)
-            self._say(Refused(token=order.token, reason=f"cannot fork: {error}"))
-            return
-        if pid == 0:
-            child.run(
-                order,
-                zygote_pid=zygote_pid,
-                log_fd=log_fd,
-                ready_fd=ready_write,
-                kept_fds=self._kept_fds,
-            )
-        os.close(log_fd)
-        os.close(ready_write)
-        self._adopt(
-            _Child(token=order.token, pid=pid, pidfd=os.pidfd_open(pid), ready_fd=ready_read)
-        )
-
-    def _adopt(self, born: _Child) -> None:
-        os.set_blocking(born.ready_fd, False)
-        self._selector.register(born.pidfd, selectors.EVENT_READ, born)
-        self._selector.register(born.ready_fd, selectors.EVENT_READ, born)
-        self._say(Forked(token=born.token, pid=born.pid))
-
-    def _read_ready(self, living: _Child) -> None:
-        try:
-            data = os.read(living.ready_fd, _MAX_READY_BYTES)
-        except BlockingIOError:
-            return
-        living.said += data
-        if b"\n" in living.said:
-            address = bytes(living.said).split(b"\n", 1)[0].decode()
-            self._say(Ready(token=living.token, address=address))
-        elif data and len(living.said) < _MAX_READY_BYTES:
-            return
-        self._selector.unregister(living.ready_fd)
-        os.close(living.ready_fd)
-        living.ready_fd = -1
-
-    def _reap(self, dead: _Child) -> None:
-        if dead.ready_fd >= 0:
-            self._read_ready(dead)
-        if dead.ready_fd >= 0:
-            self._selector.unregister(dead.ready_fd)
-            os.close(dead.ready_fd)
-        _kill_group(dead.pid)
-        _, status = os.waitpid(dead.pid, 0)
-        self._selector.unregister(dead.pidfd)
-        os.close(dead.pidfd)
-        code = os.waitstatus_to_exitcode(status)
-        self._say(Exited(token=dead.token, exit_code=max(code, 0), signal=max(-code, 0)))
+            if pid == 0:
+                os.close(pid_fd)
+                child.run(
+                    order,
+                    agent_pid=self._agent_pid,
+                    log_fd=log_fd,
+                    go_fd=go_fd,
+                    kept_fds=self._kept_fds,
+                )
+            os.write(pid_fd, str(pid).encode())
+        finally:
+            os._exit(0)
 
     def _say(self, report: Report) -> None:
         self._control.sendall(messages.encode_report(report))
-
-
-def _kill_group(pid: int) -> None:
-    """Kill what is left of the group of `pid`, a zombie: its number cannot have been reused."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return  # it died before it had made its own group, or alone
 
 
 def zygote_environment(module: str) -> Mapping[str, str]:
@@ -200,7 +161,7 @@ def main() -> None:
         preloaded = _preload(options.preload)
         kept_fds = child.open_fds() - {control.fileno()}
         control.sendall(messages.encode_report(preloaded))
-        Zygote(control, kept_fds=kept_fds).serve()
+        Zygote(control, agent_pid=options.parent, kept_fds=kept_fds).serve()
 
 
 if __name__ == "__main__":

@@ -14,16 +14,19 @@ from typing import Final
 
 from plexsvc import config as configuration
 from plexsvc import log as logging
+from plexsvc.clock import SystemClock
 from plexsvc.cluster.embedded import DEFAULT_NODES, ClusterConfig, EmbeddedCluster
 from plexsvc.cluster.nodes import plan
 from plexsvc.cluster.places import Card, make_state_dir, read_card
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.logs import tail
+from plexsvc.node.logs import keep_bounded, tail
 from plexsvc.rpc import loops
 from plexsvc.rpc.errors import first_failure
 from plexsvc.statelink.cuda import gpus
 
 UP_TIMEOUT_S: Final = 180.0
+MAX_LOG_BYTES: Final = 64 << 20
+"""Size at which `up.log` is emptied, as the nodes' logs are (`max_log_bytes`)."""
 _POLL_S: Final = 0.1
 
 
@@ -59,9 +62,11 @@ async def _serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> Non
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(_until_cancelled(config, on_up=on_up))
         leaving = tasks.create_task(leave.wait())
+        bounded = keep_bounded(config.state_dir, max_bytes=MAX_LOG_BYTES, clock=SystemClock())
+        cutting = tasks.create_task(bounded)
         await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        serving.cancel()
-        leaving.cancel()
+        for task in (serving, leaving, cutting):
+            task.cancel()
 
 
 async def _until_cancelled(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:

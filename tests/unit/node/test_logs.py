@@ -30,3 +30,20 @@ def test_the_oldest_logs_go_and_living_ones_stay(tmp_path: Path) -> None:
         os.utime(path, (age, age))
     logs.prune(tmp_path, max_logs=2, keep={paths[0]})
     assert sorted(tmp_path.glob("*.log")) == [paths[0], paths[3], paths[4]]
+
+
+def test_a_log_that_grew_too_large_is_emptied_under_its_writer(tmp_path: Path) -> None:
+    path, small = tmp_path / "a.log", tmp_path / "b.log"
+    small.write_text("kept")
+    with path.open("ab") as writer:
+        for number in range(3):
+            writer.write(b"%d" % number * 11)
+            writer.flush()
+            logs.cut(tmp_path, max_bytes=10)
+        writer.write(b"after")
+    assert path.read_text() == "after"
+    assert logs.older_half(path).read_text() == "2" * 11, "the newest of what was cut"
+    assert small.read_text() == "kept"
+    logs.prune(tmp_path, max_logs=1, keep={small})
+    logs.prune(tmp_path, max_logs=0, keep={small})
+    assert sorted(tmp_path.iterdir()) == [small]

@@ -31,8 +31,6 @@ def test_a_module_without_an_environment_has_an_empty_one() -> None:
         messages.Preloaded(threads=1, native_threads=1, took_us=5),
         messages.Forked(token=1, pid=2),
         messages.Refused(token=1, reason="line\nbreak"),
-        messages.Ready(token=1, address="127.0.0.1:5"),
-        messages.Exited(token=1, exit_code=0, signal=9),
     ],
 )
 def test_a_report_is_one_line_and_reads_back(report: messages.Report) -> None:
@@ -49,6 +47,7 @@ def test_an_order_is_one_line_and_reads_back() -> None:
         config={"x": [1]},
         env={"CUDA_VISIBLE_DEVICES": "1"},
         log_path="/l",
+        ready_path="/r",
     )
     assert messages.decode_order(messages.encode_order(order)) == order
 
