@@ -67,6 +67,8 @@ class Lane:
         self.deployment_id = deployment_id
         self._last_seq = 0
         self._gate = asyncio.Semaphore(session.options.max_in_flight_per_deployment)
+        self._uploading: set[int] = set()
+        self._uploaded = asyncio.Event()
 
     def enter(
         self,
@@ -193,10 +195,31 @@ class Lane:
         assert ticket.inputs is not None, ticket
         link, options = self.session.link, self.session.options
         retry = self.session.retry(f"the payload of {self._name(ticket.operation)}")
+        self._uploading.add(ticket.seq)
         try:
-            await upload(link, ticket.operation, ticket.inputs, retry=retry, options=options)
+            await upload(
+                link,
+                ticket.operation,
+                ticket.inputs,
+                turn=lambda: self._turn(ticket.seq, retry),
+                retry=retry,
+                options=options,
+            )
         except Exception as error:  # noqa: BLE001 - whoever awaits the answer raises it
             refused.set_result(error)
+        finally:
+            self._uploading.discard(ticket.seq)
+            self._uploaded.set()
+
+    async def _turn(self, seq: int, retry: Retry) -> None:
+        """Return when no earlier payload is under way.
+
+        A later one could take the last room on the node, and wait there for the earlier one.
+        """
+        while min(self._uploading) != seq:
+            self._uploaded.clear()
+            await self._uploaded.wait()
+            retry.progress()
 
     async def _fill(self, ticket: Ticket) -> None:
         """Take the number that `ticket` may have left free."""

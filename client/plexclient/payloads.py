@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -86,18 +86,24 @@ async def upload(
     operation: operations_pb2.Operation,
     given: Inputs,
     *,
+    turn: Callable[[], Awaitable[None]],
     retry: Retry,
     options: ClientOptions,
 ) -> None:
     """Return when the payload is staged; starts over when the line was cut.
 
+    Each attempt awaits its `turn`.
+
     Raises:
         PlexError: the service's refusal, or what retries did not overcome.
     """
     timeout_s = transfer_timeout_s(given.nbytes, options=options)
-    await persist(
-        lambda: link.stage(stage_requests(operation, given), timeout_s=timeout_s), retry=retry
-    )
+
+    async def attempt() -> None:
+        await turn()
+        await link.stage(stage_requests(operation, given), timeout_s=timeout_s)
+
+    await persist(attempt, retry=retry)
 
 
 async def arrays_of(

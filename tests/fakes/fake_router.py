@@ -89,6 +89,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.uploads: dict[bytes, Arrays] = {}
         self.files: dict[str, bytes] = {}
         self.stage_results = False
+        self.max_staged = 1000
+        """How many uploads may wait for their operations."""
+        self._staged: set[bytes] = set()
         self.damages_left = 0
         """How many fetched results will have a flipped bit."""
         self.hold: threading.Event | None = None
@@ -233,6 +236,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             async with self._changed:
                 await self._changed.wait_for(lambda: operation.operation_id in self.uploads)
                 del self.uploads[operation.operation_id]
+                self._staged.discard(operation.operation_id)
 
     async def _run(self, operation: operations_pb2.Operation, refusal: PlexError | None) -> Result:
         lane = self.lanes[operation.deployment_id]
@@ -249,6 +253,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
                 refusal = PlexError(ErrorCode.CANCELLED, "cancelled before it ran")
             if refusal is not None:
                 return _refused(operation, refusal)
+            self._staged.discard(operation.operation_id)
             kind = operation.WhichOneof("body")
             lane.applied.append((operation.seq, kind))
             self.order.append((operation.deployment_id.rpartition("/")[2], kind))
@@ -347,7 +352,11 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
                 await context.abort(UNAVAILABLE, "cut by the test")
         if header is None or len(data) < header.nbytes:  # gRPC ends a cut stream like a whole one
             await context.abort(UNAVAILABLE, "the upload broke off")
+        if len(self._staged - {header.operation_id}) >= self.max_staged:
+            full = PlexError(ErrorCode.STAGING_FULL, "others wait there")
+            return service_pb2.StageReply(error=to_wire(full))
         async with self._changed:
+            self._staged.add(header.operation_id)
             self.uploads[header.operation_id] = tensors.views(header.tensors, bytes(data))
             self._changed.notify_all()
         await self._lose(fault, context)

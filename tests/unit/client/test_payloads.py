@@ -83,6 +83,16 @@ def test_staging_that_is_full_is_tried_again(loop: Loop, router: FakeRouter) -> 
     assert loop.actor.forward(large_batch())["tokens"] == 300_000
 
 
+def test_payloads_enter_staging_memory_in_the_order_of_their_operations(
+    loop: Loop, router: FakeRouter
+) -> None:
+    """One that came first would wait there for its predecessor, which then found no room."""
+    router.max_staged = 1
+    router.fail("StagePayload", CUT, Fault(lose_request=True))
+    calls = [loop.actor.forward.submit(large_batch()) for _ in range(4)]
+    assert [call.result(30)["tokens"] for call in calls] == [300_000] * 4
+
+
 @pytest.mark.parametrize("code", [ErrorCode.STAGING_FULL, ErrorCode.CHECKSUM_MISMATCH])
 def test_a_staged_operation_that_is_refused_for_now_brings_its_payload_again(
     loop: Loop, router: FakeRouter, code: ErrorCode
