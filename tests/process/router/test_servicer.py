@@ -15,6 +15,7 @@ from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
+from plexsvc.router.validation import digest_of
 from plexsvc.rpc.errors import error_from
 from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
 from tests.rigs.tiny_models import make_qwen3
@@ -76,6 +77,7 @@ async def test_a_good_inline_batch_reaches_the_scheduler_with_its_plan(rig: Rig)
     assert record.operation.tenant == "acme"
     assert list(record.operation.plan.lengths) == [5, 9, 3]
     assert len(record.operation.plan.ranks) == 2
+    assert record.operation.digest == digest_of(operation), "it is of what the client sent"
 
 
 async def test_a_refused_operation_takes_its_place_in_the_order(rig: Rig) -> None:
@@ -87,6 +89,7 @@ async def test_a_refused_operation_takes_its_place_in_the_order(rig: Rig) -> Non
         assert result.error.code == ErrorCode.BAD_BATCH
         assert "advantages" in result.error.message
     record = rig.scheduler.records[bad.operation_id]
+    assert record.operation.digest == digest_of(bad), "also where the payload goes no further"
     assert record.operation.seq == 1
     assert record.operation.WhichOneof("body") == "forward_backward"
     assert rig.scheduler.effects == []
