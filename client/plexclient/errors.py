@@ -61,7 +61,7 @@ class ErrorCode(StrEnum):
     NODE_LOST = "node_lost"
     """The node stopped renewing its lease, so its processes are dead. Deploy again."""
     OPERATION_TIMEOUT = "operation_timeout"
-    """The operation ran longer than its bound, so its processes were stopped."""
+    """The operation made no progress for too long, or was not answered in time, and was ended."""
     CANCELLED = "cancelled"
     """The client cancelled the operation, or its job was cancelled."""
     CHECKSUM_MISMATCH = "checksum_mismatch"

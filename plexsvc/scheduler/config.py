@@ -24,6 +24,9 @@ class SchedulerConfig(Limits):
     """Pause before a node agent that does not answer is tried again."""
     rpc_timeout_us: int = 10_000_000
     """Deadline of a short call to a node agent, state manager or rank."""
+    progress_timeout_us: int = 600_000_000
+    """How long an operation may make no progress before it is ended, and its processes with it if
+    they do not end it."""
     move_timeout_us: int = 300_000_000
     """Deadline of a call that moves, publishes, writes or digests state."""
     state_manager_retry_us: int = 30_000_000

@@ -32,6 +32,7 @@ from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
+from plexsvc.scheduler.orders.watch import Watch
 from plexsvc.store.store import Store
 
 log = Log(__name__)
@@ -82,6 +83,7 @@ class LiveScheduler:
             versions=Versions(keep=config.max_versions_per_deployment),
             rollout=rollout_manager,
             post=inbox.post,
+            watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
         )
         rollout_manager.report_to(self._given_up)
         self._timers = Timers(clock, post=inbox.post)
@@ -115,6 +117,7 @@ class LiveScheduler:
                 tasks.create_task(self.nodes.run())
                 tasks.create_task(self._timers.run())
                 tasks.create_task(self.sessions.run())
+                tasks.create_task(self.reach.watch.run())
                 tasks.create_task(self._flush_rows(storing))
                 tasks.create_task(self._driver.run(storing, tasks))
         finally:

@@ -96,7 +96,6 @@ def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
         target_slowdown_ppm=policy.target_slowdown_ppm,
         critical_target_ppm=policy.critical_target_ppm,
         placement_timeout_us=FOREVER_US,
-        operation_timeout_us=FOREVER_US,
         spawn_timeout_us=FOREVER_US,
         gap_timeout_us=FOREVER_US,
     )

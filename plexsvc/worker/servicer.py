@@ -23,6 +23,7 @@ from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
+from plexsvc.worker import progress
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
 from plexsvc.worker.orders import OrderPort
@@ -151,6 +152,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_sequence_length=facts.max_sequence_length,
             initialized=self._executor.is_initialized,
             orders_socket=self._orders_socket,
+            progress=progress.count(),
         )
 
     async def Cancel(  # noqa: N802 - the wire's name

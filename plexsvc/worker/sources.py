@@ -13,6 +13,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.reading import Published, VersionReader
+from plexsvc.worker import progress
 from plexsvc.worker.canonical import Slice
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def reads(held: Iterable[Slice], source: TensorSource, *, prefix: str = "") -> l
     """
     found = []
     for item in held:
+        progress.advance()
         key = item.key
         wanted = TensorBox(name=prefix + key.name, shape=key.shape, box=key.box)
         source.check(wanted)

@@ -76,6 +76,7 @@ class Behaviour:
     versions: list[int] = field(default_factory=list)
     staged: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     """Payloads by node and staging id."""
+    progress: int = 0
     executing: int = 0
     most_executing: int = 0
 
@@ -115,6 +116,7 @@ class FakeRank(worker_pb2_grpc.WorkerServicer):
             device_bytes=self._behaviour.device_bytes,
             vocab_size=32,
             max_sequence_length=64,
+            progress=self._behaviour.progress,
         )
 
 
@@ -364,12 +366,13 @@ class FakeRolloutManager:
     def versions_in_use(self) -> set[VersionId]:
         return set(self.used)
 
-    def progress(self, operation_id: bytes) -> int:
-        return 0
-
     async def forget(self, deployment_id: str) -> None:
         self.forgotten.append(deployment_id)
         self.used.clear()
+
+    def progress(self, operation_id: bytes) -> int:
+        del operation_id
+        return self._behaviour.progress
 
     def release(self, operation_id: bytes) -> None:
         self.released.append(operation_id)

@@ -23,7 +23,7 @@ from tests.rigs.live_cluster import (
     start_cluster,
 )
 from tests.rigs.waiting import wait_until
-from tests.rigs.workloads import fixed_batch
+from tests.rigs.workloads import fill_other_devices, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -79,9 +79,26 @@ def test_a_stopped_worker_is_found_by_its_silence_and_fails_its_job(
         os.kill(pid, signal.SIGSTOP)
         actor.forward_backward(fixed_batch(1), loss="ppo")
     assert caught.value.code == "worker_died"
-    assert "pings" in caught.value.message
+    assert "stopped answering" in caught.value.message
     wait_until(lambda: not is_alive(pid), what="the stopped rank is gone")
     wait_until(lambda: bytes_in_use(cluster) == 0, what="devices freed")
+
+
+def test_a_worker_that_stops_before_a_switch_does_not_hold_its_device(
+    cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with cluster.connect() as connection, connection.job("survivor") as survivor:
+        kept = deploy(survivor, tiny_model)
+        fill_other_devices(survivor, 2, model=tiny_model)
+        with pytest.raises(plex.PlexError) as caught, connection.job("frozen") as job:  # noqa: PT012 - leaving the job is part of it
+            frozen = deploy(job, tiny_model)
+            frozen.forward_backward(fixed_batch(1), loss="ppo")
+            (pid,) = rank_processes(cluster, [frozen.deployment_id])
+            os.kill(pid, signal.SIGSTOP)
+            kept.forward_backward(fixed_batch(2), loss="ppo")
+            frozen.step()
+        assert caught.value.code in {"worker_died", "deployment_failed"}
+        assert kept.step().metrics["grad_norm"] > 0
 
 
 def test_a_killed_controller_ends_its_job_after_the_grace_period(

@@ -27,8 +27,6 @@ class Limits:
     """How long a missing number or an unseen `after` holds an operation."""
     staging_timeout_us: int = 300_000_000
     """How long an operation waits for its payload while nothing of it comes."""
-    operation_timeout_us: int = 600_000_000
-    """How long an operation may run before its processes are taken for stuck."""
     spawn_timeout_us: int = 180_000_000
     """How long a WPG's processes may take to answer."""
     max_respawns: int = 3

@@ -70,7 +70,6 @@ from plexsvc.scheduler.core.timers import (
     SpawnTimer,
     StageTimer,
     Timer,
-    WatchTimer,
 )
 from plexsvc.scheduler.core.view import ClusterView
 
@@ -181,7 +180,7 @@ def _obey(cluster: Cluster, event: OperatorOrder) -> None:
             assert_never(event)
 
 
-def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case a timer
+def _fire(cluster: Cluster, timer: Timer) -> None:
     match timer:
         case GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)
@@ -193,8 +192,6 @@ def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case a ti
             deployments.give_up_placing(cluster, timer.deployment_id)
         case SpawnTimer():
             outcomes.did_not_come_up(cluster, timer.wpg_id)
-        case WatchTimer():
-            outcomes.find_stuck(cluster, timer.wpg_id)
         case RelocateTimer():
             relocation.give_up_waiting(cluster, timer.wpg_id)
         case ProbeTimer():

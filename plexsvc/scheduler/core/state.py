@@ -271,7 +271,6 @@ class Wpg:
     switch_cost_us: int | None = None
     last_used_us: int = 0
     busy_since_us: int | None = None
-    watch_us: int | None = None
     retry_us: int = 0
     is_prefetched: bool = False
     """Its state was brought in ahead, and nothing of it has run since."""

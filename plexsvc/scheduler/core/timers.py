@@ -96,12 +96,6 @@ class SpawnTimer(_OfWpg):
     kind = "spawn"
 
 
-class WatchTimer(_OfWpg):
-    """Finds an operation that is stuck."""
-
-    kind = "watch"
-
-
 class RelocateTimer(_OfWpg):
     """Ends the wait of a relocation to this WPG for a step boundary."""
 
@@ -128,7 +122,6 @@ Timer = (
     | StageTimer
     | AfterTimer
     | SpawnTimer
-    | WatchTimer
     | RelocateTimer
     | RetryTimer
     | LingerTimer

@@ -95,18 +95,20 @@ async def publish(
     """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
 
     Raises:
-        PlexError: what a state manager refused.
+        PlexError: what a state manager refused; `worker_died` when a rank hangs.
         AioRpcError: a state manager did not answer.
     """
     replies = []
     published = Published(version=VersionId.of(request), nodes=tuple(record.nodes))
+    ranks = reach.ranks.of(record.wpg_id)
     try:
-        for node_id in record.nodes:
-            reply = await reach.ask_state(
-                node_id, lambda state: state.Publish(request, timeout=reach.move_s)
-            )
-            _check(reply)
-            replies.append(reply)
+        async with reach.watch.over(f"a copy of the state of {record.wpg_id}", ranks):
+            for node_id in record.nodes:
+                reply = await reach.ask_state(
+                    node_id, lambda state: state.Publish(request, timeout=reach.move_s)
+                )
+                _check(reply)
+                replies.append(reply)
     except BaseException:  # one that was asked may have it, whatever became of its answer
         await release(reach, published)
         raise

@@ -37,11 +37,14 @@ async def move(reach: Reach, action: MoveState) -> Event:
 
     Raises:
         PlexError: what a state manager refused, e.g. `no_room`; nothing has moved then.
+            `worker_died` when a rank hangs in it.
         AioRpcError: one did not answer; the others were told to move back.
     """
     nodes = reach.registry.by_wpg[action.wpg_id].nodes
     moves = [_move_on(reach, node_id, action, to=action.to) for node_id in nodes]
-    found = await asyncio.gather(*moves, return_exceptions=True)
+    what = f"a move of {action.wpg_id} to the {action.to}"
+    async with reach.watch.over(what, reach.ranks.of(action.wpg_id)):
+        found = await asyncio.gather(*moves, return_exceptions=True)
     replies = [reply for reply in found if isinstance(reply, MoveReply)]
     failures = [failure for failure in found if isinstance(failure, BaseException)]
     if failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import grpc
 
@@ -11,6 +12,9 @@ from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
 from plexsvc.frames.line import OrderLine
 from plexsvc.ids import NodeId, WpgId
 from plexsvc.scheduler.ledger.jobs import Registry
+
+ASK_S: Final = 10.0
+"""How long a rank may take to say how far it is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,26 +39,39 @@ class Rank:
     def take_orders(self, path: str) -> None:
         """Send operations to its Unix socket from now on; without one by gRPC."""
         if path and self.orders is None:
-            self.orders = OrderLine(path, reply=worker_pb2.ExecuteReply, is_alive=self._is_alive)
+            self.orders = OrderLine(path, reply=worker_pb2.ExecuteReply)
 
-    async def execute(
-        self, request: worker_pb2.ExecuteRequest, *, timeout_s: float
-    ) -> worker_pb2.ExecuteReply:
-        """Run an operation.
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Run an operation, however long it takes: the caller watches over the rank.
 
         Raises:
             grpc.aio.AioRpcError: the call broke.
             OSError: the line broke.
         """
         if self.orders is not None:
-            return await self.orders.execute(request, timeout_s=timeout_s)
-        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request, timeout=timeout_s)
+            return await self.orders.execute(request)
+        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request)
         return reply
 
-    def _is_alive(self) -> bool:
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"{self.proc_id} at {self.address}"
+
+    def is_alive(self) -> bool:
         """Return whether its gRPC channel, which pings, is connected; connect if it is not."""
         state = self.channel.get_state(try_to_connect=True)
         return state is grpc.ChannelConnectivity.READY
+
+    async def progress(self) -> int:
+        """Return a count that grows while its operation gets on.
+
+        Raises:
+            AioRpcError: it did not say.
+        """
+        request = worker_pb2.DescribeRequest()
+        reply: worker_pb2.DescribeReply = await self.stub.Describe(request, timeout=ASK_S)
+        return reply.progress
 
     async def close(self) -> None:
         """Close the connections; calls under way are cancelled."""

@@ -19,6 +19,7 @@ from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.versions import Versions
+from plexsvc.scheduler.orders.watch import Watch
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class Reach:
     rollout: RolloutPort
     post: Callable[[Event], object]
     """Tells the core a fact before the work of an action is over."""
+    watch: Watch
 
     @property
     def rpc_s(self) -> float:

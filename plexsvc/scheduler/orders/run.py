@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from plexsvc.scheduler.ledger import messages, results
 from plexsvc.scheduler.ledger.jobs import Held, WpgRecord
 from plexsvc.scheduler.orders import carry, managed, spawn
 from plexsvc.scheduler.orders.ranks import Rank
-from plexsvc.scheduler.orders.reach import Reach
+from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 
 MAX_EXECUTE_TRIES: Final = 3
 """Times an operation is sent to a rank whose connection breaks; a repeat attaches to it."""
@@ -121,9 +122,10 @@ def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -
 async def _execute(
     reach: Reach, action: StartOperation, *, held: Held, record: WpgRecord
 ) -> Replies:
+    ranks = reach.ranks.of(action.wpg_id)
+    what = f"{held.kind} ({show(held.operation.operation_id)})"
     if held.kind in MANAGED_KINDS:
         return [await managed.execute(reach, held=held, record=record)]
-    ranks = reach.ranks.of(action.wpg_id)
     request = worker_pb2.ExecuteRequest(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
@@ -140,12 +142,49 @@ async def _execute(
         source = DeploymentId(pull.source_deployment_id)
         request.published.CopyFrom(reach.locate(reach.versions.find(source, pull.version)))
     if record.is_rollout:
-        return [await reach.rollout.Execute(request, None)]
-    if len(ranks) == 1:
-        return [await _execute_on(reach, request, ranks[0])]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in ranks]
-    return [task.result() for task in tasks]
+        return [await _sample(reach, request, what=what)]
+    async with reach.watch.over(what, ranks):
+        if len(ranks) == 1:
+            return [await _execute_on(reach, request, ranks[0])]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in ranks]
+        return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampler:
+    """The rollout manager, as the carrier of one operation."""
+
+    rollout: RolloutPort
+    operation_id: bytes
+    name: str = "the rollout manager"
+
+    def is_alive(self) -> bool:
+        return True  # it watches over its instances itself
+
+    async def progress(self) -> int:
+        return self.rollout.progress(self.operation_id)
+
+
+async def _sample(
+    reach: Reach, request: worker_pb2.ExecuteRequest, *, what: str
+) -> worker_pb2.ExecuteReply:
+    """Run an operation of a rollout deployment; end it, and it alone, when it gets stuck.
+
+    Raises:
+        PlexError: `operation_timeout` when it got stuck.
+    """
+    operation_id = request.operation.operation_id
+    sampler = _Sampler(reach.rollout, operation_id)
+    try:
+        async with reach.watch.over(what, [sampler], stuck=ErrorCode.OPERATION_TIMEOUT):
+            return await reach.rollout.Execute(request, None)
+    except PlexError:
+        ended = worker_pb2.CancelRequest(
+            operation_id=operation_id, wpg_id=request.wpg_id, fence=request.fence
+        )
+        await reach.rollout.Cancel(ended, None)
+        raise
 
 
 async def _execute_on(
@@ -157,12 +196,11 @@ async def _execute_on(
         PlexError: `worker_died` when the rank does not come back; by then the node agent has
             usually said more.
     """
-    timeout_s = reach.config.operation_timeout_us / 1e6 + reach.rpc_s
 
     async def execute() -> worker_pb2.ExecuteReply:
         if rank.is_closed:
             raise ConnectionAbortedError("its WPG was forgotten")
-        return await rank.execute(request, timeout_s=timeout_s)
+        return await rank.execute(request)
 
     try:
         return await retry(

@@ -23,7 +23,7 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker import canonical
+from plexsvc.worker import canonical, progress
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.base import (
     LossTerms,
@@ -256,6 +256,7 @@ class FsdpBackend:
         self._steps = int(scalars.get("adam_step", self._steps))
 
     def _outputs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
+        progress.advance()
         packing = packing_of(micro.cu_seqlens, device=micro.tokens.device)
         out = self._model(
             input_ids=micro.tokens[None],

@@ -202,7 +202,6 @@ async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> 
     line = OrderLine(
         described.orders_socket,
         reply=worker_pb2.ExecuteReply,
-        is_alive=lambda: True,
     )
     train = operation(1, "forward_backward", random_batch(0), split=ONE, loss="ppo")
     request = worker_pb2.ExecuteRequest(
@@ -211,12 +210,12 @@ async def test_calls_and_orders_of_one_operation_run_it_once(start_wpg: Any) -> 
         fence=common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1),
     )
     calls = wpg.start(train)
-    ordered = [await line.execute(request, timeout_s=DEADLINE_S) for _ in range(2)]
+    ordered = [await line.execute(request) for _ in range(2)]
     replies = [*[call.result() for call in calls], *ordered]
     assert codes(replies) == {""}
     assert len({reply.SerializeToString(deterministic=True) for reply in replies}) == 1
     request.fence.incarnation = 2
-    assert codes([await line.execute(request, timeout_s=DEADLINE_S)]) == {"stale_fence"}
+    assert codes([await line.execute(request)]) == {"stale_fence"}
     line.close()
 
 

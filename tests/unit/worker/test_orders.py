@@ -1,4 +1,4 @@
-"""A line of orders, both ends: answers by number, breaks, strangers, ranks that fall silent."""
+"""A line of orders, both ends: answers by number, breaks, strangers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.errors import PlexError
 from plexsvc.frames import framing
-from plexsvc.frames import line as order_line
 from plexsvc.frames.line import OrderLine
 from plexsvc.worker.orders import MAX_LINES, OrderPort
 from plexsvc.worker.thread import RankThread
@@ -25,8 +24,8 @@ WAIT_S = 20.0
 RankLine = OrderLine[worker_pb2.ExecuteReply]
 
 
-def new_line(path: Path, *, is_alive: bool = True) -> RankLine:
-    return OrderLine(str(path), reply=worker_pb2.ExecuteReply, is_alive=lambda: is_alive)
+def new_line(path: Path) -> RankLine:
+    return OrderLine(str(path), reply=worker_pb2.ExecuteReply)
 
 
 class Rank:
@@ -56,9 +55,9 @@ class Rank:
         self.executed.append(seq)
         reply(worker_pb2.ExecuteReply(applied_seq=seq, digest=self.pad))
 
-    def line(self, *, is_alive: bool = True) -> RankLine:
+    def line(self) -> RankLine:
         """Return a line to it."""
-        return new_line(self.path, is_alive=is_alive)
+        return new_line(self.path)
 
 
 def order(seq: int) -> worker_pb2.ExecuteRequest:
@@ -77,7 +76,7 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 async def test_orders_run_in_the_order_sent_and_replies_find_their_askers(rank: Rank) -> None:
     line = rank.line()
-    asked = [line.execute(order(seq), timeout_s=WAIT_S) for seq in range(100)]
+    asked = [line.execute(order(seq)) for seq in range(100)]
     replies = await asyncio.gather(*asked)
     line.close()
     assert [reply.applied_seq for reply in replies] == list(range(100))
@@ -87,16 +86,14 @@ async def test_orders_run_in_the_order_sent_and_replies_find_their_askers(rank: 
 async def test_large_replies_arrive_whole(rank: Rank) -> None:
     rank.pad = bytes(4 << 20)
     line = rank.line()
-    replies = await asyncio.gather(
-        *(line.execute(order(seq), timeout_s=WAIT_S) for seq in range(3))
-    )
+    replies = await asyncio.gather(*(line.execute(order(seq)) for seq in range(3)))
     line.close()
     assert [len(reply.digest) for reply in replies] == [4 << 20] * 3
 
 
 async def test_garbage_closes_its_own_line_and_no_other(rank: Rank) -> None:
     line = rank.line()
-    await line.execute(order(1), timeout_s=WAIT_S)
+    await line.execute(order(1))
     for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 4, framing.encode(1, b"\xff" * 9), bytes(70000)):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(WAIT_S)
@@ -104,7 +101,7 @@ async def test_garbage_closes_its_own_line_and_no_other(rank: Rank) -> None:
             stranger.sendall(garbage)
             left = await asyncio.to_thread(_read_to_end, stranger)
             assert left in {b"", None}
-    assert (await line.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
+    assert (await line.execute(order(2))).applied_seq == 2
     line.close()
     assert rank.executed == [1, 2]
 
@@ -119,17 +116,17 @@ def _read_to_end(sock: socket.socket) -> bytes | None:
 async def test_an_order_that_raises_closes_its_line_and_is_heard_of(rank: Rank) -> None:
     rank.fault, line = MemoryError("no more"), rank.line()
     with pytest.raises(OSError, match=r"."):
-        await line.execute(order(1), timeout_s=WAIT_S)
+        await line.execute(order(1))
     rank.fault = None
-    assert (await line.execute(order(1), timeout_s=WAIT_S)).applied_seq == 1
+    assert (await line.execute(order(1))).applied_seq == 1
     line.close()
 
 
 async def test_lines_beyond_the_limit_push_out_the_oldest(rank: Rank) -> None:
     lines = [rank.line() for _ in range(MAX_LINES + 1)]
     for seq, line in enumerate(lines):
-        await line.execute(order(seq), timeout_s=WAIT_S)
-    again = await asyncio.gather(*(line.execute(order(99), timeout_s=WAIT_S) for line in lines[1:]))
+        await line.execute(order(seq))
+    again = await asyncio.gather(*(line.execute(order(99)) for line in lines[1:]))
     assert len(again) == MAX_LINES
     for line in lines:
         line.close()
@@ -143,14 +140,14 @@ async def test_a_line_that_closes_fails_what_waits_and_the_operation_ends(rank: 
         await asyncio.to_thread(rank.entered.wait, WAIT_S)
         line.close()
 
-    waiting = line.execute(order(1), timeout_s=WAIT_S)
+    waiting = line.execute(order(1))
     broken, _ = await asyncio.gather(waiting, close(), return_exceptions=True)
     assert isinstance(broken, ConnectionResetError), broken
     with pytest.raises(OSError, match="closed"):
-        await line.execute(order(2), timeout_s=WAIT_S)
+        await line.execute(order(2))
     rank.gate.set()
     again = rank.line()
-    assert (await again.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
+    assert (await again.execute(order(2))).applied_seq == 2
     again.close()
     assert rank.executed == [1, 2]
 
@@ -159,7 +156,7 @@ async def test_nobody_at_the_socket_is_an_error_at_once(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left.orders"))
     with pytest.raises(ConnectionRefusedError):
-        await new_line(tmp_path / "left.orders").execute(order(1), timeout_s=WAIT_S)
+        await new_line(tmp_path / "left.orders").execute(order(1))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -184,36 +181,12 @@ async def test_a_process_of_another_user_is_not_heard(rank: Rank, tmp_path: Path
     assert (process.returncode, said, rank.executed) == (0, b"0\n", [])
 
 
-async def test_a_silent_rank_is_given_up_and_its_next_line_sooner(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(order_line, "LOOK_S", 0.01)
-    rank.gate.clear()
-    line = rank.line(is_alive=False)
-    for _ in range(2):
-        with pytest.raises(OSError, match="pings"):
-            await line.execute(order(1), timeout_s=WAIT_S)
-
-
-async def test_a_rank_that_is_alive_may_take_its_time_up_to_the_deadline(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(order_line, "LOOK_S", 0.01)
-    rank.gate.clear()
-    line = rank.line()
-    with pytest.raises(TimeoutError):
-        await line.execute(order(1), timeout_s=0.2)
-    rank.gate.set()
-    assert (await line.execute(order(2), timeout_s=WAIT_S)).applied_seq == 2
-    line.close()
-
-
 async def test_an_order_too_large_is_not_sent(rank: Rank) -> None:
     line = rank.line()
     huge = order(1)
     huge.wpg_id = "x" * (MAX_MESSAGE_BYTES + 1)
     with pytest.raises(PlexError) as caught:
-        await line.execute(huge, timeout_s=WAIT_S)
+        await line.execute(huge)
     assert caught.value.code == "payload_too_large"
     line.close()
     assert rank.executed == []

@@ -15,7 +15,6 @@ from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
-from plexsvc.scheduler.core.timers import WatchTimer
 from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import OperationKind
 
@@ -63,8 +62,6 @@ def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
         spend_prefetch(devices, wpg, is_hit=True)
         if wpg.busy_since_us is None:
             wpg.busy_since_us = devices.now_us
-    if wpg.watch_us is None:
-        watch(devices, wpg, since_us=devices.now_us)
     devices.emit(
         StartOperation(
             operation_id=operation.operation_id, wpg_id=wpg.wpg_id, lease_no=wpg.lease_no
@@ -72,12 +69,6 @@ def start(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     )
     if wpg.is_rollout:
         devices.touch(wpg.wpg_id)
-
-
-def watch(devices: Devices, wpg: Wpg, *, since_us: int) -> None:
-    """Set the WPG's watchdog for an operation that started at `since_us`."""
-    wpg.watch_us = since_us + devices.limits.operation_timeout_us
-    devices.set_timer(WatchTimer(wpg.wpg_id), at_us=wpg.watch_us)
 
 
 def ended(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -> None:

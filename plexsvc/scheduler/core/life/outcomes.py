@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import WpgId, show
+from plexsvc.ids import WpgId
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Cluster
@@ -39,7 +39,7 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgState,
 )
 
-FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST, ErrorCode.OPERATION_TIMEOUT})
+FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
 """Faults of an operation after which the ranks that ran it cannot be trusted. Rollout instances
 are judged one by one."""
 
@@ -226,32 +226,6 @@ def _initialized(
         deployment = cluster.deployments[wpg.deployment_id]
         deployment.state = DeploymentState.READY
         deployments.announce(cluster, deployment)
-
-
-def find_stuck(cluster: Cluster, wpg_id: WpgId) -> None:
-    """Fail a WPG whose oldest operation on its devices is stuck; else watch on.
-
-    State managers end theirs themselves, and keep no device meanwhile.
-    """
-    wpg = cluster.wpgs.get(wpg_id)
-    if wpg is None or wpg.state is not WpgState.READY:
-        return
-    wpg.watch_us = None
-    watched = [operation for operation in wpg.running.values() if operation.needs_device]
-    if not watched:
-        return
-    oldest = min(watched, key=lambda operation: operation.started_us)
-    if cluster.now_us - oldest.started_us < cluster.limits.operation_timeout_us:
-        lease.watch(cluster.devices, wpg, since_us=oldest.started_us)
-        return
-    fault = Fault(
-        code=ErrorCode.OPERATION_TIMEOUT,
-        message=f"{show(oldest.operation_id)} ({oldest.kind}) ran for more than "
-        f"{cluster.limits.operation_timeout_us // 1_000_000} s (scheduler.operation_timeout_us); "
-        f"{wpg.wpg_id} was stopped",
-        facts=(("operation", oldest.operation_id.hex()), ("worker", wpg.wpg_id)),
-    )
-    deployments.fail_wpg(cluster, wpg, fault)
 
 
 def _no_room(wpg: Wpg, place: Place, *, need: int, total: int) -> Fault:

@@ -13,6 +13,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from plexsvc.worker import progress
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.megatron.attention import PackedParams
 from plexsvc.worker.backends.packed import Packing, add_sums, logprobs_in_parts, packing_of
@@ -54,6 +55,7 @@ def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> 
 
 def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:  # noqa: ANN401 - a torch device
     def step(batch: Iterator[MicroBatch], model: Any) -> tuple[Any, Callable[[Tensor], Any]]:  # noqa: ANN401 - foreign types
+        progress.advance()
         micro = next(batch)
         packing = packing_of(micro.cu_seqlens, device=device)
         tokens = micro.tokens.to(device, non_blocking=True)[None]

@@ -19,7 +19,6 @@ KEYS: dict[str, timers.Timer] = {
     "stage/00ff": timers.StageTimer(OP),
     "after/00ff": timers.AfterTimer(OP),
     "spawn/wpg-1-2": timers.SpawnTimer(W),
-    "watch/wpg-1-2": timers.WatchTimer(W),
     "relocate/wpg-1-2": timers.RelocateTimer(W),
     "retry/wpg-1-2": timers.RetryTimer(W),
     "linger/wpg-1-2": timers.LingerTimer(W),

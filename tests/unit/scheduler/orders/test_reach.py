@@ -17,6 +17,7 @@ from plexsvc.scheduler.orders.nodes import NodeLink, Nodes
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.versions import Versions
+from plexsvc.scheduler.orders.watch import Watch
 from tests.rigs.keys import KEYS
 
 
@@ -94,6 +95,7 @@ def reach(link: FakeLink) -> Reach:
         versions=Versions(keep=1),
         rollout=cast("RolloutPort", None),
         post=print,
+        watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
     )
 
 

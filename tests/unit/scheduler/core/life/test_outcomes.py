@@ -59,14 +59,6 @@ def test_a_dead_worker_fails_its_own_operations_and_nobody_elses(world: FakeWorl
     assert isinstance(world.answers[op_id("a1")][0], AnswerOperation)
 
 
-def test_a_stuck_operation_is_found_and_its_processes_stopped(world: FakeWorld) -> None:
-    world.submit("b1", job="b", seq=1)
-    world.fire(f"watch/{B}")
-    actions = world.fire(f"watch/{B}") if f"watch/{B}" in world.timers else []
-    assert codes(actions) == [ErrorCode.OPERATION_TIMEOUT]
-    assert StopWpg(wpg_id=B) in actions
-
-
 def test_a_failed_spawn_fails_the_deployment_and_frees_the_device() -> None:
     world = FakeWorld()
     world.join(train=1)
@@ -135,7 +127,6 @@ def test_what_may_use_what_is_being_written_waits_for_it(
 
 def test_a_slow_save_ends_no_deployment(world: FakeWorld) -> None:
     world.submit("save", job="b", seq=1, kind=OperationKind.SAVE)
-    assert codes(world.fire(f"watch/{B}")) == []
     world.copied("save")
     fault = Fault(code=ErrorCode.OPERATION_TIMEOUT, message="the disk hangs")
     assert codes(world.report(world.orders[0], fault=fault)) == [ErrorCode.OPERATION_TIMEOUT]
