@@ -212,11 +212,9 @@ async def test_an_engine_that_fails_in_a_step_answers_and_its_process_ends(
             stub: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
             long = call(request(PROMPTS[0], max_tokens=120, ignore_eos=True))
             running = stub.Generate(long, timeout=TIMEOUT_S)
-            await running.read()
-            sabotage.touch()
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as told:  # noqa: PT012 - it breaks under way
                 async for _ in running:
-                    pass
+                    sabotage.touch()
             assert "vLLM failed in a step: RuntimeError('sabotaged')" in str(told.value.details())
 
 
