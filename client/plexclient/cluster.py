@@ -36,6 +36,7 @@ class Cluster:
         address: str,
         *,
         token: str,
+        ca: str,
         job_id: str,
         options: ClientOptions,
         clock: Clock,
@@ -48,7 +49,7 @@ class Cluster:
         self._scratch = tempfile.TemporaryDirectory(prefix="plexclient-")
         self._sessions: list[Session] = []
         self._is_closed = False
-        self._link = self.background.start(lambda: _open(address, token=token)).result()
+        self._link = self.background.start(lambda: _open(address, token=token, ca=ca)).result()
 
     def __enter__(self) -> Self:
         return self
@@ -153,16 +154,19 @@ def connect(
     address: str | None = None,
     *,
     token: str | None = None,
+    ca: str | None = None,
     options: ClientOptions | None = None,
     clock: Clock | None = None,
 ) -> Cluster:
     """Return a connection to the router at `host:port`.
 
-    What is not given comes from PLEX_ADDRESS and PLEX_TOKEN, which `plexctl submit` sets. Nothing
-    is sent yet: an unreachable router shows with the first call.
+    `ca` is a PEM file of the certificate by which the router is known, or of who signed it; an
+    empty one: the router speaks in clear. What is not given comes from PLEX_ADDRESS, PLEX_TOKEN and
+    PLEX_CA, which `plexctl submit` sets. Nothing is sent yet: an unreachable router shows with the
+    first call.
 
     Raises:
-        PlexError: `bad_request` when there is no address or it has no port.
+        PlexError: `bad_request` when there is no address, it has no port, or `ca` cannot be read.
     """
     found = environment.read()
     target = found.address if address is None else address
@@ -179,6 +183,7 @@ def connect(
     return Cluster(
         target,
         token=found.token if token is None else token,
+        ca=found.ca if ca is None else ca,
         job_id=found.job_id,
         options=options or ClientOptions(),
         clock=clock or SystemClock(),
@@ -190,5 +195,5 @@ def _has_port(target: str) -> bool:
     return bool(host) and port.isdigit() and 0 < int(port) < 2**16
 
 
-async def _open(address: str, *, token: str) -> Link:
-    return Link(address, token=token)
+async def _open(address: str, *, token: str, ca: str) -> Link:
+    return Link(address, token=token, ca=ca)

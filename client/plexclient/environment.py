@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Address, token and job of this controller; empty where not set."""
+    """Address, token, job and certificate file of this controller; empty where not set."""
 
     address: str = ""
     token: str = ""
     job_id: str = ""
+    ca: str = ""
 
 
 def read(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return PLEX_ADDRESS, PLEX_TOKEN and PLEX_JOB of this process (or of `variables`)."""
+    """Return PLEX_ADDRESS, PLEX_TOKEN, PLEX_JOB and PLEX_CA of this process (or of `variables`)."""
     found = os.environ if variables is None else variables  # noqa: TID251 - the client's one reader
     return Environment(
         address=found.get("PLEX_ADDRESS", ""),
         token=found.get("PLEX_TOKEN", ""),
         job_id=found.get("PLEX_JOB", ""),
+        ca=found.get("PLEX_CA", ""),
     )

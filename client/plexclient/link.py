@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
 from google.protobuf.message import Message
 
-from plexclient.errors import ErrorCode
+from plexclient.errors import ErrorCode, PlexError
 from plexclient.failures import error_of
 from plexclient.operations import Operations
 from plexclient.wire import channels
@@ -28,12 +29,38 @@ OPTIONS: Final[channels.Options] = (
 Stub: Final[Any] = service_pb2_grpc.RouterStub  # generated code carries no annotations
 
 
+def router_tls(ca: str) -> grpc.ChannelCredentials | None:
+    """Return what knows a router by the certificates in the PEM file `ca`; None without one.
+
+    Raises:
+        PlexError: `bad_request` when the file cannot be read.
+    """
+    if not ca:
+        return None
+    try:
+        return grpc.ssl_channel_credentials(Path(ca).read_bytes())
+    except OSError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"ca {ca!r} cannot be read: {error}; give the PEM file of the router's certificate or "
+            "of who signed it",
+        ) from error
+
+
+def open_router(address: str, *, ca: str) -> grpc.aio.Channel:
+    """Return a channel to a router, over TLS with `ca`."""
+    credentials = router_tls(ca)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=list(OPTIONS))
+    return grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
+
+
 class Link:
     """Calls on one router. Lives on the connection's loop. Every failure is a `PlexError`."""
 
-    def __init__(self, address: str, *, token: str) -> None:
+    def __init__(self, address: str, *, token: str, ca: str = "") -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=list(OPTIONS))
+        self._channel = open_router(address, ca=ca)
         self._stub = Stub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._operations = Operations(lambda: self._stub.Operate(metadata=self._metadata))

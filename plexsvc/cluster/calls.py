@@ -10,6 +10,7 @@ from typing import Any, Final
 import grpc
 
 from plexclient.failures import error_of
+from plexclient.link import router_tls
 from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.cluster.places import Card
@@ -24,7 +25,13 @@ def router(card: Card) -> Iterator[service_pb2_grpc.RouterStub]:
     Calls have a deadline of `CALL_TIMEOUT_S` unless they give one. They raise a `PlexError`: what
     the service answered, or `unavailable` when nobody did.
     """
-    with grpc.insecure_channel(card.address, options=list(CHANNEL_OPTIONS)) as channel:
+    options = list(CHANNEL_OPTIONS)
+    credentials = router_tls(card.ca)
+    if credentials is None:
+        opened = grpc.insecure_channel(card.address, options=options)
+    else:
+        opened = grpc.secure_channel(card.address, credentials, options=options)
+    with opened as channel:
         yield service_pb2_grpc.RouterStub(grpc.intercept_channel(channel, _Caller(card)))
 
 

@@ -41,6 +41,7 @@ from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
+from plexsvc.router.tls import client_tls
 from plexsvc.rpc.channels import bind, listen, new_server
 from plexsvc.rpc.keys import ClusterKeys, keep_keys
 from plexsvc.scheduler.api.servicer import SchedulerServicer
@@ -119,6 +120,10 @@ class ClusterConfig:
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant; when there is none, one is made for the tenant `default`. The first is
     on the cluster's card, and its tenant may administer unless `router.operators` names others."""
+    controllers: dict[str, str] = field(default_factory=dict)
+    """Tenant → user of this machine as whom its submitted controllers run, so that they can neither
+    read nor stop the service's processes; `plexctl` must be root to start them. Others run as
+    whoever submits them."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     """The scheduler's limits."""
     router: RouterConfig = field(default_factory=RouterConfig)
@@ -242,12 +247,19 @@ class EmbeddedCluster:
     async def _serve(self, stack: AsyncExitStack, router: RouterServicer, *, inner: str) -> None:
         server = new_server(router.tenants)
         add_to_server(router, server)
-        address = bind(server, self._config.listen, None, key="listen")
+        address = bind(server, self._config.listen, client_tls(self._config.router), key="listen")
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(router.stop)
         await server.start()
         token = next(iter(self._tokens))
-        self.card = Card(address=address, token=token, pid=os.getpid(), scheduler=inner)
+        self.card = Card(
+            address=address,
+            token=token,
+            pid=os.getpid(),
+            scheduler=inner,
+            ca=str(self._config.router.tls_cert or ""),
+            controller_user=self._config.controllers.get(self._tokens[token], ""),
+        )
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ STATE_DIR_VARIABLE: Final = "PLEX_STATE_DIR"
 ADDRESS_VARIABLE: Final = "PLEX_ADDRESS"
 TOKEN_VARIABLE: Final = "PLEX_TOKEN"
 JOB_VARIABLE: Final = "PLEX_JOB"
+CA_VARIABLE: Final = "PLEX_CA"
 _CARD: Final = "cluster.json"
 
 
@@ -26,6 +27,10 @@ class Card:
     pid: int = 0
     scheduler: str = ""
     """Where routers apart reach the scheduler; empty when none may."""
+    ca: str = ""
+    """PEM file of the certificates by which the router is known; empty: it speaks in clear."""
+    controller_user: str = ""
+    """User as which controllers run; empty: whoever submits them."""
 
 
 def default_state_dir() -> Path:
@@ -91,19 +96,28 @@ def read_card(state_dir: Path) -> Card | None:
 def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> Card:
     """Return how to reach the cluster: `address` and `token` where given, else the card.
 
+    The card's token goes to the card's address alone.
+
     Raises:
-        PlexError: `not_found` when neither says where it is.
+        PlexError: `not_found` when neither says where it is; `bad_request` for an address that is
+            not the card's without a token.
     """
     card = read_card(state_dir)
-    if address is not None:
-        return Card(address=address, token=token or (card.token if card else ""))
+    if address is not None and (card is None or address != card.address):
+        if not token:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"no token for {address}: the one in {state_dir} is for another address and is "
+                f"not sent there; give --token or set {TOKEN_VARIABLE}",
+            )
+        return Card(address=address, token=token, ca=os.environ.get(CA_VARIABLE, ""))
     if card is None:
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"no cluster runs in {state_dir}: there is no {_CARD}; start one with `plexctl up`, or "
             "name another with --state-dir or --address",
         )
-    return Card(address=card.address, token=token or card.token, pid=card.pid)
+    return replace(card, token=token or card.token)
 
 
 def job_dir(state_dir: Path, job_id: str) -> Path:

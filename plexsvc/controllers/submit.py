@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from plexclient.wire.v1 import service_pb2
 from plexsvc.cluster.calls import router
 from plexsvc.cluster.places import (
     ADDRESS_VARIABLE,
+    CA_VARIABLE,
     JOB_VARIABLE,
     TOKEN_VARIABLE,
     Card,
@@ -46,6 +48,8 @@ class JobOrder:
     cwd: str
     env: Mapping[str, str]
     """Added to the environment of whoever submitted."""
+    user: str = ""
+    """User as which the controller runs; empty: whoever submitted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +76,21 @@ def submit(
     `terms` carries what else is asked of the service: session time, priority, bound on slowdown.
 
     Raises:
-        PlexError: what the service says, or `bad_request` for a script that is not there.
+        PlexError: what the service says; `bad_request` for a script that is not there; `forbidden`
+            when the cluster's controllers run as a user that this process cannot become.
     """
     script = Path(argv[0])
     if not script.is_file():
         raise PlexError(ErrorCode.BAD_REQUEST, f"no script {script}: give the path of a file")
+    check_user(card.controller_user)
     job_id = new_job_id()
     order = JobOrder(
-        job_id=job_id, name=name, argv=(sys.executable, *argv), cwd=str(Path.cwd()), env=dict(env)
+        job_id=job_id,
+        name=name,
+        argv=(sys.executable, *argv),
+        cwd=str(Path.cwd()),
+        env=dict(env),
+        user=card.controller_user,
     )
     place = _prepare(state_dir, order)
     with router(card) as stub:
@@ -94,6 +105,29 @@ def submit(
             raise
     _start_supervisor(place, card=card, order=order)
     return job_id
+
+
+def check_user(name: str) -> None:
+    """Refuse to run controllers as a user that this process cannot become.
+
+    Raises:
+        PlexError: `forbidden`, or `bad_request` when there is no such user.
+    """
+    if not name:
+        return
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"controllers run as {name!r}, and this machine has no such user"
+        ) from error
+    if os.geteuid() not in {0, found.pw_uid}:
+        raise PlexError(
+            ErrorCode.FORBIDDEN,
+            f"controllers of this tenant run as user {name!r} (`controllers` in the cluster's "
+            f"file); user {os.geteuid()} may not start processes of it: submit as root or as "
+            f"{name!r}",
+        )
 
 
 def _prepare(state_dir: Path, order: JobOrder) -> Path:
@@ -117,6 +151,7 @@ def _start_supervisor(place: Path, *, card: Card, order: JobOrder) -> None:
         **order.env,
         ADDRESS_VARIABLE: card.address,
         TOKEN_VARIABLE: card.token,
+        CA_VARIABLE: card.ca,
         JOB_VARIABLE: order.job_id,
         "PYTHONUNBUFFERED": "1",
     }

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc.aio
 
+from plexclient.link import open_router
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
-from plexsvc.cluster.places import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, TOKEN_VARIABLE
 from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.log import Log, setup
-from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.retry import Patience, retry
 
@@ -78,9 +79,12 @@ class Supervisor:
         return end
 
     async def _start(self) -> asyncio.subprocess.Process:
-        tether = (sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()))
         return await asyncio.create_subprocess_exec(
-            *tether, *self._order.argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *tether(),
+            *self._order.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            **_as_user(self._order.user),
         )
 
     async def _stop_when_job_ends(self, process: asyncio.subprocess.Process) -> None:
@@ -192,6 +196,19 @@ async def _leaves(process: asyncio.subprocess.Process) -> bool:
     return True
 
 
+def tether() -> tuple[str, ...]:
+    """Return the command that starts another one tied to this process."""
+    return (sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()))
+
+
+def _as_user(name: str) -> dict[str, Any]:
+    """Return what has a process run as a user, with its groups alone."""
+    if not name or (found := pwd.getpwnam(name)).pw_uid == os.geteuid():
+        return {}
+    groups = os.getgrouplist(name, found.pw_gid)
+    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": groups}
+
+
 def _signal_group(pid: int, number: signal.Signals) -> None:
     try:
         os.killpg(pid, number)
@@ -200,7 +217,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 async def _supervise(place: Path) -> None:
-    async with open_channel(os.environ[ADDRESS_VARIABLE], None) as channel:
+    async with open_router(os.environ[ADDRESS_VARIABLE], ca=os.environ[CA_VARIABLE]) as channel:
         stub = service_pb2_grpc.RouterStub(channel)
         supervisor = Supervisor(
             read_order(place),

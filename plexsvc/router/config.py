@@ -19,6 +19,13 @@ class RouterConfig:
     keys_file: Path = Path()
     """The cluster's keys, when the router is a process of its own."""
 
+    tls_cert: Path | None = None
+    """PEM file of the certificate that clients are shown, with those between it and its root;
+    None: clients are spoken to in clear, tokens and all."""
+
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key."""
+
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant. A call without a token listed here is refused `unauthenticated`."""
 

@@ -23,6 +23,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.api import RemoteScheduler
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
+from plexsvc.router.tls import client_tls
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import bind, new_server, open_channel
 from plexsvc.rpc.keys import read_keys
@@ -46,7 +47,7 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     server = new_server(router.tenants)
     add_to_server(router, server)
     try:
-        address = bind(server, config.listen, None, key="router.listen")
+        address = bind(server, config.listen, client_tls(config), key="router.listen")
         await server.start()
         yield address
     finally:

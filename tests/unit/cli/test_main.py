@@ -166,6 +166,16 @@ def test_an_address_given_by_hand_wins_over_the_card(tmp_path: Path) -> None:
     )
 
 
+def test_a_cards_token_is_sent_to_the_cards_address_alone(tmp_path: Path) -> None:
+    write_card(tmp_path, Card(address="h:1", token="operator-secret"))
+    assert find_cluster(tmp_path, address="h:1", token=None).token == "operator-secret"
+    for token in (None, ""):
+        with pytest.raises(PlexError, match="--token") as refused:
+            find_cluster(tmp_path, address="evil.example:1", token=token)
+        assert refused.value.code == "bad_request"
+        assert "operator-secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("job_id", ["", "..", "a/b"])
 def test_a_job_directory_is_one_plain_name(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(PlexError) as caught:

@@ -10,32 +10,21 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 
 from plexclient.failures import error_of
-from plexclient.wire.v1 import node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode
 from plexsvc.router.auth import Tenants
 from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.doors import Door
-from plexsvc.rpc.keys import SECRET_KEY, ClusterKeys
+from plexsvc.rpc.keys import ClusterKeys
 from tests.rigs.keys import FOREIGN, KEYS
+from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, call, members_secrets
 
-FILES = (node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2)
-SERVICES = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
-METHODS = [(service, method) for service in SERVICES for method in service.methods]
 TENANTS = Tenants({"token": "lab"})
-CALL_S = 20.0
 
-Metadata = tuple[tuple[str, str], ...]
-
-STRANGERS: dict[str, Metadata] = {
-    "nothing": (),
-    "an empty secret": ((SECRET_KEY, ""),),
-    "a wrong secret": ((SECRET_KEY, KEYS.secret[:-1] + "!"),),
-    "another cluster's secret": FOREIGN.metadata,
-    "a tenant's token": (("authorization", "Bearer token"),),
-}
+STRANGERS = {**members_secrets(KEYS), "a tenant's token": (("authorization", "Bearer token"),)}
 NO_TENANTS: dict[str, Metadata] = {
     "nothing": (),
     "no scheme": (("authorization", "token"),),
@@ -48,7 +37,7 @@ NO_TENANTS: dict[str, Metadata] = {
 async def served(door: Door, reached: list[str]) -> AsyncIterator[grpc.aio.Channel]:
     """Serve every method by one that notes that it was reached; yield a channel without keys."""
     server = new_server(door)
-    for service in SERVICES:
+    for service in SERVICES.values():
         handlers = {method.name: _noting(method, reached) for method in service.methods}
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         server.add_generic_rpc_handlers((generic,))
@@ -84,28 +73,6 @@ def _noting(method: MethodDescriptor, reached: list[str]) -> Any:  # noqa: ANN40
 async def ask(channel: grpc.aio.Channel, path: str, data: bytes = b"") -> None:
     method: Any = channel.unary_unary(path)
     await method(data, timeout=CALL_S)
-
-
-async def call(
-    channel: Any,  # noqa: ANN401 - untyped methods are made on it
-    service: ServiceDescriptor,
-    method: MethodDescriptor,
-    metadata: Metadata,
-) -> None:
-    """Make a call of any kind to its end."""
-    path, requests = f"/{service.full_name}/{method.name}", [b""]
-    match method.client_streaming, method.server_streaming:
-        case False, False:
-            await channel.unary_unary(path)(b"", metadata=metadata, timeout=CALL_S)
-        case True, False:
-            await channel.stream_unary(path)(iter(requests), metadata=metadata, timeout=CALL_S)
-        case False, True:
-            async for _ in channel.unary_stream(path)(b"", metadata=metadata, timeout=CALL_S):
-                pass
-        case _:
-            made = channel.stream_stream(path)
-            async for _ in made(iter(requests), metadata=metadata, timeout=CALL_S):
-                pass
 
 
 @pytest.mark.parametrize(

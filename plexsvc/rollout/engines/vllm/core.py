@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 import vllm.v1.engine.core as vllm_core
 from vllm import AsyncEngineArgs
 from vllm import _custom_ops as vllm_ops
@@ -71,6 +73,8 @@ class PreparedWeights:
 def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     """Build the core with live, unpacked weights. Runs on the executor's thread."""
     _register_loaded(model.architectures)
+    if current_platform.is_cpu():
+        _be_alone()
     vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
     arguments = AsyncEngineArgs(
@@ -104,6 +108,24 @@ def _of_device(config: VllmConfig) -> dict[str, Any]:
         return common | {"dtype": dtype, "enforce_eager": True, "block_size": BLOCK_TOKENS}
     dtype = config.dtype or "bfloat16"
     return common | {"dtype": dtype, "gpu_memory_utilization": chosen.gpu_share}
+
+
+def _be_alone() -> None:
+    """Make the process groups of an engine of one process without a port: each of gloo has one.
+
+    torch's backend "fake" copies inputs to outputs, which is what any collective of one rank does.
+    vLLM keeps a group that it finds, and names gloo for the ones it adds.
+    """
+    if dist.is_initialized():
+        return
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
+    new_group = dist.new_group
+
+    def new_group_of_one(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
+        return new_group(*arguments, **{**named, "backend": "fake"})
+
+    dist.new_group = new_group_of_one
 
 
 def _register_loaded(architectures: Sequence[str]) -> None:

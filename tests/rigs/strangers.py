@@ -1,0 +1,52 @@
+"""Callers without a right: every method of every service, and what they may try to get in with."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+from plexclient.wire.v1 import node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2
+from plexsvc.rpc.keys import SECRET_KEY, ClusterKeys
+from tests.rigs.keys import FOREIGN
+
+FILES: Final = (node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2)
+SERVICES: Final = {
+    service.name: service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()
+}
+METHODS: Final = [(service, m) for service in SERVICES.values() for m in service.methods]
+CALL_S: Final = 20.0
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def members_secrets(keys: ClusterKeys) -> dict[str, Metadata]:
+    """Return what is not the secret of a cluster."""
+    return {
+        "nothing": (),
+        "an empty secret": ((SECRET_KEY, ""),),
+        "a wrong secret": ((SECRET_KEY, keys.secret[:-1] + "!"),),
+        "another cluster's secret": FOREIGN.metadata,
+    }
+
+
+async def call(
+    channel: Any,  # noqa: ANN401 - untyped methods are made on it
+    service: ServiceDescriptor,
+    method: MethodDescriptor,
+    metadata: Metadata,
+) -> None:
+    """Make a call of any kind to its end."""
+    path, requests = f"/{service.full_name}/{method.name}", [b""]
+    match method.client_streaming, method.server_streaming:
+        case False, False:
+            await channel.unary_unary(path)(b"", metadata=metadata, timeout=CALL_S)
+        case True, False:
+            await channel.stream_unary(path)(iter(requests), metadata=metadata, timeout=CALL_S)
+        case False, True:
+            async for _ in channel.unary_stream(path)(b"", metadata=metadata, timeout=CALL_S):
+                pass
+        case _:
+            made = channel.stream_stream(path)
+            async for _ in made(iter(requests), metadata=metadata, timeout=CALL_S):
+                pass
