@@ -245,7 +245,10 @@ class EmbeddedCluster:
         )
 
     async def _serve(self, stack: AsyncExitStack, router: RouterServicer, *, inner: str) -> None:
-        server = new_server(router.tenants)
+        config = self._config.router
+        server = new_server(
+            router.tenants, max_calls=config.max_calls, max_connections=config.max_connections
+        )
         add_to_server(router, server)
         address = bind(server, self._config.listen, client_tls(self._config.router), key="listen")
         stack.push_async_callback(server.stop, _STOP_GRACE_S)

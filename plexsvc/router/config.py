@@ -63,6 +63,12 @@ class RouterConfig:
     max_chunk_bytes: int = 1 << 20
     """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
 
+    max_calls: int = 16_384
+    """Calls under way at once, streams included, whoever makes them; the next ends at once."""
+
+    max_connections: int = 4096
+    """Connections open at once; the next is closed, before anybody is asked for a token."""
+
     max_uploads: int = 64
     """Uploads relayed at once; the next is refused with `staging_full` and may be tried again."""
 

@@ -44,7 +44,9 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     channel = open_channel(config.scheduler, keys)
     scheduler = RemoteScheduler(channel, config=config)
     router = RouterServicer(scheduler, config=config, clock=SystemClock(), keys=keys)
-    server = new_server(router.tenants)
+    server = new_server(
+        router.tenants, max_calls=config.max_calls, max_connections=config.max_connections
+    )
     add_to_server(router, server)
     try:
         address = bind(server, config.listen, client_tls(config), key="router.listen")

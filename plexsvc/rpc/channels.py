@@ -29,7 +29,15 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing is hung up on
+    ("grpc.max_connection_idle_ms", 600_000),  # and who has no call for long; clients reconnect
 )
+
+MAX_CALLS: Final = 16_384
+"""Calls that a server has under way at once, streams included, whoever makes them."""
+
+MAX_CONNECTIONS: Final = 4096
+"""Connections that a server has open at once."""
 
 _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -59,9 +67,20 @@ def open_blocking_channel(target: str, keys: ClusterKeys) -> grpc.Channel:
     return cast("grpc.Channel", _Keyed(channel, keys))
 
 
-def new_server(door: Door) -> grpc.aio.Server:
-    """Return an aio server that lets in whom `door` does; the caller adds servicers and ports."""
-    return grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=(Doorkeeper(door),))
+def new_server(
+    door: Door, *, max_calls: int = MAX_CALLS, max_connections: int = MAX_CONNECTIONS
+) -> grpc.aio.Server:
+    """Return an aio server that lets in whom `door` does; the caller adds servicers and ports.
+
+    A call beyond `max_calls` ends with RESOURCE_EXHAUSTED, a connection beyond `max_connections` is
+    closed, before anybody is asked who calls.
+    """
+    bound = ("grpc.max_allowed_incoming_connections", max_connections)
+    return grpc.aio.server(
+        options=[*SERVER_OPTIONS, bound],
+        interceptors=(Doorkeeper(door),),
+        maximum_concurrent_rpcs=max_calls,
+    )
 
 
 def listen(server: grpc.aio.Server, address: str, keys: ClusterKeys, *, key: str) -> str:

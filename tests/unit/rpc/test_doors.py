@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -147,4 +148,42 @@ async def test_between_hosts_who_lacks_the_certificate_gets_no_connection() -> N
     async with open_channel(address, KEYS) as channel:
         await ask(channel, "/plexsvc.v1.Node/Describe")
     assert reached[-1] == method.full_name
+    await server.stop(0)
+
+
+async def test_calls_and_connections_beyond_their_bounds_are_refused_others_served() -> None:
+    gate = asyncio.Event()
+
+    async def wait(_: object, _context: object) -> bytes:
+        await gate.wait()
+        return b""
+
+    server = new_server(KEYS, max_calls=2, max_connections=3)
+    handlers: Any = {"Describe": grpc.unary_unary_rpc_method_handler(wait)}
+    generic = grpc.method_handlers_generic_handler("plexsvc.v1.Node", handlers)
+    server.add_generic_rpc_handlers((generic,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channels: list[Any] = [
+        grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        for _ in range(6)
+    ]
+    calls: list[Any] = [
+        channel.unary_unary("/plexsvc.v1.Node/Describe")(
+            b"", metadata=KEYS.metadata, timeout=CALL_S
+        )
+        for channel in channels
+    ]
+    ended: list[grpc.StatusCode] = []
+    for code in asyncio.as_completed([made.code() for made in calls]):
+        ended.append(await code)
+        if len(ended) == 4:
+            gate.set()
+    refused = [grpc.StatusCode.RESOURCE_EXHAUSTED] + [grpc.StatusCode.UNAVAILABLE] * 3
+    assert sorted(code.name for code in ended[:4]) == [code.name for code in refused]
+    assert ended[4:] == [grpc.StatusCode.OK] * 2
+    for channel in channels:
+        await channel.close()
     await server.stop(0)
