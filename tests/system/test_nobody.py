@@ -1,0 +1,186 @@
+"""Nobody without a right: every RPC of every live port refuses; and no port is open too many."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+import plexclient as plex
+from plexclient.failures import error_of
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc.errors import ErrorCode
+from plexsvc.rpc.channels import open_blocking_channel, open_channel
+from tests.rigs.keys import FOREIGN, KEYS
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, descendants, start_cluster
+from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, call, members_secrets
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A live cluster with an actor and a rollout on one device each, and where its parts serve."""
+
+    live: LiveCluster
+    addresses: Mapping[str, str]
+    """By service; the `Worker` of a rank."""
+
+    def state(self) -> list[object]:
+        """Return what a call with an effect would have changed."""
+        with open_blocking_channel(self.addresses["Node"], self.live.keys) as channel:
+            node = node_pb2_grpc.NodeStub(channel).Describe(
+                node_pb2.NodeDescribeRequest(), timeout=CALL_S
+            )
+        with open_blocking_channel(self.addresses["StateManager"], self.live.keys) as channel:
+            inventory = statemanager_pb2_grpc.StateManagerStub(channel).Inventory(
+                statemanager_pb2.InventoryRequest(), timeout=CALL_S
+            )
+        jobs = [(job.job_id, job.state) for job in self.live.jobs().values()]
+        return [node, inventory, jobs]
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Ports]:
+    nodes = {"only": [TRAIN, ROLLOUT]}
+    with (
+        start_cluster(tmp_path_factory.mktemp("nobody"), nodes=nodes) as live,
+        live.connect() as connection,
+        connection.job("held") as job,
+    ):
+        actor = job.deploy(
+            "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+        )
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
+        rollout.sync(actor)
+        rollout.generate([[3, 4, 12]], max_tokens=2)
+        address = live.status().nodes[0].address
+        wpgs = {d.deployment_id: d.wpg_id for d in live.status().deployments}
+        with open_blocking_channel(address.agent, live.keys) as channel:
+            procs = (
+                node_pb2_grpc.NodeStub(channel)
+                .Describe(node_pb2.NodeDescribeRequest(), timeout=CALL_S)
+                .procs
+            )
+        at = {proc.wpg_id: proc.address for proc in procs}
+        yield Ports(
+            live,
+            {
+                "Node": address.agent,
+                "StateManager": address.state_manager,
+                "Worker": at[wpgs[actor.deployment_id]],
+                "RolloutInstance": at[wpgs[rollout.deployment_id]],
+                "Scheduler": live.scheduler,
+                "Router": live.address,
+            },
+        )
+
+
+async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -> None:
+    before = ports.state()
+    tried = 0
+    for service, method in METHODS:
+        address = ports.addresses[service.name]
+        strangers: dict[str, Metadata] = members_secrets(ports.live.keys)
+        strangers["a tenant's token"] = (("authorization", f"Bearer {ports.live.token}"),)
+        if service.name == "Router":
+            strangers = {
+                "nothing": (),
+                "a wrong token": (("authorization", "Bearer nobody"),),
+                "a member's secret": ports.live.keys.metadata,
+            }
+        # Over TLS a stranger gets no connection (below): these have the certificate, and no secret.
+        is_tls = service.name == "Scheduler"
+        for who, metadata in strangers.items():
+            opened: Any = open_channel(address, ports.live.keys if is_tls else None)
+            channel = opened._channel if is_tls else opened  # without the secret
+            async with channel:
+                with pytest.raises(grpc.RpcError) as refused:
+                    await call(channel, service, method, metadata)
+            error = error_of(refused.value, text="")
+            assert error.code is ErrorCode.UNAUTHENTICATED, (who, method.full_name, error)
+            tried += 1
+    assert tried >= 3 * len(METHODS)
+    assert ports.state() == before
+
+
+async def test_over_tls_another_clusters_certificate_gets_no_connection(ports: Ports) -> None:
+    service = SERVICES["Scheduler"]
+    stolen = replace(FOREIGN, secret=ports.live.keys.secret)
+    for keys in (None, KEYS, stolen):
+        async with open_channel(ports.addresses["Scheduler"], keys) as channel:
+            made: Any = channel.unary_unary(f"/{service.full_name}/ListJobs")
+            with pytest.raises(grpc.RpcError) as refused:
+                await made(b"", timeout=CALL_S)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_member_of_an_older_epoch_commands_nothing(ports: Ports) -> None:
+    before, refused = ports.state(), []
+    for service, method in METHODS:
+        request: Any = GetMessageClass(method.input_type)()
+        fields = request.DESCRIPTOR.fields_by_name
+        if service.name == "Router" or not {"fence", "scheduler_epoch"} & set(fields):
+            continue
+        if "fence" in fields:
+            request.fence.SetInParent()  # epoch 0
+        for name in ("wpg_id", "proc_id", "job_id"):
+            if name in fields:
+                setattr(request, name, _known(ports, service.name, name))
+        found = _answer(ports, service.name, method, request)
+        assert found == "stale_fence", (method.full_name, found)
+        refused.append(method.name)
+    assert len(refused) >= 10, refused
+    assert ports.state() == before
+
+
+def _known(ports: Ports, service: str, field: str) -> str:
+    """Return an id that the peer knows."""
+    with open_blocking_channel(ports.addresses["Node"], ports.live.keys) as channel:
+        procs = (
+            node_pb2_grpc.NodeStub(channel)
+            .Describe(node_pb2.NodeDescribeRequest(), timeout=CALL_S)
+            .procs
+        )
+    address = ports.addresses["RolloutInstance" if service == "RolloutInstance" else "Worker"]
+    proc = next(proc for proc in procs if proc.address == address)
+    return {"wpg_id": proc.wpg_id, "proc_id": proc.proc_id}.get(
+        field, next(iter(ports.live.jobs()))
+    )
+
+
+def _answer(ports: Ports, service: str, method: Any, request: Message) -> str:  # noqa: ANN401 - a descriptor
+    """Return the code of the error that a member's call ends with, in its reply or its status."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    reply_type = GetMessageClass(method.output_type)
+    with open_blocking_channel(ports.addresses[service], ports.live.keys) as channel:
+        opened: Any = channel
+        kind = opened.unary_stream if method.server_streaming else opened.unary_unary
+        made = kind(path, type(request).SerializeToString, reply_type.FromString)
+        try:
+            reply = made(request, timeout=CALL_S)
+            if method.server_streaming:
+                return str(next(iter(reply)))
+        except grpc.RpcError as failure:
+            return str(error_of(failure, text="").code)
+    result = reply.result if "result" in reply.DESCRIPTOR.fields_by_name else reply
+    return str(getattr(result, "error", None) and result.error.code)
+
+
+def test_only_the_router_and_the_port_for_routers_apart_are_on_the_network(ports: Ports) -> None:
+    family = {ports.live.pid, *descendants(ports.live.pid)}
+    listing = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+    ours = [
+        line.split()[3]
+        for line in listing.splitlines()
+        if family & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
+    ]
+    assert sorted(ours) == sorted([ports.live.address, ports.live.scheduler]), listing
