@@ -30,6 +30,8 @@ from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import OpenedVersion, Published
 from tests.rigs.keys import keys_file
 
+ROOT = Path(__file__).parents[2]
+
 
 @contextmanager
 def vllm_instance(
@@ -58,7 +60,7 @@ def vllm_instance(
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rigs.vllm_process", json.dumps(facts), str(sabotage or "")],
         stdout=subprocess.PIPE,
-        env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": str(Path(__file__).parents[2])},  # noqa: TID251 - a child's environment
+        env=os.environ | dict(ZYGOTE_ENV) | {"PYTHONPATH": f"{ROOT}:{ROOT}/client"},  # noqa: TID251 - a child's environment
         text=True,
     )
     assert process.stdout is not None
