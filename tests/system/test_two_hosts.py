@@ -141,6 +141,7 @@ def test_every_port_of_a_host_is_on_its_own_address(cluster: TwoHosts) -> None:
         listening = subprocess.run(
             ["ip", "netns", "exec", host, "ss", "-ltnH"], capture_output=True, text=True, check=True
         )
-        found = {line.split()[3].rpartition(":")[0] for line in listening.stdout.splitlines()}
+        shown = [line.split()[3].rpartition(":")[0] for line in listening.stdout.splitlines()]
+        found = {one.removeprefix("[::ffff:").removesuffix("]") for one in shown}
         assert found <= {address, "127.0.0.1"}, listening.stdout
         assert address in found
