@@ -142,3 +142,19 @@ def test_a_version_is_read_from_other_nodes_only_for_what_is_not_here(
     assert streamed == ["rest"]
     assert opened("copy") == streamed == ["copy"]
     assert opened() == []
+
+
+def test_a_socket_of_the_same_name_on_another_host_is_not_mapped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "data.sock").touch()  # both hosts have their files at the same place
+    holder = statemanager_pb2.VersionHolder(
+        node_id="far", state_manager="10.0.0.8:50061", data_socket=str(tmp_path / "data.sock")
+    )
+    manifest = statemanager_pb2.VersionManifest(node_id="far")
+    part = Published(manifest=manifest, data=memoryview(b""))
+    monkeypatch.setattr(Far, "read_manifest", lambda *_: manifest)
+    monkeypatch.setattr(Far, "read_whole", lambda *_: part)
+    config = replace(FakeInstance(FakeEngine()).config, node_id="here", listen="10.0.0.7:0")
+    opened = VersionOpener(config).open(statemanager_pb2.PublishedVersion(holders=[holder]))
+    assert opened.parts == [part]

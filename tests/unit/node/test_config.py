@@ -1,0 +1,49 @@
+"""Where the processes of a node listen, and what a Spawn may say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plexclient.wire.v1 import node_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.config import AgentConfig, DeviceConfig
+
+
+def config(listen: str = "") -> AgentConfig:
+    return AgentConfig(
+        node_id="n0",
+        devices=(DeviceConfig(kind="train", bytes_total=1),),
+        runtime_dir=Path("/run/n0"),
+        keys_file=Path("/keys.json"),
+        listen=listen,
+    )
+
+
+def test_without_an_address_a_node_listens_on_sockets_in_its_own_directory() -> None:
+    assert config().host == ""
+    assert config().address("p7") == "unix:/run/n0/p7.sock"
+
+
+def test_with_an_address_every_process_takes_a_port_of_it() -> None:
+    assert config("10.0.0.7:50061").host == "10.0.0.7"
+    assert config("10.0.0.7:50061").address("p7") == "10.0.0.7:0"
+    assert config("10.0.0.7:50061").address("state", port=9) == "10.0.0.7:9"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:50061", "[::]:50061", ":50061"])
+def test_an_address_that_tells_nobody_where_the_node_is_is_refused(listen: str) -> None:
+    with pytest.raises(PlexError, match="the address by which other hosts reach") as refused:
+        config(listen)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_spawn_names_an_image_and_can_name_neither_function_nor_environment() -> None:
+    fields = set(node_pb2.ProcSpec.DESCRIPTOR.fields_by_name)
+    assert fields == {"proc_id", "image", "config_json", "job_id", "tenant", "wpg_id", "rank"}
+    entrypoints = {image.name: image.entrypoint for image in config().images}
+    assert entrypoints == {
+        "train": "plexsvc.worker.main:main",
+        "rollout": "plexsvc.rollout.instance:main",
+    }
