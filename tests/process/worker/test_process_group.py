@@ -57,7 +57,7 @@ os._exit(0)
 
 
 def python(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM.replace("\\\\\\\\", "\\\\"), *arguments]
+    command = [sys.executable, "-c", PROGRAM, *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
