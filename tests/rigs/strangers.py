@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import grpc
+import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+from plexclient.errors import PlexError
+from plexclient.failures import error_of
 from plexclient.wire.v1 import node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2
 from plexsvc.rpc.keys import SECRET_KEY, ClusterKeys
 from tests.rigs.keys import FOREIGN
@@ -16,6 +20,7 @@ SERVICES: Final = {
 }
 METHODS: Final = [(service, m) for service in SERVICES.values() for m in service.methods]
 CALL_S: Final = 20.0
+MAX_ASKS: Final = 10
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -50,3 +55,23 @@ async def call(
             made = channel.stream_stream(path)
             async for _ in made(iter(requests), metadata=metadata, timeout=CALL_S):
                 pass
+
+
+async def refusal(
+    channel: grpc.aio.Channel,
+    service: ServiceDescriptor,
+    method: MethodDescriptor,
+    metadata: Metadata,
+) -> PlexError:
+    """Return what a call is refused with.
+
+    When a stream is answered before its first message is sent, gRPC's client may say that it
+    could not send in place of the answer; asking again shows it.
+    """
+    for _ in range(MAX_ASKS):
+        try:
+            await call(channel, service, method, metadata)
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() is not grpc.StatusCode.INTERNAL:
+                return error_of(failure, text="")
+    raise AssertionError(f"{method.full_name} was not refused")

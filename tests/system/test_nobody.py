@@ -21,7 +21,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.rpc.channels import open_blocking_channel, open_channel
 from tests.rigs.keys import FOREIGN, KEYS
 from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, descendants, start_cluster
-from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, call, members_secrets
+from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, members_secrets, refusal
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -103,9 +103,7 @@ async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -
             opened: Any = open_channel(address, ports.live.keys if is_tls else None)
             channel = opened._channel if is_tls else opened  # without the secret
             async with channel:
-                with pytest.raises(grpc.RpcError) as refused:
-                    await call(channel, service, method, metadata)
-            error = error_of(refused.value, text="")
+                error = await refusal(channel, service, method, metadata)
             assert error.code is ErrorCode.UNAUTHENTICATED, (who, method.full_name, error)
             tried += 1
     assert tried >= 3 * len(METHODS)
