@@ -11,6 +11,7 @@ from typing import Final
 from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import node_pb2
 from plexsvc import families
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 
@@ -106,9 +107,20 @@ def proc_spec(
 
 
 def rendezvous_of(wpg: WpgRecord, hosts: list[Host]) -> str:
-    """Return where the ranks of a WPG meet: a file on one host, a port of rank 0's across hosts."""
+    """Return where the ranks of a WPG meet: a file on one host, a port of rank 0's across hosts.
+
+    Raises:
+        PlexError: `no_placement` when one of several hosts has no address.
+    """
     if len({host.hostname for host in hosts}) == 1:
         return f"file://{hosts[0].runtime_dir}/{wpg.wpg_id}-{wpg.incarnation}.rdzv"
+    hidden = sorted({host.node_id for host in hosts if not host.hostname})
+    if hidden:
+        raise PlexError(
+            ErrorCode.NO_PLACEMENT,
+            f"ranks of {wpg.wpg_id} on several hosts cannot meet: {', '.join(hidden)} listens on "
+            "Unix sockets alone; give it an `address` in the cluster's file (`listen` of an agent)",
+        )
     return f"tcp://{hosts[0].hostname}:{20_000 + secrets.randbelow(10_000)}"
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import service_pb2
+from plexsvc.errors import PlexError
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, WpgId, new_operation_id
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-from plexsvc.scheduler.orders.process_specs import Host, proc_spec
+from plexsvc.scheduler.orders.process_specs import Host, proc_spec, rendezvous_of
 from plexsvc.worker import config as worker_config
 
 HOST = Host(node_id="n0", data_socket="", runtime_dir="/run", hostname="n0")
@@ -61,3 +64,23 @@ def test_a_deployment_without_an_optimizer_has_ranks_without() -> None:
     found = config_of_rank(spec)
     assert found.optimizer is None
     assert found.parallel == Parallel(dp=2)
+
+
+def hosts(*names: str) -> list[Host]:
+    return [
+        Host(node_id=f"n{i}", data_socket="", runtime_dir="/run", hostname=name)
+        for i, name in enumerate(names)
+    ]
+
+
+def test_ranks_meet_in_a_file_of_their_host_or_at_the_address_of_rank_0() -> None:
+    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="w", incarnation=2))
+    assert rendezvous_of(wpg, hosts("", "")) == "file:///run/w-2.rdzv"
+    assert rendezvous_of(wpg, hosts("10.0.0.7")) == "file:///run/w-2.rdzv"
+    assert rendezvous_of(wpg, hosts("10.0.0.7", "10.0.0.8")).startswith("tcp://10.0.0.7:2")
+
+
+def test_ranks_of_several_hosts_need_an_address_of_each() -> None:
+    wpg = cast("WpgRecord", SimpleNamespace(wpg_id="w", incarnation=2))
+    with pytest.raises(PlexError, match="n1 listens on Unix sockets alone"):
+        rendezvous_of(wpg, hosts("10.0.0.7", ""))
