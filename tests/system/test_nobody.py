@@ -172,7 +172,7 @@ def _answer(ports: Ports, service: str, method: Any, request: Message) -> str:  
         try:
             reply = made(request, timeout=CALL_S)
             if method.server_streaming:
-                return str(next(iter(reply)))
+                reply = next(iter(reply))
         except grpc.RpcError as failure:
             return str(error_of(failure, text="").code)
     result = reply.result if "result" in reply.DESCRIPTOR.fields_by_name else reply
