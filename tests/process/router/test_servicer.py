@@ -45,7 +45,7 @@ async def test_a_call_without_a_known_bearer_token_is_unauthenticated(
 
 
 async def test_a_call_acts_for_the_tenant_of_its_token_whatever_it_says(rig: Rig) -> None:
-    request = pb.CreateJobRequest(job_id="job-2", tenant="rival")
+    request = pb.CreateJobRequest(job_id="job-2", name="job", tenant="rival")
     job = await rig.client.stub.CreateJob(request, metadata=metadata(), timeout=5)
     assert job.tenant == "acme"
 
