@@ -39,6 +39,8 @@ class Rank:
     """Its zygote was told to fork it."""
     is_doomed: bool = False
     """It must not run: killed as soon as it exists."""
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its zygote died before it forked it."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,6 +50,14 @@ class Rank:
         self.pidfd = os.pidfd_open(pid)  # a child of ours: it is there until it is reaped
         if self.is_doomed:
             self.send_signal(signal.SIGKILL)
+
+    async def until_settled_or_lost(self) -> None:
+        """Return when it is ready, failed or ended, or when it must be ordered again."""
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(event.wait()) for event in (self.settled, self.lost)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the process group, or the process alone in the moment before it has a group."""

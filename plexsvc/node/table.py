@@ -123,10 +123,12 @@ class RankTable:
                 assert_never(never)
 
     async def on_lost(self, image: str) -> None:
-        """Refuse what a zygote that died was to fork: it said all that it had forked."""
+        """Have the next zygote fork what one that died was to: it said all that it had forked."""
         for rank in self.living():
             if rank.spec.image == image and rank.is_ordered and rank.pid == 0:
-                self._refused(self._by_token.pop(rank.token), reason="its zygote died")
+                self._stop_listening(rank)
+                rank.is_ordered = False
+                rank.lost.set()
 
     def _begin(self, spec: node_pb2.ProcSpec, *, incarnation: int, older: Rank | None) -> Rank:
         config = self._checked_config(spec)
@@ -151,9 +153,10 @@ class RankTable:
             async with asyncio.timeout(self._config.ready_timeout_us / 1e6):
                 if older is not None and not older.ended.is_set():
                     await self.kill([older])
-                await self._images[rank.spec.image].wait_warm()
-                self._order(rank, config=config)
-                await rank.settled.wait()
+                while not rank.settled.is_set():
+                    await self._images[rank.spec.image].wait_warm()
+                    self._order(rank, config=config)
+                    await rank.until_settled_or_lost()
         except TimeoutError:
             await self._give_up(rank)
         except PlexError as error:
@@ -175,6 +178,7 @@ class RankTable:
             )
         )
         rank.is_ordered = True
+        rank.lost.clear()
 
     def _of_device(self, config: Mapping[str, Any]) -> Mapping[str, str]:
         index = config.get("device_index")

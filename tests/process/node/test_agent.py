@@ -232,9 +232,21 @@ async def test_a_zygote_that_dies_too_often_costs_no_rank(frail_agent: RunningAg
     await replaced_zygote(frail_agent)
     await gone([killed_zygote(frail_agent)])
     refused = await frail_agent.spawn("serve", proc_id="b/0")
-    assert refused.error.code in {"unavailable", "internal"}, "the zygote is not, or was just, warm"
+    assert refused.error.code == "unavailable"
     assert is_alive(rank)
     assert (await frail_agent.describe()).procs[0].pid == rank
+
+
+async def test_what_a_zygote_did_not_begin_the_next_one_does(agent: RunningAgent) -> None:
+    await agent.spawn("serve")
+    (stopped,) = zygotes_of(agent)
+    os.kill(stopped, signal.SIGSTOP)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        spawning = tasks.create_task(agent.spawn("serve", proc_id="wpg_2/0"))
+        while len((await agent.describe()).procs) < 2:  # noqa: ASYNC110 - it is no event
+            await asyncio.sleep(0.01)
+        os.kill(stopped, signal.SIGKILL)
+    assert spawning.result().error.code == ""
 
 
 async def replaced_zygote(agent: RunningAgent) -> None:
