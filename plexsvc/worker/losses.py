@@ -3,7 +3,8 @@
 Every loss maps `outputs[T]` (the policy's logprobs of `target_tokens`; for `value_mse` a critic's
 values) and the batch's per-token arrays to a sum to minimise and to sums worth reporting. Nothing
 is divided by the number of tokens: callers put their normalisation into weights, mask or
-advantages.
+advantages. A position whose weight or mask is 0 counts nothing, whatever else stands there: its
+terms are replaced before they could overflow. `docs/losses.md` tells users the formulas.
 """
 
 # T = packed tokens of one micro-batch.
@@ -42,7 +43,7 @@ def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `-sum(weights * logp)`: supervised fine-tuning, weights chosen by the caller."""
     del args
     weights_T = arrays["weights"]
-    loss = -(weights_T * logprobs_T).sum()
+    loss = -(weights_T * _where_counted(logprobs_T, weights_T)).sum()
     return LossTerms(loss=loss, sums={"loss": loss.detach(), "tokens": _count(weights_T)})
 
 
@@ -50,9 +51,9 @@ def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
 def importance_sampling(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `-sum(exp(logp - old) * adv * mask)`: policy gradient, sampler corrected."""
     del args
-    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
-    loss = -(ratio_T * arrays["advantages"] * arrays["mask"]).sum()
-    return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays)
+    gap_T = _gap(logprobs_T, arrays)
+    loss = -(gap_T.exp() * arrays["advantages"] * arrays["mask"]).sum()
+    return _policy_terms(loss, gap_T=gap_T, mask_T=arrays["mask"])
 
 
 @built_in
@@ -62,15 +63,14 @@ def ppo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     `-sum(min(r * adv, clamp(r, 1 - clip, 1 + clip_high) * adv) * mask)`, `r = exp(logp - old)`;
     `clip_high` defaults to `clip` (DAPO sets it apart).
     """
-    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
+    gap_T = _gap(logprobs_T, arrays)
+    ratio_T = gap_T.exp()
     low, high = _clip_range(args)
     adv_T = arrays["advantages"]
     surrogate_T = torch.minimum(ratio_T * adv_T, ratio_T.clamp(low, high) * adv_T)
     loss = -(surrogate_T * arrays["mask"]).sum()
     clipped_T = (ratio_T.clamp(low, high) * adv_T) < (ratio_T * adv_T)
-    return _policy_terms(
-        loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays, clipped_T=clipped_T
-    )
+    return _policy_terms(loss, gap_T=gap_T, mask_T=arrays["mask"], clipped_T=clipped_T)
 
 
 @built_in
@@ -80,14 +80,14 @@ def cispo(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     `-sum(stop_grad(clamp(r, 1 - clip, 1 + clip_high)) * adv * logp * mask)`: unlike in PPO, clipped
     tokens keep their gradient.
     """
-    ratio_T = torch.exp(logprobs_T - arrays["logprobs"])
+    gap_T, mask_T = _gap(logprobs_T, arrays), arrays["mask"]
+    ratio_T = gap_T.exp()
     low, high = _clip_range(args)
     weight_T = ratio_T.clamp(low, high).detach()
-    loss = -(weight_T * arrays["advantages"] * logprobs_T * arrays["mask"]).sum()
+    kept_T = _where_counted(logprobs_T, mask_T)
+    loss = -(weight_T * arrays["advantages"] * kept_T * mask_T).sum()
     clipped_T = weight_T != ratio_T
-    return _policy_terms(
-        loss, logprobs_T=logprobs_T, ratio_T=ratio_T, arrays=arrays, clipped_T=clipped_T
-    )
+    return _policy_terms(loss, gap_T=gap_T, mask_T=arrays["mask"], clipped_T=clipped_T)
 
 
 @built_in
@@ -98,10 +98,11 @@ def dro(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     of clipping.
     """
     beta = args.get("beta", DEFAULT_BETA)
-    gap_T = logprobs_T - arrays["logprobs"]
-    objective_T = logprobs_T * arrays["advantages"] - 0.5 * beta * gap_T.square()
-    loss = -(objective_T * arrays["mask"]).sum()
-    return _policy_terms(loss, logprobs_T=logprobs_T, ratio_T=gap_T.exp(), arrays=arrays)
+    gap_T, mask_T = _gap(logprobs_T, arrays), arrays["mask"]
+    kept_T = _where_counted(logprobs_T, mask_T)
+    objective_T = kept_T * arrays["advantages"] - 0.5 * beta * gap_T.square()
+    loss = -(objective_T * mask_T).sum()
+    return _policy_terms(loss, gap_T=gap_T, mask_T=mask_T)
 
 
 @built_in
@@ -109,13 +110,13 @@ def value_mse(values_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
     """Return `0.5 * sum((value - returns)^2 * mask)`: a critic's regression."""
     del args
     mask_T = arrays["mask"]
-    error_T = values_T - arrays["returns"]
+    error_T = _where_counted(values_T - arrays["returns"], mask_T)
     loss = 0.5 * (error_T.square() * mask_T).sum()
     sums = {
         "loss": loss.detach(),
         "tokens": _count(mask_T),
         "weight": mask_T.sum(),
-        "value": (values_T.detach() * mask_T).sum(),
+        "value": (_where_counted(values_T.detach(), mask_T) * mask_T).sum(),
     }
     return LossTerms(loss=loss, sums=sums)
 
@@ -138,42 +139,51 @@ def resolve(name: str, args: Mapping[str, float], *, role: str) -> TokenLoss:
     return lambda outputs_T, arrays: _FUNCTIONS[name](outputs_T, arrays, bound)
 
 
-def metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return what is reported from sums over all micro-batches and data-parallel ranks.
+def metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
+    """Return what is reported from sums and maxima over all micro-batches and replicas.
 
-    Sums stay sums (`loss`, `tokens`); the others become means weighted by the mask: `ratio_mean`,
-    `clipfrac`, `kl` (the estimator `r - 1 - log r` of KL(old, new)'s reverse), `value_mean`.
+    `loss` and `tokens` stay sums. Means weighted by the mask are `ratio_mean`, `clipfrac`,
+    `value_mean` and `kl`, which averages `r - 1 - log r`: over tokens drawn from the sampler it
+    estimates KL(sampler || policy). `logprob_gap_mean` and `logprob_gap_max` are of |log r| over
+    the tokens that count.
     """
     out = {name: sums[name] for name in ("loss", "tokens") if name in sums}
-    weight = sums.get("weight", 0.0)
+    weight, tokens = sums.get("weight", 0.0), sums.get("tokens", 0.0)
     named = {"ratio": "ratio_mean", "clipped": "clipfrac", "kl": "kl", "value": "value_mean"}
     for name, shown in named.items():
         if name in sums:
             out[shown] = sums[name] / weight if weight else 0.0
-    return out
+    if "gap" in sums:
+        out["logprob_gap_mean"] = sums["gap"] / tokens if tokens else 0.0
+    return out | {f"logprob_{name}_max": value for name, value in maxima.items()}
+
+
+def _where_counted(values_T: Tensor, weights_T: Tensor) -> Tensor:
+    """Return `values`, 0 where nothing counts: infinity times a mask of 0 would be no number."""
+    return torch.where(weights_T != 0, values_T, torch.zeros_like(values_T))
+
+
+def _gap(logprobs_T: Tensor, arrays: Arrays) -> Tensor:
+    """Return `log r`, the policy's logprob less the sampler's, where the mask counts."""
+    return _where_counted(logprobs_T - arrays["logprobs"], arrays["mask"])
 
 
 def _policy_terms(
-    loss: Tensor,
-    *,
-    logprobs_T: Tensor,
-    ratio_T: Tensor,
-    arrays: Arrays,
-    clipped_T: Tensor | None = None,
+    loss: Tensor, *, gap_T: Tensor, mask_T: Tensor, clipped_T: Tensor | None = None
 ) -> LossTerms:
-    mask_T = arrays["mask"]
-    log_ratio_T = (logprobs_T - arrays["logprobs"]).detach()
-    ratio_T = ratio_T.detach()
+    gap_T = gap_T.detach()
+    ratio_T = gap_T.exp()
     sums = {
         "loss": loss.detach(),
         "tokens": _count(mask_T),
         "weight": mask_T.sum(),
         "ratio": (ratio_T * mask_T).sum(),
-        "kl": ((ratio_T - 1 - log_ratio_T) * mask_T).sum(),
+        "kl": ((ratio_T - 1 - gap_T) * mask_T).sum(),
+        "gap": gap_T.abs().sum(),
     }
     if clipped_T is not None:
         sums["clipped"] = (clipped_T.to(mask_T.dtype) * mask_T).sum()
-    return LossTerms(loss=loss, sums=sums)
+    return LossTerms(loss=loss, sums=sums, maxima={"gap": gap_T.abs().max()})
 
 
 def _clip_range(args: Args) -> tuple[float, float]:

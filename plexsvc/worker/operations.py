@@ -335,7 +335,7 @@ class Operations:
     def _pass_answer(self, found: PassResult, batch: list[MicroBatch], room: Room | None) -> Answer:
         if not self._backend.shard.owns_results:
             return Answer()
-        answer = self._metrics(losses.metrics(found.sums))
+        answer = self._metrics(losses.metrics(found.sums, found.maxima))
         if room is None:
             return answer
         flat = torch.cat([output.float().cpu() for output in found.outputs]).numpy()

@@ -52,10 +52,15 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """What a loss makes of one micro-batch: a differentiable sum, and sums to report."""
+    """What a loss makes of one micro-batch: a differentiable sum, and what to report.
+
+    Over micro-batches and replicas, `sums` are added and of `maxima`, none below 0, the largest is
+    taken.
+    """
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor]
+    maxima: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 TokenLoss = Callable[["torch.Tensor", Mapping[str, "torch.Tensor"]], LossTerms]
@@ -67,11 +72,13 @@ class PassResult:
     """What a pass over this rank's micro-batches answered.
 
     `outputs` (float32, one a micro-batch, padding dropped) are there only where `owns_results`;
-    `sums` are already added over data-parallel ranks, and empty on all but the last pipeline stage.
+    `sums` and `maxima` are already taken over data-parallel ranks, and empty on all but the last
+    pipeline stage.
     """
 
     outputs: tuple[torch.Tensor, ...] = ()
     sums: Mapping[str, float] = field(default_factory=dict)
+    maxima: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

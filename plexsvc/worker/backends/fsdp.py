@@ -36,7 +36,7 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.hf import read_config
 from plexsvc.worker.backends.packed import (
     Packing,
-    add_sums,
+    Totals,
     attend,
     attends_at_once,
     logprobs_in_parts,
@@ -185,15 +185,16 @@ class FsdpBackend:
     ) -> PassResult:
         """Accumulate the gradients of `loss` over `batch`."""
         self._is_grad_dirty = True
-        outputs, sums = [], dict[str, Tensor]()
+        outputs, totals = [], Totals()
         for micro in map(_on_device, batch):
             output = self._outputs(micro, temperature=temperature)
             terms: LossTerms = loss(output, micro.arrays)
             terms.loss.backward()
-            add_sums(sums, terms.sums)
+            totals.add(terms)
             outputs.append(_without_padding(output.detach(), micro))
         self._reshard()
-        return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=self._summed(sums))
+        sums, maxima = totals.over(dist.group.WORLD)
+        return PassResult(outputs=tuple(outputs) if keep_outputs else (), sums=sums, maxima=maxima)
 
     def step(self, hyper: AdamW) -> dict[str, float]:
         """Apply AdamW to this rank's shards with the norm of the whole gradient."""
@@ -279,13 +280,6 @@ class FsdpBackend:
         total = torch.stack(squares).sum()
         dist.all_reduce(total)
         return total.sqrt()
-
-    def _summed(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        if not sums:
-            return {}
-        packed = torch.stack([value.reshape(()) for value in sums.values()])
-        dist.all_reduce(packed)
-        return dict(zip(sums, packed.tolist(), strict=True))
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]

@@ -8,15 +8,18 @@ of short ones would otherwise be hundreds of launches a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
+
+from plexsvc.worker.backends.base import LossTerms
 
 MAX_LOGITS: Final = 1 << 27
 """Logits that are worked on at once; more are done in parts, which are computed again backward."""
@@ -119,9 +122,31 @@ def logprobs_in_parts(
     return torch.cat(parts)
 
 
-def add_sums(totals: dict[str, Tensor], terms: Mapping[str, Tensor]) -> None:
-    """Add a micro-batch's sums to `totals`, in float64, without waiting for the device."""
-    for name, value in terms.items():
-        so_far = totals.get(name)
-        more = value.detach().double()
-        totals[name] = more if so_far is None else so_far + more
+class Totals:
+    """Sums and maxima of micro-batches, kept on their device until all are asked for at once."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, terms: LossTerms) -> None:
+        """Take a micro-batch's, in float64, without waiting for the device."""
+        for name, value in terms.sums.items():
+            more, so_far = value.detach().double(), self._sums.get(name)
+            self._sums[name] = more if so_far is None else so_far + more
+        for name, value in terms.maxima.items():
+            more, so_far = value.detach().double(), self._maxima.get(name)
+            self._maxima[name] = more if so_far is None else torch.maximum(so_far, more)
+
+    def over(self, group: Any) -> tuple[dict[str, float], dict[str, float]]:  # noqa: ANN401 - a process group
+        """Return sums and maxima over the ranks of `group`; waits for the device once."""
+        found, num_sums = [*self._sums.values(), *self._maxima.values()], len(self._sums)
+        if not found:
+            return {}, {}
+        packed = torch.stack([value.reshape(()) for value in found])
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(packed[:num_sums], dist.ReduceOp.SUM, group=group)
+            dist.all_reduce(packed[num_sums:], dist.ReduceOp.MAX, group=group)
+        values = packed.tolist()
+        sums = dict(zip(self._sums, values, strict=False))
+        return sums, dict(zip(self._maxima, values[num_sums:], strict=True))

@@ -24,15 +24,21 @@ RATIO = torch.exp(LOGPROBS - ARRAYS["logprobs"])
 
 
 def run(
-    name: str, args: Mapping[str, float] | None = None
+    name: str,
+    args: Mapping[str, float] | None = None,
+    *,
+    arrays: Mapping[str, torch.Tensor] | None = None,
+    outputs: torch.Tensor = LOGPROBS,
 ) -> tuple[float, torch.Tensor, dict[str, float]]:
     """Return the loss, its gradient, and the metrics."""
-    outputs = LOGPROBS.clone().requires_grad_()
+    outputs = outputs.clone().requires_grad_()
     role = "critic" if name == "value_mse" else "actor"
-    terms = losses.resolve(name, args or {}, role=role)(outputs, ARRAYS)
+    terms = losses.resolve(name, args or {}, role=role)(outputs, {**ARRAYS, **(arrays or {})})
     (gradient,) = torch.autograd.grad(terms.loss, outputs)
-    sums = {key: float(value) for key, value in terms.sums.items()}
-    return float(terms.loss.detach()), gradient, losses.metrics(sums)
+    sums, maxima = (
+        {key: float(value) for key, value in found.items()} for found in (terms.sums, terms.maxima)
+    )
+    return float(terms.loss.detach()), gradient, losses.metrics(sums, maxima)
 
 
 def test_cross_entropy_is_a_weighted_sum() -> None:
@@ -90,6 +96,34 @@ def test_value_mse_is_half_the_squared_error() -> None:
     assert loss == pytest.approx(0.5 * float((error**2 * ARRAYS["mask"]).sum()))
     assert torch.allclose(gradient, error * ARRAYS["mask"])
     assert "value_mean" in metrics
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
+def test_a_policy_loss_reports_how_far_the_sampler_is_where_the_mask_counts(name: str) -> None:
+    mask = torch.tensor([1.0, 0.0, 1.0, 0.5])
+    _, _, metrics = run(name, arrays={"mask": mask})
+    assert metrics["logprob_gap_mean"] == pytest.approx((0.5 + 1.0 + 1.0) / 3)
+    assert metrics["logprob_gap_max"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", BUILT_IN_LOSSES)
+@pytest.mark.parametrize("old", [-1e4, 1e4])
+def test_what_stands_where_nothing_counts_never_reaches_the_loss(name: str, old: float) -> None:
+    off = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    wild = {
+        "mask": off,
+        "weights": off,
+        "logprobs": torch.tensor([-1.5, -2.0, old, -2.0]),
+        "advantages": torch.tensor([1.0, -1.0, 3e38, -2.0]),
+        "returns": torch.tensor([0.0, 1.0, 3e38, 2.0]),
+    }
+    tame = {**wild, "logprobs": ARRAYS["logprobs"], "advantages": ARRAYS["advantages"]}
+    tame["returns"] = ARRAYS["returns"]
+    outputs = torch.tensor([-1.0, -2.0, -torch.inf, -3.0])
+    found, wanted = run(name, arrays=wild, outputs=outputs), run(name, arrays=tame)
+    assert found[0] == wanted[0]
+    assert torch.equal(found[1], wanted[1])
+    assert found[2] == wanted[2]
 
 
 def test_a_given_gradient_is_applied_as_it_is() -> None:

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from plexsvc.worker import progress
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.megatron.attention import PackedParams
-from plexsvc.worker.backends.packed import Packing, add_sums, logprobs_in_parts, packing_of
+from plexsvc.worker.backends.packed import Packing, Totals, logprobs_in_parts, packing_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,12 @@ def run(model: Any, batch: Sequence[MicroBatch], what: Pass, *, device: Any) -> 
         return PassResult()
     owns = parallel_state.get_tensor_model_parallel_rank() == 0
     outputs = tuple(a["outputs"] for a in answers) if what.keep_outputs and owns else ()
-    return PassResult(outputs=outputs, sums=_reduce([a["sums"] for a in answers]))
+    totals = Totals()
+    for answer in answers:
+        if answer["terms"] is not None:
+            totals.add(answer["terms"])
+    sums, maxima = totals.over(parallel_state.get_data_parallel_group())
+    return PassResult(outputs=outputs, sums=sums, maxima=maxima)
 
 
 def _forward_step(what: Pass, *, device: Any) -> Callable[..., Any]:  # noqa: ANN401 - a torch device
@@ -82,9 +87,9 @@ def _finish(logits_TV: Tensor, micro: MicroBatch, what: Pass) -> tuple[Tensor, T
     one = torch.tensor(1, dtype=torch.int)
     kept = outputs_T.detach()[: micro.num_tokens] if what.keep_outputs else None
     if what.loss is None:
-        return outputs_T.sum() * 0, one, {"outputs": kept, "sums": {}}
+        return outputs_T.sum() * 0, one, {"outputs": kept, "terms": None}
     terms = what.loss(outputs_T, arrays)
-    return terms.loss, one, {"outputs": kept, "sums": terms.sums}
+    return terms.loss, one, {"outputs": kept, "terms": replace(terms, loss=terms.loss.detach())}
 
 
 def token_logprobs(logits_TV: Tensor, targets_T: Tensor, what: Pass) -> Tensor:
@@ -113,17 +118,3 @@ def _params(packing: Packing) -> PackedParams:
     )
     params.packing = packing
     return params
-
-
-def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Return the sums over micro-batches, in order, and over data-parallel ranks; waits once."""
-    totals: dict[str, Tensor] = {}
-    for part in parts:
-        add_sums(totals, part)
-    if not totals:
-        return {}
-    names = sorted(totals)
-    tensor = torch.stack([totals[name].reshape(()) for name in names])
-    if parallel_state.get_data_parallel_world_size() > 1:
-        torch.distributed.all_reduce(tensor, group=parallel_state.get_data_parallel_group())
-    return dict(zip(names, tensor.tolist(), strict=True))

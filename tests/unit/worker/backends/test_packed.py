@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from plexsvc.worker.backends import packed
-from plexsvc.worker.backends.packed import add_sums, attend, logprobs_in_parts, packing_of
+from plexsvc.worker.backends.base import LossTerms
+from plexsvc.worker.backends.packed import Totals, attend, logprobs_in_parts, packing_of
 
 CPU = torch.device("cpu")
 BOUNDS = [0, 3, 4, 11]
@@ -101,10 +103,19 @@ def test_logprobs_in_parts_are_the_same_bits_and_gradients(monkeypatch: pytest.M
     assert torch.equal(found, wanted)
 
 
-def test_sums_of_micro_batches_are_added_in_order_in_double() -> None:
-    values = [torch.tensor(x, requires_grad=True) for x in (1e8, 3.0, -1e8)]
-    totals: dict[str, Tensor] = {}
-    for value in values:
-        add_sums(totals, {"loss": value})
-    assert totals["loss"].item() == 3.0
-    assert not totals["loss"].requires_grad
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_sums_of_micro_batches_are_added_in_order_in_double_and_maxima_taken(
+    alone: dist.ProcessGroup,
+) -> None:
+    totals = Totals()
+    assert totals.over(alone) == ({}, {})
+    for x in (1e8, 3.0, -1e8):
+        value = torch.tensor(x, requires_grad=True)
+        totals.add(LossTerms(loss=value, sums={"loss": value}, maxima={"gap": value}))
+    assert totals.over(alone) == ({"loss": 3.0}, {"gap": 1e8})
