@@ -19,8 +19,9 @@ def grpo_advantages(
 ) -> npt.NDArray[np.float32]:
     """Return each reward minus its group's mean, over the group's deviation if `normalize`.
 
-    Rewards are prompt-major, as `generate(n=group)` returns samples. A group of equal rewards gives
-    zeros: it teaches nothing.
+    The deviation is the population's (`ddof=0`) plus `eps`; libraries that take `ddof=1` get
+    advantages smaller by `sqrt(1 - 1 / group)`. Rewards are prompt-major, as `generate(n=group)`
+    returns samples. A group of equal rewards gives zeros: it teaches nothing.
 
     >>> grpo_advantages([0, 1, 5, 5], group=2, normalize=False).tolist()
     [-0.5, 0.5, 0.0, 0.0]

@@ -114,7 +114,8 @@ class Job:
 
         `model` is a Hugging Face directory on the cluster's file system, or another deployment of
         the job, whose model it takes (weights come with `sync`). The role is `name` if that is
-        one, else rollout for vllm and actor for the rest. Deploying a name again returns the same.
+        one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
+        same.
 
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,

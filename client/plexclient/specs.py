@@ -51,7 +51,12 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """AdamW's hyper-parameters; each may change with every `step`. `clip_grad_norm` 0 is off.
+    """AdamW's hyper-parameters; each may change with every `step`.
+
+    Built-in losses are sums over tokens, so a gradient's norm grows with the batch: nothing is
+    clipped unless `clip_grad_norm`, which is in units of that sum, is above 0. Weight decay is
+    decoupled (`p -= lr * weight_decay * p`) and spares vectors, that is norms and biases, unless
+    `decay_vectors`.
 
     Raises:
         PlexError: `bad_request` for a number that AdamW cannot take.
@@ -62,7 +67,8 @@ class AdamW:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
-    clip_grad_norm: float = 1.0
+    clip_grad_norm: float = 0.0
+    decay_vectors: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "weight_decay", "clip_grad_norm"):
@@ -76,25 +82,29 @@ class AdamW:
 
     @classmethod
     def from_wire(cls, wire: service_pb2.Optimizer) -> AdamW:
-        """Return the numbers in `wire` as they are; only `eps`, which must not be 0, has a default.
-
-        With an eps of 0, weights without gradients would turn to NaN.
-        """
-        given = {field.name: getattr(wire, field.name) for field in fields(cls)}
-        if not wire.eps:
-            del given["eps"]
-        return cls(**given)
+        """Return the numbers in `wire`; those that are not there take their defaults."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: getattr(wire, name) for name in names if wire.HasField(name)})
 
 
 def default_role(name: str, *, backend: str) -> str:
-    """Return the role of a deployment that states none: its name if that is one, else by backend.
+    """Return the role of a deployment that states none: its name if that is one; vllm has but one.
 
     >>> default_role("critic", backend="megatron"), default_role("policy", backend="vllm")
     ('critic', 'rollout')
+
+    Raises:
+        PlexError: `bad_request` when neither tells.
     """
     if name in ROLES:
         return name
-    return "rollout" if backend == "vllm" else "actor"
+    if backend == "vllm":
+        return "rollout"
+    raise PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"deployment {name!r} has no role, and its name is none of {', '.join(ROLES)}; say role=, "
+        'e.g. role="actor"',
+    )
 
 
 def instance_kind(kind: str) -> service_pb2.InstanceKind:

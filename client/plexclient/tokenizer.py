@@ -23,7 +23,12 @@ class Tokenizer:
         self.backend = _read(path)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`, with those the model puts around it if asked."""
+        """Return the ids of `text`, with those the model puts around it if asked.
+
+        Without them a Llama 3 or Gemma prompt lacks the BOS token that these models were trained
+        with. `generate` and `Batch.from_texts` do not add it either, since a chat template's text
+        has it already: pass ids of `encode(prompt, add_special_tokens=True)` to `generate`.
+        """
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

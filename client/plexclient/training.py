@@ -67,8 +67,9 @@ class Trained(Loadable):
         eps: float | None = None,
         weight_decay: float | None = None,
         clip_grad_norm: float | None = None,
+        decay_vectors: bool | None = None,
     ) -> Future[Answer]:
-        """Apply the accumulated gradients; what is not given keeps the deployment's value."""
+        """Apply the accumulated gradients; what is not given keeps the deployment's `AdamW`."""
         given = {
             "lr": lr,
             "beta1": beta1,
@@ -77,7 +78,7 @@ class Trained(Loadable):
             "weight_decay": weight_decay,
             "clip_grad_norm": clip_grad_norm,
         }
-        step = operations_pb2.Step()
+        step = operations_pb2.Step(decay_vectors=decay_vectors)
         for name, value in given.items():
             if value is not None:
                 setattr(step, name, real(f"step: {name}", value))

@@ -51,7 +51,7 @@ VALUE_HEAD: Final = "value_head.weight"
 NO_OPTIONS: Final = frozenset({"position_ids", "use_cache"})
 """What transformers passes to attention that changes nothing of it."""
 VECTOR_DIMS: Final = 1
-"""Parameters of this many dimensions (norms, biases) take no weight decay."""
+"""Parameters of this many dimensions (norms, biases) take no weight decay unless asked."""
 
 
 class FsdpBackend:
@@ -218,10 +218,10 @@ class FsdpBackend:
     def _set_hyper(self, hyper: AdamW) -> None:
         for group in self._optimizer.param_groups:
             held = self._layout.held[_index_of(group["params"][0], self._params)]
-            is_matrix = len(held.global_shape) > VECTOR_DIMS
+            decays = hyper.decay_vectors or len(held.global_shape) > VECTOR_DIMS
             group["lr"], group["eps"] = hyper.lr, hyper.eps
             group["betas"] = (hyper.beta1, hyper.beta2)
-            group["weight_decay"] = hyper.weight_decay if is_matrix else 0.0
+            group["weight_decay"] = hyper.weight_decay if decays else 0.0
         for state in self._optimizer.state.values():
             state["step"].fill_(self._steps)
 

@@ -84,6 +84,19 @@ def test_the_padding_token_s_embedding_is_trained_like_any_other(
     assert np.abs(gradient - wanted["model.embed_tokens.weight"]).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize("decay_vectors", [False, True])
+def test_weight_decay_spares_vectors_unless_asked(
+    start_group: StartGroup, odd_model: Path, backend: str, decay_vectors: bool
+) -> None:
+    group = start_group(backend=backend, optimizer={"lr": 0.1, "weight_decay": 0.5})
+    assert errors(group.execute(operation(1, "step", decay_vectors=decay_vectors))) == [""]
+    for name, before in load_file(odd_model / "model.safetensors").items():
+        decays = decay_vectors or before.ndim > 1
+        after = assemble(group.ask("held"), "param")[name]
+        assert np.allclose(after, before * (0.95 if decays else 1.0), rtol=1e-6, atol=0), name
+
+
 @pytest.mark.parametrize(
     ("backend", "changes", "word"),
     [

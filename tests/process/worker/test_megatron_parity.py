@@ -95,17 +95,27 @@ def test_logprobs_gradients_and_export_agree_with_transformers(
     assert not any(np.any(g) for g in assemble(group.ask("held"), "grad").values())
 
 
+@pytest.mark.parametrize("decay_vectors", [False, True])
 def test_three_steps_equal_adamw_of_torch(
-    start_group: StartGroup, odd_model: Path, layout: str
+    start_group: StartGroup, odd_model: Path, layout: str, decay_vectors: bool
 ) -> None:
     parallel, split = LAYOUTS[layout]
-    group = start_group(parallel=parallel)
+    optimizer_table = {
+        "beta2": 0.95,
+        "weight_decay": 0.1,
+        "clip_grad_norm": 1.0,
+        "decay_vectors": decay_vectors,
+    }
+    group = start_group(parallel=parallel, optimizer=optimizer_table)
     reference = Reference.load(odd_model)
     named = dict(reference.model.named_parameters())
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": 0.1},
-            {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
+            {
+                "params": [p for p in named.values() if p.dim() == 1],
+                "weight_decay": 0.1 if decay_vectors else 0.0,
+            },
         ],
         lr=1e-3,
         betas=(0.9, 0.95),

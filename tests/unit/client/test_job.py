@@ -139,7 +139,7 @@ def test_calls_on_a_job_that_was_cancelled_say_so_at_once(router: FakeRouter) ->
             with pytest.raises(PlexError, match="cancelled: as the test says") as caught:
                 actor.step()
             with pytest.raises(PlexError) as again:
-                job.deploy("other", model="/model", backend="noop")
+                job.deploy("critic", model="/model", backend="noop")
         clock.free()
     assert caught.value.code == again.value.code == "job_ended"
     assert router.attempts == []
@@ -190,7 +190,8 @@ def test_roles_follow_name_and_backend(loop: Loop) -> None:
     assert isinstance(loop.rollout, plex.Rollout)
     assert isinstance(job.deploy("critic", model="/m", backend="megatron"), plex.Critic)
     assert isinstance(job.deploy("reference", model="/m", backend="fsdp"), plex.Reference)
-    assert isinstance(job.deploy("policy", model="/m", backend="megatron"), plex.Actor)
+    with pytest.raises(PlexError, match="say role="):
+        job.deploy("policy", model="/m", backend="megatron")
     assert isinstance(job.deploy("sampler", model="/m", backend="vllm"), plex.Rollout)
     assert isinstance(job.deploy("a", model="/m", backend="noop", role="reference"), plex.Reference)
 
@@ -198,16 +199,17 @@ def test_roles_follow_name_and_backend(loop: Loop) -> None:
 def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
     actor = loop.job.deploy(
         "policy",
+        role="actor",
         model="/m",
         backend="megatron",
         parallel=plex.Parallel(tp=2, dp=2, sequence_parallel=True),
-        optimizer=plex.AdamW(lr=1e-3, clip_grad_norm=0),
+        optimizer=plex.AdamW(lr=1e-3, clip_grad_norm=2),
         seed=7,
         micro_batch_tokens=512,
     )
     spec = actor.info.spec
     assert (spec.parallel.tp, spec.parallel.dp, spec.parallel.sequence_parallel) == (2, 2, True)
-    assert (spec.optimizer.lr, spec.optimizer.clip_grad_norm) == (1e-3, 0)
+    assert (spec.optimizer.lr, spec.optimizer.clip_grad_norm) == (1e-3, 2)
     assert (spec.dtype, spec.seed, spec.micro_batch_tokens) == ("float32", 7, 512)
     rollout = loop.rollout.info.spec
     assert (rollout.model, rollout.model_deployment_id) == ("/model", loop.actor.deployment_id)
@@ -239,7 +241,7 @@ def test_a_number_that_no_deployment_can_have_is_refused_by_name(
     value: Any,  # noqa: ANN401 - wrong on purpose
 ) -> None:
     with pytest.raises(PlexError, match=f"{name}=.* must be an integer in"):
-        loop.job.deploy("odd", model="/m", backend="megatron", **{name: value})
+        loop.job.deploy("actor", model="/m", backend="megatron", **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_a_failed_deployment_raises_the_services_reason(loop: Loop, router: Fake
     error = PlexError(ErrorCode.UNKNOWN_MODEL, "no config.json in /m", model="/m")
     router.fail("CreateDeployment", Fault(refuse=error))
     with pytest.raises(PlexError) as caught:
-        loop.job.deploy("x", model="/m", backend="megatron")
+        loop.job.deploy("critic", model="/m", backend="megatron")
     assert (caught.value.code, caught.value.facts) == ("unknown_model", {"model": "/m"})
 
 

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from plexclient.errors import PlexError
-from plexclient.specs import AdamW, Parallel
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.specs import AdamW, Parallel, default_role
 from plexclient.wire.v1 import common_pb2, service_pb2
 
 
 def test_an_optimizer_arrives_with_every_number_it_was_given() -> None:
-    asked = AdamW(lr=1e-3, beta1=0.0, beta2=0.98, eps=1e-6, weight_decay=0.0, clip_grad_norm=0.0)
-    assert AdamW.from_wire(asked.to_wire()) == asked
-    assert AdamW.from_wire(AdamW().to_wire()) == AdamW()
+    zeros = AdamW(lr=0.0, beta1=0.0, beta2=0.0, weight_decay=0.0, clip_grad_norm=0.0)
+    others = AdamW(lr=1e-3, eps=1e-6, clip_grad_norm=2.0, decay_vectors=True)
+    for asked in (zeros, others, AdamW()):
+        assert AdamW.from_wire(asked.to_wire()) == asked
 
 
-def test_a_plain_client_s_numbers_are_taken_as_they_are_but_for_an_eps_of_zero() -> None:
-    found = AdamW.from_wire(service_pb2.Optimizer(lr=1e-3))
-    assert (found.beta2, found.weight_decay, found.clip_grad_norm) == (0.0, 0.0, 0.0)
-    assert found.eps == AdamW().eps
+def test_what_a_plain_client_leaves_out_takes_the_default() -> None:
+    assert AdamW.from_wire(service_pb2.Optimizer(lr=1e-3)) == AdamW(lr=1e-3)
+    assert AdamW.from_wire(service_pb2.Optimizer(lr=0.0, beta1=0.0)) == AdamW(lr=0.0, beta1=0.0)
+
+
+def test_nothing_is_clipped_and_no_vector_decays_unless_asked() -> None:
+    assert (AdamW().clip_grad_norm, AdamW().decay_vectors) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "role"),
+    [("reference", "fsdp", "reference"), ("policy", "vllm", "rollout"), ("actor", "noop", "actor")],
+)
+def test_a_name_that_is_a_role_says_it(name: str, backend: str, role: str) -> None:
+    assert default_role(name, backend=backend) == role
+
+
+def test_a_role_that_nothing_tells_must_be_said() -> None:
+    with pytest.raises(PlexError, match=r"'refrence'.* say role=") as caught:
+        default_role("refrence", backend="megatron")
+    assert caught.value.code == ErrorCode.BAD_REQUEST
 
 
 def test_a_layout_arrives_and_degrees_left_out_are_one() -> None:

@@ -144,20 +144,22 @@ class Backward(_message.Message):
     def __init__(self, temperature: _Optional[float] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm")
+    __slots__ = ("lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "decay_vectors")
     LR_FIELD_NUMBER: _ClassVar[int]
     BETA1_FIELD_NUMBER: _ClassVar[int]
     BETA2_FIELD_NUMBER: _ClassVar[int]
     EPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    DECAY_VECTORS_FIELD_NUMBER: _ClassVar[int]
     lr: float
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
     clip_grad_norm: float
-    def __init__(self, lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+    decay_vectors: bool
+    def __init__(self, lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
 class Publish(_message.Message):
     __slots__ = ()

@@ -175,7 +175,7 @@ class EndJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Optimizer(_message.Message):
-    __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm")
+    __slots__ = ("kind", "lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "decay_vectors")
     KIND_FIELD_NUMBER: _ClassVar[int]
     LR_FIELD_NUMBER: _ClassVar[int]
     BETA1_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class Optimizer(_message.Message):
     EPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    DECAY_VECTORS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     lr: float
     beta1: float
@@ -190,10 +191,11 @@ class Optimizer(_message.Message):
     eps: float
     weight_decay: float
     clip_grad_norm: float
-    def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+    decay_vectors: bool
+    def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +209,7 @@ class DeploymentSpec(_message.Message):
     NUM_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     MODEL_DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROB_GAP_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -220,7 +223,8 @@ class DeploymentSpec(_message.Message):
     num_instances: int
     model_deployment_id: str
     kv_cache_bytes: int
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ...) -> None: ...
+    max_logprob_gap: float
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")

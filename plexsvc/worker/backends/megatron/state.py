@@ -120,7 +120,8 @@ class Trained:
             group["lr"] = hyper.lr
             group["betas"] = (hyper.beta1, hyper.beta2)
             group["eps"] = hyper.eps
-            group["weight_decay"] = hyper.weight_decay * group.get("wd_mult", 1.0)
+            share = 1.0 if hyper.decay_vectors else group.get("wd_mult", 1.0)
+            group["weight_decay"] = hyper.weight_decay * share
 
     def zero_grad(self) -> None:
         """Clear the gradient buffer."""
