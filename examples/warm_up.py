@@ -74,7 +74,7 @@ def warm_up(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -
         "actor",
         model=options.model,
         backend="megatron",
-        optimizer=plex.AdamW(lr=options.lr, beta2=0.95, weight_decay=0.0),
+        optimizer=plex.AdamW(lr=options.lr, beta2=0.95, weight_decay=0.0, clip_grad_norm=1.0),
     )
     rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
     sources = {

@@ -45,6 +45,21 @@ class SampleLike(Protocol):
         """The sampler's logprob of each of `tokens`."""
         ...
 
+    @property
+    def temperature(self) -> float:
+        """What the sampler divided logits by."""
+        ...
+
+    @property
+    def top_p(self) -> float:
+        """The share of probability it drew from: 1 is all."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """The number of tokens it drew from: 0 is all."""
+        ...
+
 
 class Encoder(Protocol):
     """What turns text into token ids: `deployment.tokenizer` is one."""
@@ -59,7 +74,8 @@ class Batch:
     """Sequences packed end to end; sequence i is `[cu_seqlens[i], cu_seqlens[i + 1])`.
 
     Arrays are copied, made read-only and checked when the batch is made: int32 `tokens[T]`,
-    `cu_seqlens[B + 1]`, `target_tokens[T]`; float32 `[T]` the rest.
+    `cu_seqlens[B + 1]`, `target_tokens[T]`; float32 `[T]` the rest. `temperature` is what logits
+    are divided by wherever this batch is scored or trained on.
 
     Raises:
         PlexError: `bad_batch`, naming the array, the sequence and what to do.
@@ -73,12 +89,14 @@ class Batch:
     advantages: FloatArray | None = None
     mask: FloatArray | None = None
     returns: FloatArray | None = None
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        _check_temperature(self.temperature)
+        for name in _ARRAYS:
+            value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, field.name, _owned(field.name, value))
+                object.__setattr__(self, name, _owned(name, value))
         _check_bounds(self.cu_seqlens, num_tokens=self.tokens.size)
         for name, array in self.arrays().items():
             if name != "cu_seqlens":
@@ -100,8 +118,7 @@ class Batch:
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the arrays that are there, by name, `cu_seqlens` first."""
-        names = ("cu_seqlens", *(f.name for f in fields(self) if f.name != "cu_seqlens"))
-        found = {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in _ARRAYS}
         return {name: array for name, array in found.items() if array is not None}
 
     def per_sequence(self, values: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
@@ -109,7 +126,7 @@ class Batch:
         return np.split(values, self.cu_seqlens[1:-1])
 
     def replace(self, **arrays: npt.ArrayLike) -> Batch:
-        """Return a batch with the given arrays changed or added."""
+        """Return a batch with the given arrays, or its temperature, changed or added."""
         return replace(self, **arrays)  # type: ignore[arg-type]  # __post_init__ converts them
 
     @classmethod
@@ -122,10 +139,12 @@ class Batch:
         """Return a batch of prompt + completion; `mask` is 1 where the target was generated.
 
         `advantages` has one entry a sample: a number for all its tokens, or one number a token.
-        `logprobs` are the sampler's. Prompt positions hold zeros.
+        `logprobs` are the sampler's, and the batch takes their temperature, so that on policy every
+        ratio is 1. Prompt positions hold zeros.
 
         Raises:
-            PlexError: `bad_batch` when the numbers do not fit the samples.
+            PlexError: `bad_batch` when the numbers do not fit the samples, or these were drawn at
+                different temperatures or from a part of the vocabulary.
         """
         items = list(samples)
         if len(advantages) != len(items):
@@ -155,6 +174,7 @@ class Batch:
             mask=_placed(ones, starts=starts, sequences=sequences),
             logprobs=_placed(logprobs, starts=starts, sequences=sequences),
             advantages=_placed(scores, starts=starts, sequences=sequences),
+            temperature=_common_temperature(items),
         )
 
     @classmethod
@@ -197,6 +217,12 @@ class Batch:
         )
 
 
+_ARRAYS: Final = (
+    "cu_seqlens",
+    *(field.name for field in fields(Batch) if field.name not in {"cu_seqlens", "temperature"}),
+)
+
+
 def pack_lengths(lengths: Iterable[int]) -> IntArray:
     """Return `cu_seqlens` of sequences of the given lengths.
 
@@ -210,6 +236,33 @@ def locate(position: int, *, cu_seqlens: IntArray) -> tuple[int, int]:
     """Return (sequence, position within it) of a packed position."""
     sequence = int(np.searchsorted(cu_seqlens, position, side="right")) - 1
     return sequence, position - int(cu_seqlens[sequence])
+
+
+def _common_temperature(samples: Sequence[SampleLike]) -> float:
+    """Return the temperature of all samples, each drawn from the whole distribution."""
+    for i, item in enumerate(samples):
+        if item.temperature == 0 or item.top_p < 1 or item.top_k > 0:
+            raise PlexError(
+                ErrorCode.BAD_BATCH,
+                f"sample {i} was drawn with temperature={item.temperature:g}, "
+                f"top_p={item.top_p:g}, top_k={item.top_k}, which is not the policy's "
+                "distribution: its logprobs would give wrong ratios. Sample with a temperature "
+                "above 0, top_p=1 and top_k=0, or train on it with from_sequences",
+                sequence=i,
+            )
+    found = sorted({item.temperature for item in samples})
+    if len(found) > 1:
+        raise PlexError(
+            ErrorCode.BAD_BATCH,
+            f"the samples were drawn at temperatures {', '.join(f'{t:g}' for t in found)}; make "
+            "one batch of each",
+        )
+    return found[0] if found else 1.0
+
+
+def _check_temperature(value: float) -> None:
+    if not (np.isfinite(value) and value > 0):
+        raise PlexError(ErrorCode.BAD_BATCH, f"temperature={value!r}: it must be a number above 0")
 
 
 def _shifted(sequences: TokenLists) -> dict[str, Any]:

@@ -16,6 +16,10 @@ class ErrorCode(StrEnum):
     """The arrays of a batch contradict each other, the loss or the model. Correct the batch."""
     UNKNOWN_LOSS = "unknown_loss"
     """No built-in loss has this name. Use one that the message lists, or `backward` on your own."""
+    LOGPROB_MISMATCH = "logprob_mismatch"
+    """The sampler's logprobs are further from the policy's than the deployment's `max_logprob_gap`.
+    Nothing was added. `sync` before `generate`, and train at the temperature of the samples.
+    """
     UNKNOWN_MODEL = "unknown_model"
     """The model directory cannot be read, or holds an architecture that no backend runs."""
     UNAUTHENTICATED = "unauthenticated"

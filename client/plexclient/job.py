@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from plexclient.background import Background
 from plexclient.calls import call
-from plexclient.checks import whole
+from plexclient.checks import real, whole
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
@@ -109,6 +109,7 @@ class Job:
         kind: str = "dedicated",
         num_instances: int = 1,
         kv_cache_bytes: int = 0,
+        max_logprob_gap: float = 0.0,
     ) -> Future[Any]:
         """Return deployment `name`, ready: an Actor, Critic, Reference or Rollout by its role.
 
@@ -116,6 +117,11 @@ class Job:
         the job, whose model it takes (weights come with `sync`). The role is `name` if that is
         one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
         same.
+
+        `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
+        `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
+        than that from the actor's own. It costs one more forward pass, and is for loops on policy:
+        what is trained on after a `step` must differ.
 
         Raises:
             PlexError: `unknown_model`, `bad_request`, `no_placement`, `no_room`,
@@ -139,6 +145,7 @@ class Job:
             instance_kind=instance_kind(kind) if role == "rollout" else None,
             num_instances=whole("num_instances", num_instances) if role == "rollout" else 0,
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
+            max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
         )
         return self._create(name, spec=spec)
 

@@ -1,6 +1,18 @@
 """The built-in losses: the arrays and arguments that each takes, and the role that it trains.
 
-One more loss is an entry here and the function of its name in `plexsvc/worker/losses.py`.
+With `logp` the policy's logprob of each target, `old` the batch's `logprobs` (the sampler's), `adv`
+its `advantages` and `r = exp(logp - old)`, each is a sum over all tokens, divided by nothing:
+
+- `cross_entropy`: `-sum(weights * logp)`.
+- `importance_sampling`: `-sum(r * adv * mask)`.
+- `ppo`: `-sum(min(r * adv, clamp(r, 1 - clip, 1 + clip_high) * adv) * mask)`; `clip` is 0.2 unless
+  given, and `clip_high` is `clip`.
+- `cispo`: `-sum(stop_gradient(clamp(r, 1 - clip, 1 + clip_high)) * adv * logp * mask)`; as `ppo`.
+- `dro`: `-sum((adv * logp - beta / 2 * (logp - old)**2) * mask)`; `beta` is 0.05 unless given.
+- `value_mse`: `0.5 * sum((value - returns)**2 * mask)`, of a critic.
+
+`docs/losses.md` says what they are for and which metrics they report. One more loss is an entry
+here and the function of its name in `plexsvc/worker/losses.py`.
 """
 
 from __future__ import annotations

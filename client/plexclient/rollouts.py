@@ -42,7 +42,7 @@ class Rollout(Synced):
         )
         is_text = any(isinstance(prompt, str) for prompt in given) if text is None else text
         record = TokenRecord(
-            tokens, num_samples=params.n, decode=self.tokenizer.decode if is_text else None
+            tokens, sampling=params, decode=self.tokenizer.decode if is_text else None
         )
         body = operations_pb2.Operation(
             generate=operations_pb2.Generate(

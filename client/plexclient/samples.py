@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, overload
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,9 @@ class Sample:
 
     `finish_reason` is `stop`, `length` or `abort`; stop tokens stay in `tokens`. `versions` are the
     weight versions that produced each token, `sources` the ids of the deployments that they are of
-    ("" for the weights of the model directory). `text` is there when text was asked.
+    ("" for the weights of the model directory). `text` is there when text was asked. `temperature`,
+    `top_p` (1 is all) and `top_k` (0 is all) are what it was drawn with, and `logprobs` are of that
+    distribution: divided by the temperature, renormalised over the tokens that were kept.
     """
 
     prompt_index: int
@@ -41,6 +43,9 @@ class Sample:
     stop_reason: str = ""
     text: str | None = None
     prompt_logprobs: FloatArray | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +112,19 @@ class TokenRecord:
         self,
         prompts: Sequence[list[int]],
         *,
-        num_samples: int,
+        sampling: operations_pb2.SamplingParams,
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         self.cursor = 0
         self.result: operations_pb2.OperationResult | None = None
         self._prompts = prompts
         self._decode = decode
-        self._num_samples = num_samples
+        self._num_samples = sampling.n
+        self._drawn: dict[str, Any] = {
+            "temperature": float(f"{sampling.temperature:.7g}"),  # float32 on the wire
+            "top_p": float(f"{sampling.top_p:.7g}") or 1.0,
+            "top_k": max(0, sampling.top_k),
+        }
         self._growing: dict[tuple[int, int], _Growing] = {}
 
     def add(self, frame: operations_pb2.GenerateFrame) -> list[Delta]:
@@ -195,6 +205,7 @@ class TokenRecord:
             stop_reason=last.stop_reason,
             text=self._decode(growing.tokens) if self._decode else None,
             prompt_logprobs=growing.prompt_logprobs,
+            **self._drawn,
         )
 
 

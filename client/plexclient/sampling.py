@@ -12,7 +12,12 @@ from plexclient.wire.v1 import operations_pb2
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of `generate`; what is left out takes the default named here."""
+    """Keywords of `generate`; what is left out takes the default named here.
+
+    Logprobs of samples are of the distribution they were drawn from: at `temperature`, and under
+    `top_p` or `top_k` renormalised over the kept tokens. A trainer knows the first and not the
+    second, so `Batch.from_samples` refuses samples of a truncated distribution.
+    """
 
     n: int
     """Samples a prompt; 1."""

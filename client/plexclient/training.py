@@ -36,13 +36,16 @@ class Scores(Deployment):
     """A deployment that scores the targets of a batch."""
 
     @call
-    def forward(self, batch: Batch, *, temperature: float = 1.0) -> Future[ForwardResult]:
-        """Return the logprob of each target of `batch`; logits are divided by `temperature`.
+    def forward(self, batch: Batch, *, temperature: float | None = None) -> Future[ForwardResult]:
+        """Return the logprob of each target; logits are divided by the batch's temperature.
+
+        Another `temperature` may be given.
 
         Raises:
             PlexError: `bad_batch` for a batch without `target_tokens`.
         """
-        body = Operation(forward=operations_pb2.Forward(temperature=_temperature(temperature)))
+        divisor = _temperature(temperature, batch)
+        body = Operation(forward=operations_pb2.Forward(temperature=divisor))
         arrays = required(batch, ["target_tokens"], what="forward")
 
         async def read(result: Result) -> ForwardResult:
@@ -105,7 +108,7 @@ class Trained(Loadable):
         batch: Batch,
         *,
         loss: str,
-        temperature: float,
+        temperature: float | None,
         return_logprobs: bool,
         loss_args: dict[str, float],
     ) -> Future[LossResult]:
@@ -116,7 +119,7 @@ class Trained(Loadable):
                 loss=loss,
                 loss_args=arguments,
                 return_logprobs=return_logprobs,
-                temperature=_temperature(temperature),
+                temperature=_temperature(temperature, batch),
             )
         )
 
@@ -142,14 +145,21 @@ class Actor(Trained, Scores):
         batch: Batch,
         *,
         loss: str = "ppo",
-        temperature: float = 1.0,
+        temperature: float | None = None,
         return_logprobs: bool = False,
         **loss_args: float,
     ) -> Future[LossResult]:
         """Add the gradient of a built-in loss, a sum over tokens with per-token weights.
 
+        `loss` and `loss_args` are those of `plexclient.losses`, where the formulas are:
+        cross_entropy(), importance_sampling(), ppo(clip=0.2, clip_high=clip), cispo(the same),
+        dro(beta=0.05). Logits are divided by the batch's temperature unless another is given. The
+        policy losses report `logprob_gap_mean` and `logprob_gap_max`, how far the sampler's
+        logprobs are from the policy's.
+
         Raises:
-            PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there.
+            PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there;
+                `logprob_mismatch` beyond the deployment's `max_logprob_gap`.
         """
         return self._forward_backward(
             batch,
@@ -161,7 +171,7 @@ class Actor(Trained, Scores):
 
     @call
     def backward(
-        self, batch: Batch, grad_logprobs: npt.ArrayLike, *, temperature: float = 1.0
+        self, batch: Batch, grad_logprobs: npt.ArrayLike, *, temperature: float | None = None
     ) -> Future[Answer]:
         """Add the gradient of a loss of your own.
 
@@ -171,14 +181,20 @@ class Actor(Trained, Scores):
         Raises:
             PlexError: `bad_batch` when `grad_logprobs` is not one finite number a token.
         """
-        body = Operation(backward=operations_pb2.Backward(temperature=_temperature(temperature)))
+        divisor = _temperature(temperature, batch)
+        body = Operation(backward=operations_pb2.Backward(temperature=divisor))
         arrays = required(batch, ["target_tokens"], what="backward")
         arrays["grad_logprobs"] = _gradient("grad_logprobs", grad_logprobs, batch=batch)
         return self._simple(body, arrays=arrays)
 
 
 class Critic(Trained):
-    """A value model under training."""
+    """A value model under training: the model's trunk under a linear head, one value a token.
+
+    A checkpoint without `value_head.weight` (a language model's) starts the head at zero, so that
+    the first values are 0; its `lm_head` is not used. `save` and `export` write the trunk and
+    `value_head.weight` [1, hidden], which `load` and `deploy` read again.
+    """
 
     @call
     def forward(self, batch: Batch) -> Future[ValueResult]:
@@ -209,6 +225,8 @@ class Critic(Trained):
     ) -> Future[LossResult]:
         """Add the gradient of a built-in value loss over the batch's `returns` and `mask`.
 
+        `value_mse` is `0.5 * sum((value - returns)**2 * mask)`.
+
         Raises:
             PlexError: `unknown_loss`; `bad_batch` when the loss needs an array that is not there.
         """
@@ -234,7 +252,8 @@ def _gradient(name: str, values: npt.ArrayLike, *, batch: Batch) -> FloatArray:
     return array
 
 
-def _temperature(value: float) -> float:
+def _temperature(given: float | None, batch: Batch) -> float:
+    value = batch.temperature if given is None else given
     if real("temperature", value) <= 0:
         raise PlexError(ErrorCode.BAD_REQUEST, f"temperature={value!r}: it must be above 0")
     return float(value)

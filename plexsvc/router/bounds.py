@@ -63,6 +63,7 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "CycleSegment.duration_us": MONTH_US,
     "CycleSegment.offset_us": MONTH_US,
     "DeploymentSpec.kv_cache_bytes": BYTES,
+    "DeploymentSpec.max_logprob_gap": POSITIVE,
     "DeploymentSpec.max_model_len": TOKENS,
     "DeploymentSpec.micro_batch_tokens": TOKENS,
     "DeploymentSpec.num_instances": DEGREE,

@@ -40,6 +40,8 @@ class WorkerConfig:
     optimizer: AdamW | None = None
     """The deployment's hyper-parameters, each overridden by a step that sets it; None: no optimizer
     state and no gradients."""
+    max_logprob_gap: float = 0.0
+    """How far a sampler's logprob may be from the policy's in a policy loss; 0 is no bound."""
     dtype: str = "float32"
     """float32 or bfloat16; empty reads as float32."""
     seed: int = 0

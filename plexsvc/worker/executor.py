@@ -31,7 +31,15 @@ from plexsvc.worker import process_group, results
 from plexsvc.worker.backends.base import Backend
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.ledger import Ledger
-from plexsvc.worker.operations import WINDOW_KINDS, Operation, Operations, Run, StateMemory
+from plexsvc.worker.operations import (
+    WINDOW_KINDS,
+    Look,
+    Operation,
+    Operations,
+    Prepared,
+    Run,
+    StateMemory,
+)
 
 log = Log(__name__)
 
@@ -169,14 +177,17 @@ class Executor:
 
     def _run(self, operation: Operation, published: PublishedVersion) -> Outcome:
         with ExitStack() as held:
-            refusal, run = None, None
+            refusal: PlexError | None = None
+            run: Prepared | None = None
             try:
                 self.ledger.check_order(operation.operation_id, operation.seq)
                 run = self._built().prepare(operation, published, held=held)
             except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
                 refusal = self._told(operation, error)
             refusal = self._agree(refusal)
-            if refusal is not None or run is None:
+            if refusal is None and isinstance(run, Look):
+                refusal, run = self._agree(_looked(run)), run.run
+            if refusal is not None or run is None or isinstance(run, Look):
                 assert refusal is not None, operation
                 is_bug = refusal.code is ErrorCode.INTERNAL
                 return Outcome(reply=_ended(operation, refusal, is_refusal=not is_bug))
@@ -233,6 +244,15 @@ class Executor:
     def _built(self) -> Operations:
         assert self._operations is not None, "build() comes first"
         return self._operations
+
+
+def _looked(prepared: Look) -> PlexError | None:
+    """Return why this rank refuses after its look; any other error leaves no peer to agree with."""
+    try:
+        prepared.look()
+    except PlexError as refusal:
+        return refusal
+    return None
 
 
 def _ended(operation: Operation, error: PlexError, *, is_refusal: bool) -> worker_pb2.ExecuteReply:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plexclient.losses import BUILT_IN_LOSSES
 from plexsvc.batches import GRAD_ARRAY, check_loss
-from plexsvc.worker.backends.base import LossTerms, TokenLoss
+from plexsvc.worker.backends.base import LossTerms, MicroBatch, TokenLoss
 
 Arrays = Mapping[str, Tensor]
 Args = Mapping[str, float]
@@ -40,7 +40,7 @@ def built_in(function: LossFunction) -> LossFunction:
 
 @built_in
 def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
-    """Return `-sum(weights * logp)`: supervised fine-tuning, weights chosen by the caller."""
+    """Return `-sum(weights * logp)`."""
     del args
     weights_T = arrays["weights"]
     loss = -(weights_T * _where_counted(logprobs_T, weights_T)).sum()
@@ -49,7 +49,7 @@ def cross_entropy(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
 
 @built_in
 def importance_sampling(logprobs_T: Tensor, arrays: Arrays, args: Args) -> LossTerms:
-    """Return `-sum(exp(logp - old) * adv * mask)`: policy gradient, sampler corrected."""
+    """Return `-sum(r * adv * mask)`, `r = exp(logp - old)`."""
     del args
     gap_T = _gap(logprobs_T, arrays)
     loss = -(gap_T.exp() * arrays["advantages"] * arrays["mask"]).sum()
@@ -156,6 +156,19 @@ def metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str,
     if "gap" in sums:
         out["logprob_gap_mean"] = sums["gap"] / tokens if tokens else 0.0
     return out | {f"logprob_{name}_max": value for name, value in maxima.items()}
+
+
+def largest_gap(logprobs_T: Tensor, micro: MicroBatch) -> float:
+    """Return the largest |log r| of a micro-batch, whose padding `logprobs[T]` leaves out.
+
+    What is no number reads as infinity.
+    """
+    arrays = {
+        name: micro.arrays[name][: micro.num_tokens].to(logprobs_T.device)
+        for name in ("logprobs", "mask")
+    }
+    gap_T = _gap(logprobs_T, arrays).abs().nan_to_num(nan=torch.inf)
+    return float(gap_T.amax()) if micro.num_tokens else 0.0
 
 
 def _where_counted(values_T: Tensor, weights_T: Tensor) -> Tensor:

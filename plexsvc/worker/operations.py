@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,20 @@ from plexsvc.worker.results import Answer, Room
 Operation = operations_pb2.Operation
 Run = Callable[[], Answer]
 """What is left of a prepared operation: it changes the rank's state and returns the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A prepared operation whose ranks must first make a pass together that changes nothing.
+
+    `look` raises a `PlexError` to refuse the operation after all.
+    """
+
+    look: Callable[[], None]
+    run: Run
+
+
+Prepared = Run | Look
 
 WINDOW_KINDS: Final = frozenset({"forward_backward", "backward", "step"})
 """Kinds that a broken window refuses."""
@@ -79,7 +93,9 @@ class Operations:
         self.carried_seq = 0
         """Last number applied by the WPG whose state this rank started from."""
 
-    def prepare(self, operation: Operation, published: PublishedVersion, *, held: ExitStack) -> Run:
+    def prepare(
+        self, operation: Operation, published: PublishedVersion, *, held: ExitStack
+    ) -> Prepared:
         """Check an operation completely and return what runs it; nothing has changed then.
 
         `held` keeps what it opened until it has run.
@@ -116,9 +132,11 @@ class Operations:
                 self._broken_by = f"an earlier {kind} failed ({error})"
             raise
 
-    def _prepared(self, operation: Operation, published: PublishedVersion, held: ExitStack) -> Run:
+    def _prepared(
+        self, operation: Operation, published: PublishedVersion, held: ExitStack
+    ) -> Prepared:
         kind = operation.WhichOneof("body")
-        prepared: dict[str | None, Callable[[], Run]] = {
+        prepared: dict[str | None, Callable[[], Prepared]] = {
             "noop": lambda: Answer,
             "initialize": lambda: self._initialize(published),
             "forward": lambda: self._forward(operation, held),
@@ -186,7 +204,7 @@ class Operations:
             self._backend.forward(batch, temperature=temperature), batch, room
         )
 
-    def _forward_backward(self, operation: Operation, held: ExitStack) -> Run:
+    def _forward_backward(self, operation: Operation, held: ExitStack) -> Prepared:
         body = operation.forward_backward
         loss = losses.resolve(body.loss, body.loss_args, role=self._config.role)
         return self._train(
@@ -197,7 +215,7 @@ class Operations:
             held=held,
         )
 
-    def _backward(self, operation: Operation, held: ExitStack) -> Run:
+    def _backward(self, operation: Operation, held: ExitStack) -> Prepared:
         return self._train(
             operation,
             losses.given_gradient,
@@ -214,18 +232,35 @@ class Operations:
         temperature: float,
         keep_outputs: bool,
         held: ExitStack,
-    ) -> Run:
+    ) -> Prepared:
         self._check_trains(str(operation.WhichOneof("body")))
         batch = self._batch(operation, held)
         room = self._room(batch, held) if keep_outputs else None
+        temperature = temperature or 1.0
 
         def run() -> Answer:
             found = self._backend.forward_backward(
-                batch, loss=loss, temperature=temperature or 1.0, keep_outputs=keep_outputs
+                batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs
             )
             return self._pass_answer(found, batch, room)
 
+        if self._config.max_logprob_gap > 0 and "logprobs" in batch[0].arrays:
+            return Look(lambda: self._check_gap(batch, temperature=temperature), run)
         return run
+
+    def _check_gap(self, batch: Sequence[MicroBatch], *, temperature: float) -> None:
+        """Refuse a batch that was not sampled from this policy."""
+        outputs = self._backend.forward(batch, temperature=temperature).outputs
+        gaps = [losses.largest_gap(*pair) for pair in zip(outputs, batch, strict=False)]
+        gap, limit = max(gaps, default=0.0), self._config.max_logprob_gap
+        if gap > limit:
+            raise PlexError(
+                ErrorCode.LOGPROB_MISMATCH,
+                f"a logprob of the sampler is {gap:.2e} from this policy's, and max_logprob_gap is "
+                f"{limit:.2e}; no gradient was added. Sync the rollout before it generates, and "
+                f"train at the temperature of its samples (this was {temperature:g})",
+                gap=gap,
+            )
 
     def _step(self, body: operations_pb2.Step) -> Run:
         self._check_trains("step")

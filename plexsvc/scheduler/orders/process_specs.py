@@ -132,6 +132,7 @@ def _worker_config(deployment: DeploymentRecord, config: SchedulerConfig) -> dic
         "backend": spec.backend,
         "parallel": asdict(Parallel.from_wire(spec.parallel)),
         "optimizer": asdict(optimizer) if optimizer else None,
+        "max_logprob_gap": spec.max_logprob_gap,
         "micro_batch_tokens": spec.micro_batch_tokens or config.micro_batch_tokens,
     }
 

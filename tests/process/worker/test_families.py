@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
+from plexclient.batch import Batch
+from plexclient.samples import Sample
+from plexclient.wire.v1 import worker_pb2
 from tests.fakes.fake_state_client import assemble
 from tests.rigs.hf_reference import Reference
 from tests.rigs.model_families import BOTH, FSDP, make_model
@@ -82,6 +86,93 @@ def test_the_padding_token_s_embedding_is_trained_like_any_other(
     _, wanted = Reference.load(model).gradients(batch, "cross_entropy")
     assert np.abs(wanted["model.embed_tokens.weight"][0]).max() > 0
     assert np.abs(gradient - wanted["model.embed_tokens.weight"]).max() <= TOLERANCE
+
+
+def sampled(model: Path, *, temperature: float) -> Batch:
+    """Return a batch of 8 answers drawn from the model token by token at `temperature`."""
+    policy = Reference.load(model).model
+    generator = torch.Generator().manual_seed(1)
+    samples = []
+    for _ in range(8):
+        tokens, logprobs = [3, 4], []
+        for _ in range(6):
+            with torch.no_grad():
+                logits = policy(input_ids=torch.tensor([tokens])).logits[0, -1]
+            probabilities = torch.softmax(logits / temperature, -1)
+            token = int(torch.multinomial(probabilities, 1, generator=generator))
+            tokens.append(token)
+            logprobs.append(float(probabilities[token].log()))
+        samples.append(
+            Sample(
+                prompt_index=0,
+                sample_index=0,
+                prompt_tokens=tokens[:2],
+                tokens=tokens[2:],
+                logprobs=np.array(logprobs, np.float32),
+                versions=[1] * 6,
+                sources=[""] * 6,
+                finish_reason="length",
+                temperature=temperature,
+            )
+        )
+    return Batch.from_samples(samples, advantages=np.ones(8))
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_on_policy_samples_have_a_ratio_of_one_at_their_own_temperature(
+    start_group: StartGroup, odd_model: Path, backend: str
+) -> None:
+    batch = sampled(odd_model, temperature=0.7)
+    arrays, split = {**batch.arrays()}, plan([list(range(8))])
+    group = start_group(backend=backend, max_logprob_gap=1e-3)
+
+    def train(seq: int, temperature: float) -> worker_pb2.ExecuteReply:
+        (reply,) = group.execute(
+            operation(
+                seq, "forward_backward", arrays, split=split, loss="ppo", temperature=temperature
+            )
+        )
+        return reply
+
+    refused = train(1, 1.0).result.error
+    assert refused.code == "logprob_mismatch"
+    assert "max_logprob_gap" in refused.message
+    assert not any(np.any(grad) for grad in assemble(group.ask("held"), "grad").values())
+    metrics = train(2, batch.temperature).result.metrics
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert 0 < metrics["logprob_gap_mean"] <= metrics["logprob_gap_max"] <= 1e-4
+    assert errors(group.execute(operation(3, "step"))) == [""]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"backend": "fsdp", "parallel": {"dp": 2}},
+        {"backend": "megatron", "parallel": {"dp": 2}},
+        {"backend": "megatron", "parallel": {"tp": 2}},
+        {"backend": "megatron", "parallel": {"pp": 2}},
+    ],
+    ids=lambda layout: f"{layout['backend']}-{next(iter(layout['parallel']))}2",
+)
+def test_every_rank_refuses_when_one_finds_the_sampler_too_far_away(
+    start_group: StartGroup, layout: dict[str, object]
+) -> None:
+    """Sequence 3, of one replica only where there are two, was not drawn from this policy."""
+    batch = random_batch(0)
+    split = plan([[0, 2]], [[1, 3]]) if "dp" in str(layout["parallel"]) else plan([[0, 2], [1, 3]])
+    group = start_group(max_logprob_gap=1e-3, **layout)
+    batch["logprobs"] = answered_tokens(
+        group.execute(operation(1, "forward", batch, split=split)), batch
+    )
+    batch["mask"] = np.ones_like(batch["mask"])
+    batch["logprobs"][-1] += 0.01
+    replies = group.execute(operation(2, "forward_backward", batch, split=split, loss="cispo"))
+    assert errors(replies) == ["logprob_mismatch"] * 2
+    batch["mask"][-1] = 0.0
+    replies = group.execute(operation(3, "forward_backward", batch, split=split, loss="cispo"))
+    assert errors(replies) == [""] * 2
+    found = next(r.result.metrics for r in replies if r.result.metrics)
+    assert found["logprob_gap_max"] <= 1e-5
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "megatron"])

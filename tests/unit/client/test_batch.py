@@ -18,6 +18,9 @@ class FakeSample:
     prompt_tokens: list[int]
     tokens: list[int]
     logprobs: np.ndarray
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 def sample(prompt: list[int], tokens: list[int], logprobs: list[float]) -> FakeSample:
@@ -41,6 +44,42 @@ def test_samples_become_shifted_sequences_with_numbers_on_the_generated_targets(
     assert batch.mask.tolist() == [0, 0, 1, 1, 1]
     assert batch.logprobs.tolist() == [0, 0, -0.5, -0.25, -1.0]
     assert batch.advantages.tolist() == [0, 0, 2.0, 2.0, -1.0]
+
+
+def drawn(**how: Any) -> FakeSample:  # noqa: ANN401 - what it was drawn with
+    return FakeSample([1, 2], [3], np.array([-0.5], np.float32), **how)
+
+
+def test_a_batch_takes_its_samples_temperature_along() -> None:
+    samples = [drawn(temperature=0.7), drawn(temperature=0.7)]
+    batch = plex.Batch.from_samples(samples, advantages=[1.0, 1.0])
+    assert batch.temperature == 0.7
+    assert batch.replace(advantages=np.zeros(4)).temperature == 0.7
+    assert "temperature" not in batch.arrays()
+    assert plex.Batch.from_sequences([[1, 2]]).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"temperature": 0.0}, "temperature=0,"),
+        ({"top_p": 0.9}, "top_p=0.9"),
+        ({"top_k": 5}, "top_k=5"),
+        ({"temperature": 0.7}, "temperatures 0.7, 1;"),
+    ],
+)
+def test_samples_whose_logprobs_would_give_wrong_ratios_are_refused(
+    how: dict[str, float], words: str
+) -> None:
+    with pytest.raises(plex.PlexError) as caught:
+        plex.Batch.from_samples([drawn(), drawn(**how)], advantages=[1.0, 1.0])
+    assert caught.value.code == "bad_batch"
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(value: float) -> None:
+    refused("bad_batch", tokens=[1], cu_seqlens=[0, 1], temperature=value)
 
 
 def test_advantages_may_be_given_per_token() -> None:

@@ -182,6 +182,18 @@ def test_forward_returns_logprobs_in_the_batchs_order(loop: Loop) -> None:
     assert result.metrics == {"tokens": 6.0}
 
 
+def test_a_batch_is_scored_and_trained_on_at_its_own_temperature(
+    loop: Loop, router: FakeRouter
+) -> None:
+    batch = plex.Batch.from_sequences([[1, 2, 3]]).replace(temperature=0.5)
+    loop.actor.forward(batch)
+    loop.actor.forward_backward(batch, loss="cross_entropy")
+    loop.actor.backward(batch, np.zeros(2))
+    loop.actor.forward(batch, temperature=2.0)
+    sent = [getattr(op, op.WhichOneof("body")).temperature for op in router.attempts]
+    assert sent[-4:] == [0.5, 0.5, 0.5, 2.0]
+
+
 def test_a_critic_answers_values_and_a_loss_its_logprobs_when_asked(loop: Loop) -> None:
     batch = plex.Batch.from_sequences([[1, 2, 3]])
     critic = loop.job.deploy("critic", model="/model", backend="noop")

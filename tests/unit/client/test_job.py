@@ -263,7 +263,7 @@ def test_a_degree_below_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"eps": 0.0}, {"lr": float("nan")}, {"beta1": -0.5}])
-def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, float]) -> None:
+def test_an_optimizer_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(PlexError, match=f"AdamW: {next(iter(wrong))}="):
         plex.AdamW(**wrong)
 

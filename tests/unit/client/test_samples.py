@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plexclient import sampling
 from plexclient.errors import PlexError
 from plexclient.samples import TokenRecord, spans_of_tokens
 from plexclient.wire.v1 import operations_pb2
 
+SamplingParams = operations_pb2.SamplingParams
 STOP = operations_pb2.FINISH_REASON_STOP
 
 
@@ -35,7 +37,7 @@ def last(cursor: int) -> operations_pb2.GenerateFrame:
 
 
 def test_samples_come_in_order_with_a_version_for_each_token() -> None:
-    record = TokenRecord([[9]], num_samples=2)
+    record = TokenRecord([[9]], sampling=SamplingParams(n=2))
     record.add(frame(1, delta(0, [5, 6], sample=1), delta(0, [1])))
     news = record.add(frame(2, delta(1, [2], done=True), delta(2, [], sample=1, done=True)))
     record.add(last(3))
@@ -51,8 +53,22 @@ def test_samples_come_in_order_with_a_version_for_each_token() -> None:
     assert samples[1:].num_tokens == 2
 
 
+def test_samples_say_what_they_were_drawn_with() -> None:
+    asked = sampling.to_wire(temperature=0.7, top_p=0.9, top_k=5)
+    record = TokenRecord([[9]], sampling=asked)
+    record.add(frame(1, delta(0, [1], done=True)))
+    record.add(last(2))
+    (found,) = record.samples()
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 5)
+    record = TokenRecord([[9]], sampling=sampling.to_wire())
+    record.add(frame(1, delta(0, [1], done=True)))
+    record.add(last(2))
+    (found,) = record.samples()
+    assert (found.temperature, found.top_p, found.top_k) == (1.0, 1.0, 0)
+
+
 def test_frames_that_come_again_add_nothing() -> None:
-    record = TokenRecord([[9]], num_samples=1)
+    record = TokenRecord([[9]], sampling=SamplingParams(n=1))
     first = frame(1, delta(0, [1, 2]))
     assert len(record.add(first)) == 1
     assert record.add(first) == []
@@ -62,14 +78,16 @@ def test_frames_that_come_again_add_nothing() -> None:
 
 
 def test_text_is_decoded_when_the_sample_is_finished() -> None:
-    record = TokenRecord([[9]], num_samples=1, decode=lambda ids: "".join(map(chr, ids)))
+    record = TokenRecord(
+        [[9]], sampling=SamplingParams(n=1), decode=lambda ids: "".join(map(chr, ids))
+    )
     record.add(frame(1, delta(0, [0x48, 0xE9, 0x1F600], done=True)))
     record.add(last(2))
     assert record.samples()[0].text == "Hé😀"
 
 
 def test_prompt_logprobs_are_kept_when_they_come() -> None:
-    record = TokenRecord([[9, 8]], num_samples=1)
+    record = TokenRecord([[9, 8]], sampling=SamplingParams(n=1))
     first = delta(0, [1], done=True)
     first.prompt_logprobs.extend([-1.0, -2.0])
     record.add(frame(1, first))
@@ -86,22 +104,22 @@ def test_prompt_logprobs_are_kept_when_they_come() -> None:
     ],
 )
 def test_a_stream_that_contradicts_itself_is_refused(bad: operations_pb2.SampleDelta) -> None:
-    record = TokenRecord([[9]], num_samples=1)
+    record = TokenRecord([[9]], sampling=SamplingParams(n=1))
     with pytest.raises(PlexError, match="contradicts itself"):
         record.add(frame(1, bad))
 
 
 def test_unfinished_samples_are_not_returned() -> None:
-    record = TokenRecord([[9]], num_samples=1)
+    record = TokenRecord([[9]], sampling=SamplingParams(n=1))
     record.add(frame(1, delta(0, [1])))
     with pytest.raises(PlexError, match="1 samples unfinished"):
         record.samples()
 
 
 def test_a_record_of_more_samples_than_memory_has_room_for_takes_none_before_they_come() -> None:
-    record = TokenRecord([[9]], num_samples=10**12)
+    record = TokenRecord([[9]], sampling=SamplingParams(n=2**32 - 1))
     record.add(frame(1, delta(0, [1], sample=10**9, done=True)))
-    with pytest.raises(PlexError, match="999999999999 samples unfinished, the first is \\(0, 0\\)"):
+    with pytest.raises(PlexError, match="4294967294 samples unfinished, the first is \\(0, 0\\)"):
         record.samples()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
+import plexclient.losses
 from plexclient.losses import BUILT_IN_LOSSES
 from plexsvc.batches import GRAD_ARRAY
 from plexsvc.errors import ErrorCode, PlexError
@@ -138,6 +141,35 @@ def test_every_built_in_loss_of_the_client_is_known() -> None:
     assert losses._FUNCTIONS.keys() == BUILT_IN_LOSSES.keys()
     for name in BUILT_IN_LOSSES:
         run(name)
+
+
+def formulas(text: str) -> dict[str, str]:
+    """Return the formulas of a text by loss: the last code of a line that begins with its name."""
+    lines = [re.findall(r"`([^`]+)`", line) for line in text.splitlines()]
+    return {
+        codes[0]: next(code for code in codes if "sum(" in code)
+        for codes in lines
+        if codes and codes[0] in BUILT_IN_LOSSES and "sum(" in "".join(codes)
+    }
+
+
+@pytest.mark.parametrize("where", ["page", "docstring"])
+def test_the_formulas_that_users_read_are_those_that_are_computed(where: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "losses.md").read_text()
+    text = page if where == "page" else str(plexclient.losses.__doc__)
+    found = formulas(text)
+    assert found.keys() == BUILT_IN_LOSSES.keys()
+    names = {"logp": LOGPROBS, "value": LOGPROBS, "old": ARRAYS["logprobs"], "r": RATIO, **ARRAYS}
+    names |= {"adv": ARRAYS["advantages"], "sum": torch.sum, "min": torch.minimum}
+    names |= {"clamp": torch.clamp, "stop_gradient": lambda x: x}
+    names |= {"clip": losses.DEFAULT_CLIP, "clip_high": losses.DEFAULT_CLIP}
+    for name, formula in found.items():
+        wanted = eval(formula, {}, names | {"beta": losses.DEFAULT_BETA})
+        assert run(name)[0] == pytest.approx(float(wanted)), name
+        assert all(f"`{argument}`" in text for argument in BUILT_IN_LOSSES[name].arguments)
+        assert set(BUILT_IN_LOSSES[name].arrays) <= set(re.findall(r"`(\w+)`", page))
+    assert f"`clip` = {losses.DEFAULT_CLIP}" in page
+    assert f"`beta` = {losses.DEFAULT_BETA}" in page
 
 
 def test_a_wrong_name_lists_the_known_ones() -> None:
