@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,11 @@ class VersionReader:
             tensor.name if tensor.kind == PARAMETERS else f"{tensor.kind}/{tensor.name}": tensor
             for tensor in pieces.tensors(index)
         }
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._tensors.keys()
 
     def find(self, name: str) -> Tensor | None:
         """Return a tensor and the pieces that hold it, None for an unknown name."""

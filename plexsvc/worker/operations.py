@@ -286,6 +286,7 @@ class Operations:
             scalars = sources.read_scalars(directory)
             moments = sources.open_checkpoint(directory, pattern="optimizer*.safetensors")
             reads += self._backend.moments_from(held.enter_context(moments))
+        sources.check_finite(reads)
 
         def run() -> Answer:
             sources.copy(reads)

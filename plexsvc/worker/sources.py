@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 class TensorSource(Protocol):
     """Named tensors that can be read one box at a time."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors; those of an optimizer's state are `kind/name`."""
+        ...
 
     def has(self, name: str) -> bool:
         """Return whether the source holds tensor `name`."""
@@ -75,6 +80,25 @@ def copy(planned: Iterable[Read]) -> None:
             one.view.copy_(one.source.read(one.wanted))
 
 
+def check_finite(planned: Iterable[Read], *, is_copied: bool = False) -> None:
+    """Refuse planned tensors with a value that is no finite number, read before they are copied.
+
+    Where they are copied already their memory is looked at.
+
+    Raises:
+        PlexError: `unknown_model`, naming the first such tensor.
+    """
+    for one in planned:
+        values = one.view if is_copied else one.source.read(one.wanted)
+        if not bool(values.isfinite().all()):
+            raise PlexError(
+                ErrorCode.UNKNOWN_MODEL,
+                f"tensor {one.wanted.name!r} has values that are no finite numbers; nothing could "
+                "be computed with it. Give weights from before they broke",
+                tensor=one.wanted.name,
+            )
+
+
 class SafetensorsSource:
     """The safetensors files of a directory; reads only the bytes of the boxes asked for."""
 
@@ -84,6 +108,11 @@ class SafetensorsSource:
         self._files = files
         self._handles = handles
         self._where = where
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors in the files."""
+        return self._files.keys()
 
     def has(self, name: str) -> bool:
         """Return whether a file holds tensor `name`."""
@@ -186,6 +215,11 @@ class VersionTensors:
 
     def __init__(self, published: Sequence[Published]) -> None:
         self._reader = VersionReader(published)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors in the opened parts."""
+        return self._reader.names
 
     def has(self, name: str) -> bool:
         """Return whether the version holds tensor `name`."""

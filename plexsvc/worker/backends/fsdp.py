@@ -33,7 +33,7 @@ from plexsvc.worker.backends.base import (
     Shard,
     TokenLoss,
 )
-from plexsvc.worker.backends.hf import read_config
+from plexsvc.worker.backends.hf import check_leftovers, read_config
 from plexsvc.worker.backends.packed import (
     Packing,
     Totals,
@@ -44,7 +44,7 @@ from plexsvc.worker.backends.packed import (
 )
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.process_group import join
-from plexsvc.worker.sources import Read, TensorSource, copy, reads
+from plexsvc.worker.sources import Read, TensorSource, check_finite, copy, reads
 
 ATTENTION: Final = "plex_packed"
 VALUE_HEAD: Final = "value_head.weight"
@@ -127,7 +127,9 @@ class FsdpBackend:
             self._attach_training(memory)
         else:
             self._model.requires_grad_(False)
-        copy(self.params_from(weights))
+        planned = self.params_from(weights)
+        copy(planned)
+        check_finite(planned, is_copied=True)
 
     def _attach_training(self, memory: Mapping[str, Tensor]) -> None:
         self._grad_region = memory["grads"]
@@ -233,6 +235,8 @@ class FsdpBackend:
 
     def params_from(self, weights: TensorSource) -> list[Read]:
         """Return the reads of this rank's shards; a head that `weights` lacks is kept."""
+        known = {held.name for held in self._layout.held}
+        check_leftovers(weights, known, hf=self._hf, is_critic=self._is_critic)
         wanted = [
             held.slice_of(param)
             for held, param in zip(self._layout.held, self._params, strict=True)

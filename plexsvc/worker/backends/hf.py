@@ -1,11 +1,18 @@
-"""Hugging Face configurations of models that a training backend computes right."""
+"""Hugging Face models that a training backend computes right: configurations and tensor names."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from plexsvc import families
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.worker.sources import TensorSource
+
+HEAD: Final = "lm_head.weight"
+EMBEDDINGS: Final = "model.embed_tokens.weight"
 
 
 def read_config(directory: str, *, backend: str) -> Any:  # noqa: ANN401 - transformers is untyped
@@ -28,3 +35,44 @@ def read_config(directory: str, *, backend: str) -> Any:  # noqa: ANN401 - trans
         ) from error
     found.pad_token_id = None
     return found
+
+
+def check_leftovers(
+    weights: TensorSource,
+    known: Collection[str],
+    *,
+    hf: Any,  # noqa: ANN401 - as above
+    is_critic: bool,
+) -> None:
+    """Refuse weights with tensors that the model leaves out: it would compute something else.
+
+    `known` are the names of the whole model, whatever this rank holds. A critic uses no language
+    head, tied embeddings stand for an equal one, and rotary frequencies follow from `hf`.
+
+    Raises:
+        PlexError: `unknown_model`, naming some of them.
+    """
+    left = {name for name in weights.names if name not in known and "/" not in name}
+    left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
+    if is_critic or (HEAD in left and hf.tie_word_embeddings and _has_tied(weights, hf)):
+        left.discard(HEAD)
+    if left:
+        first = ", ".join(sorted(left)[:5])
+        raise PlexError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"the weights hold {len(left)} tensors that this {hf.model_type} model has no use for, "
+            f"among them {first}: computed without them it would be another model. Check "
+            "config.json against the weights",
+            tensors=len(left),
+        )
+
+
+def _has_tied(weights: TensorSource, hf: Any) -> bool:  # noqa: ANN401 - as above
+    shape = (hf.vocab_size, hf.hidden_size)
+    wanted = [
+        TensorBox(name=name, shape=shape, box=Box.whole(shape)) for name in (HEAD, EMBEDDINGS)
+    ]
+    for one in wanted:
+        weights.check(one)
+    head, embeddings = (weights.read(one) for one in wanted)
+    return bool(head.equal(embeddings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,53 @@ def test_a_rank_refuses_a_model_that_its_backend_does_not_compute(
     (model / "config.json").write_text(json.dumps(json.loads(text) | changes))
     with pytest.raises(RuntimeError, match=word):
         start_group(backend=backend, model=str(model))
+
+
+def with_tensors(model: Path, path: Path, **tensors: np.ndarray) -> Path:
+    """Copy a model with tensors added or replaced."""
+    shutil.copytree(model, path)
+    found = load_file(model / "model.safetensors") | tensors
+    save_file(found, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"backend": "fsdp"}, {"backend": "megatron"}, {"backend": "megatron", "parallel": {"pp": 2}}],
+    ids=["fsdp", "megatron", "megatron-pp2"],
+)
+def test_weights_that_the_model_would_leave_out_or_could_not_use_change_nothing(
+    start_group: StartGroup, odd_model: Path, tmp_path: Path, layout: dict[str, object]
+) -> None:
+    bias = {"model.layers.3.self_attn.o_proj.bias": np.ones(64, np.float32)}
+    more = with_tensors(odd_model, tmp_path / "more", **bias)
+    broken = load_file(odd_model / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    broken[-1, -1] = np.nan
+    nan = with_tensors(odd_model, tmp_path / "nan", **{"model.layers.0.mlp.up_proj.weight": broken})
+    group = start_group(**layout)
+    before = assemble(group.ask("held"), "param")
+    for seq, (path, word) in enumerate([(more, "o_proj.bias"), (nan, "up_proj")], start=1):
+        replies = group.execute(operation(seq, "load", path=str(path)))
+        assert set(errors(replies)) == {"unknown_model"}
+        assert all(word in reply.result.error.message for reply in replies)
+        held = assemble(group.ask("held"), "param")
+        assert all(np.array_equal(held[name], before[name]) for name in before)
+        fresh = start_group(initialize=False, model=str(path), **layout)
+        assert "unknown_model" in errors(fresh.execute(operation(0, "initialize")))
+    assert set(errors(group.execute(operation(3, "step", lr=0.0)))) == {""}
+
+
+def test_a_qwen3_that_says_it_is_a_llama_is_refused(
+    start_group: StartGroup, odd_model: Path, tmp_path: Path
+) -> None:
+    model = with_tensors(odd_model, tmp_path / "model")
+    table = json.loads((model / "config.json").read_text())
+    del table["architectures"]
+    (model / "config.json").write_text(json.dumps(table | {"model_type": "llama"}))
+    group = start_group(initialize=False, model=str(model))
+    (reply,) = group.execute(operation(0, "initialize"))
+    assert reply.result.error.code == "unknown_model"
+    assert "self_attn.k_norm.weight" in reply.result.error.message
 
 
 def test_fsdp_refuses_a_precision_that_it_would_not_keep(start_group: StartGroup) -> None:

@@ -93,6 +93,26 @@ def test_a_checkpoint_fills_memory_box_by_box(tmp_path: Path) -> None:
     assert torch.equal(target, VALUES[1:3, 2:4])
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_finite_numbers_are_refused_before_they_are_copied(
+    tmp_path: Path, wrong: float
+) -> None:
+    values = VALUES.clone()
+    values[1, 2] = wrong
+    save_file({"w": values}, tmp_path / "model.safetensors")
+    target = torch.zeros(2, 2)
+    with sources.open_checkpoint(tmp_path) as source:
+        planned = sources.reads([Slice(key=box((1, 2), (2, 2)), view=target)], source)
+        with pytest.raises(PlexError, match="'w'") as caught:
+            sources.check_finite(planned)
+        assert caught.value.code == ErrorCode.UNKNOWN_MODEL
+        assert not target.any()
+        sources.check_finite(planned, is_copied=True)
+        sources.copy(planned)
+        with pytest.raises(PlexError, match="'w'"):
+            sources.check_finite(planned, is_copied=True)
+
+
 @pytest.mark.parametrize(
     "asked",
     [

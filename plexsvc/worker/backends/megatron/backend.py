@@ -30,7 +30,7 @@ from plexsvc.worker.backends.base import (
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
 from plexsvc.worker.canonical import Slice, piece, slices
 from plexsvc.worker.config import WorkerConfig
-from plexsvc.worker.sources import Read, TensorSource, copy, reads
+from plexsvc.worker.sources import Read, TensorSource, check_finite, copy, reads
 
 DTYPES: Final = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_SCALAR: Final = "adam_step"
@@ -117,7 +117,9 @@ class MegatronBackend:
             self._trained = state.Trained(
                 self._model, self._megatron, params=self._params, memory=memory
             )
-        copy(self.params_from(weights))
+        planned = self.params_from(weights)
+        copy(planned)
+        check_finite(planned, is_copied=True)
 
     def pieces(self) -> list[statemanager_pb2.CanonicalPiece]:
         """Return where every state tensor lies."""
@@ -201,6 +203,13 @@ class MegatronBackend:
 
     def params_from(self, weights: TensorSource) -> list[Read]:
         """Return the reads of parameters and masters; a head that `weights` lacks is kept."""
+        known = mapping.names_of(
+            (run for param in self._params for run in param.runs),
+            num_layers=self._hf.num_hidden_layers,
+            is_tied=self._hf.tie_word_embeddings,
+            is_critic=self._is_critic,
+        )
+        hf.check_leftovers(weights, known, hf=self._hf, is_critic=self._is_critic)
         found = reads(_wanted(self._param_slices(), weights), weights)
         if self._trained is not None and state.MASTERS in self._memory:
             found += reads(_wanted(self._trained.moments("master"), weights), weights)

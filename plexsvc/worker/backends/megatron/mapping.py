@@ -15,7 +15,7 @@ Padded vocabulary rows belong to no Hugging Face tensor and so to no run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ _SIMPLE: Final[Mapping[str, str]] = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
+_HF_LAYER: Final = re.compile(r"model\.layers\.\d+\.(.*)")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 
@@ -64,6 +65,22 @@ def runs_of(
     assert match is not None, f"no mapping for Megatron parameter {name}"
     prefix = f"model.layers.{layer_of[int(match.group(1))]}."
     return _layer(match.group(2), shape, prefix=prefix, geometry=geometry)
+
+
+def names_of(
+    runs: Iterable[Run], *, num_layers: int, is_tied: bool, is_critic: bool
+) -> frozenset[str]:
+    """Return the Hugging Face tensors of the whole model, of which a rank holds `runs`.
+
+    Every rank holds a layer, layers are alike, and who holds a query, key or value has all three.
+    """
+    parts = {_HF_LAYER.fullmatch(run.name) for run in runs}
+    held = {match.group(1) for match in parts if match is not None}
+    in_layer = {re.sub(r"[qkv]_proj", f"{one}_proj", name) for name in held for one in "qkv"}
+    layers = {f"model.layers.{i}.{rest}" for i in range(num_layers) for rest in in_layer}
+    head = VALUE_HEAD if is_critic else "lm_head.weight"
+    outer = {"model.embed_tokens.weight", "model.norm.weight"}
+    return frozenset(layers | outer | ({head} if is_critic or not is_tied else set()))
 
 
 def _vocabulary(name: str, shape: tuple[int, ...], geometry: Geometry) -> list[Run]:

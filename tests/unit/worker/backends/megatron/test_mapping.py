@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plexsvc.worker.backends.megatron.mapping import Geometry, runs_of
+from plexsvc.worker.backends.megatron.mapping import Geometry, names_of, runs_of
 from plexsvc.worker.canonical import Run
 
 LAYERS = {0: 4}
@@ -100,3 +100,24 @@ def test_a_rank_of_padding_only_holds_no_box() -> None:
 def test_an_unknown_parameter_is_our_contradiction() -> None:
     with pytest.raises(AssertionError, match="no mapping"):
         runs("decoder.layers.0.mlp.other.weight", (4, 4), geometry(0, 1, kv_heads=2))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_every_rank_knows_the_names_of_the_whole_model(rank: int) -> None:
+    """With more ranks than key-value heads, some hold queries and others keys and values only."""
+    rows = (8 + 2 * 2) * 4
+    held = runs(
+        "decoder.layers.0.self_attention.linear_qkv.weight",
+        (rows // 4, 16),
+        geometry(rank, 4, kv_heads=2),
+    )
+    names = names_of(held, num_layers=2, is_tied=False, is_critic=False)
+    assert names == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        *(f"model.layers.{i}.self_attn.{x}_proj.weight" for i in range(2) for x in "qkv"),
+    }
+    assert "lm_head.weight" not in names_of(held, num_layers=2, is_tied=True, is_critic=False)
+    critic = names_of(held, num_layers=2, is_tied=True, is_critic=True)
+    assert "value_head.weight" in critic
