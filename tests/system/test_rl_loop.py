@@ -39,9 +39,9 @@ def gap(actor: plex.Actor, samples: plex.Samples) -> tuple[float, float]:
 def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop: Loop) -> None:
     _, actor, rollout = loop
     versions = []
-    for step in range(3):
+    for step, temperature in enumerate((1.0, 0.7, 1.3)):
         version = rollout.sync(actor)
-        samples = rollout.generate(PROMPTS, n=4, max_tokens=16, temperature=1.0, seed=step)
+        samples = rollout.generate(PROMPTS, n=4, max_tokens=16, temperature=temperature, seed=step)
         assert len(samples) == 8
         assert {v for sample in samples for v in sample.versions} == {version}
         mean, largest = gap(actor, samples)
@@ -50,10 +50,43 @@ def test_sampled_logprobs_agree_with_the_trainer_before_and_after_training(loop:
         rewards = np.array([float(len(set(sample.tokens))) for sample in samples])
         advantages = plex.grpo_advantages(rewards, group=4)
         batch = plex.Batch.from_samples(samples, advantages=advantages)
-        actor.forward_backward(batch, loss="ppo", clip=0.2)
+        assert batch.temperature == temperature
+        loss = actor.forward_backward(batch, loss="ppo", clip=0.2)
+        assert loss["ratio_mean"] == pytest.approx(1.0, abs=1e-3)
+        assert loss["logprob_gap_mean"] == pytest.approx(mean, abs=1e-6)
+        assert loss["logprob_gap_max"] == pytest.approx(largest, abs=1e-6)
         actor.step()
         versions.append(version)
     assert versions == sorted(set(versions))
+
+
+def test_a_bound_on_the_gap_refuses_samples_of_other_weights_and_keeps_the_window(
+    loop: Loop, tiny_model: Path
+) -> None:
+    job, actor, rollout = loop
+    taught = plex.Batch.from_sequences([[*PROMPTS[0], *PROMPTS[1]]])
+    actor.forward_backward(taught, loss="cross_entropy")
+    actor.step(lr=0.05)
+    rollout.sync(actor)
+    samples = rollout.generate(PROMPTS, n=2, max_tokens=8, seed=9)
+    batch = plex.Batch.from_samples(samples, advantages=np.ones(4))
+    bounded = job.deploy(
+        "bounded",
+        role="actor",
+        model=str(tiny_model),
+        backend="megatron",
+        optimizer=plex.AdamW(lr=1e-2),
+        max_logprob_gap=1e-3,
+    )
+    with pytest.raises(plex.PlexError, match="max_logprob_gap") as caught:
+        bounded.forward_backward(batch, loss="ppo")
+    assert caught.value.code == "logprob_mismatch"
+    rollout.sync(bounded)
+    samples = rollout.generate(PROMPTS, n=2, max_tokens=8, seed=9)
+    batch = plex.Batch.from_samples(samples, advantages=np.ones(4))
+    assert bounded.forward_backward(batch, loss="ppo")["logprob_gap_max"] <= 1e-3
+    assert bounded.step()["steps"] == 1.0
+    rollout.sync(actor)
 
 
 def test_a_sync_submitted_before_a_step_carries_the_weights_before_it(loop: Loop) -> None:
