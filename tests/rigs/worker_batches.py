@@ -16,11 +16,14 @@ Arrays = Mapping[str, np.ndarray]
 def random_batch(
     seed: int, lengths: Sequence[int] = (5, 9, 3, 7), *, vocab: int = 51
 ) -> dict[str, np.ndarray]:
-    """Return a packed batch with the inputs of every built-in loss."""
+    """Return a packed batch with the inputs of every built-in loss.
+
+    Token 0, the models' padding token, is a target only: as input it has a test of its own.
+    """
     rng = np.random.default_rng(seed)
     total = sum(lengths)
     return {
-        "tokens": rng.integers(0, vocab, total).astype(np.int32),
+        "tokens": rng.integers(1, vocab, total).astype(np.int32),
         "cu_seqlens": np.cumsum([0, *lengths]).astype(np.int32),
         "target_tokens": rng.integers(0, vocab, total).astype(np.int32),
         "weights": rng.uniform(0.5, 1.5, total).astype(np.float32) / total,
