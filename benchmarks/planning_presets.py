@@ -13,7 +13,7 @@ from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import compare, play
 
 BASELINES = ["isolated_backfill", "pack", "spread", "spread_backfill", "plex"]
-PARTS = ["plex_ratio", "plex_no_shift", "plex_no_repack", "plex_cold", "plex_cold_shares"]
+PARTS = ["plex_ratio", "plex_no_shift", "plex_no_repack", "plex_cold"]
 ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch", "no_slack", "no_cap"]
 RUNS: dict[str, list[str]] = {
     **{f"two-job-{model}": ["plex"] for model in ("7b", "30b", "235b")},
@@ -61,8 +61,8 @@ def runs(presets: list[str], seeds: list[int]) -> Iterator[dict[str, object]]:
             isolated = play(workload, policy=policy_named("isolated"), seed=seed)
             for name in RUNS[preset]:
                 print(f"{preset} {name} seed {seed}", file=sys.stderr)
-                is_cold = name.startswith("plex_cold")
-                policy = policy_named("plex" if name == "plex_cold" else name)
+                is_cold = name == "plex_cold"
+                policy = policy_named("plex" if is_cold else name)
                 summary, _ = compare(
                     workload, policy=policy, seed=seed, isolated=isolated, is_cold=is_cold
                 )

@@ -20,7 +20,6 @@ EXCEPTIONS = {
     "scheduler/core/test_properties.py": "the whole core under Hypothesis",
     "scheduler/core/test_starvation.py": "the whole core under endless load",
     "scheduler/driver/test_recorded_journals.py": "the whole core on journals of real runs",
-    "sim/test_endings.py": "the ends of a simulated run",
     "sim/test_outside.py": "simulated runs under a checker that shares no code with them",
 }
 """Unit tests that name no module of their folder, and their subject. The list only shrinks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plexsvc.ids import DeploymentId, NodeId, OperationId, UnitId, WpgId
+from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     Action,
@@ -28,15 +28,18 @@ from plexsvc.scheduler.core.events import (
     ResidencyMoved,
     WpgForgotten,
 )
-from plexsvc.scheduler.core.planning.runtime import Counts
+from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
+from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place
-from plexsvc.sim.records import Drained, Record, Stay
+from plexsvc.sim.nodes import TRAIN_KIND
+from plexsvc.sim.records import Counts, Drained, Pause, Record, Stay
 
 
 @dataclass(slots=True, kw_only=True)
 class Books:
-    """The records that only events and actions tell."""
+    """The records that only events, actions and the core's view tell."""
 
+    view: ClusterView
     record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The training deployments and their jobs."""
     rollout_record_of: dict[DeploymentId, Record] = field(default_factory=dict)
@@ -44,16 +47,20 @@ class Books:
 
     counts: Counts = field(default_factory=Counts)
     node_us: int = 0
-    """Node-microseconds for which somebody had a place for training."""
+    """Node-microseconds for which somebody had a place."""
     drains: dict[NodeId, Drained] = field(default_factory=dict)
 
     _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
-    _loading: dict[WpgId, int] = field(default_factory=dict)
+    _loading: dict[WpgId, tuple[int, bool]] = field(default_factory=dict)
+    """Since when somebody's state is brought in, its victims' way out included, and whether
+    ahead."""
     _carrying: dict[DeploymentId, int] = field(default_factory=dict)
     _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
     _number_of: dict[UnitId, int] = field(default_factory=dict)
     _last_us: int = 0
+    _relieved_us: int = NEVER_US
+    _paused: dict[ResidentId, Pause] = field(default_factory=dict)
 
     def note(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in one event and what followed."""
@@ -76,6 +83,10 @@ class Books:
             self._note_action(action, at_us=at_us)
         if any(map(self._is_draining, self.drains)):
             self._note_empty(at_us)
+        planner = self.view.planners.get(TRAIN_KIND)
+        if planner is not None and planner.relieved_us != self._relieved_us:
+            self._relieved_us = planner.relieved_us
+            self._note_pauses(planner, at_us=at_us)
 
     def _note_action(self, action: Action, *, at_us: int) -> None:
         match action:
@@ -88,7 +99,9 @@ class Books:
             case CutOver():
                 self._cut_over(action, at_us=at_us)
             case MoveState(to=Residency.DEVICE):
-                self._loading[action.wpg_id] = at_us
+                switch = self.view.wpgs[action.wpg_id].switch
+                assert switch is not None, action
+                self._loading[action.wpg_id] = switch.started_us, switch.operation_id is None
             case StartOperation():
                 self._running[action.operation_id] = (action.wpg_id, at_us)
             case AnswerOperation():
@@ -104,9 +117,9 @@ class Books:
         holder = record or self.rollout_record_of.get(action.deployment_id)
         if holder is not None and action.replaces is None and not holder.restarts:
             holder.start_us = at_us  # a job starts when the last of its deployments has a place
-        if record is None:
+        if holder is None:
             return
-        if action.replaces is None:
+        if record is not None and action.replaces is None:
             self._stay(record, action, at_us=at_us)
         for place in action.places:
             self._taken[place] = self._taken.get(place, 0) + 1
@@ -133,7 +146,8 @@ class Books:
 
     def _leave(self, wpg_id: WpgId) -> None:
         life = self._lives.pop(wpg_id)
-        if life.deployment_id in self.record_of:
+        is_booked = life.deployment_id in self.record_of
+        if is_booked or life.deployment_id in self.rollout_record_of:
             for place in life.places:
                 self._taken[place] -= 1
                 if not self._taken[place]:
@@ -141,10 +155,22 @@ class Books:
 
     def _loaded(self, wpg_id: WpgId, *, at_us: int) -> None:
         """Note the end of a load: it is done, or its processes are stopped."""
-        since_us = self._loading.pop(wpg_id, None)
+        since_us, is_ahead = self._loading.pop(wpg_id, (None, False))
         if since_us is not None:
             self.counts.switches += 1
-            self.record_of[self._lives[wpg_id].deployment_id].switch.append((since_us, at_us))
+            record = self.record_of[self._lives[wpg_id].deployment_id]
+            (record.prefetch if is_ahead else record.switch).append((since_us, at_us))
+
+    def _note_pauses(self, planner: Planner, *, at_us: int) -> None:
+        """Note whose pause began or ended: relief was just considered."""
+        paused = {j: why for g in planner.board.groups.values() for j, why in g.paused.items()}
+        for resident_id in [j for j in self._paused if j not in paused]:
+            self._paused.pop(resident_id).until_us = at_us
+        for resident_id, why in paused.items():
+            if resident_id not in self._paused:
+                self._paused[resident_id] = Pause(since_us=at_us, why=why)
+                record = self.record_of[DeploymentId(resident_id)]
+                record.pauses.append(self._paused[resident_id])
 
     def _cut_short(self, operation_id: OperationId, *, at_us: int) -> None:
         wpg_id, since_us = self._running.pop(operation_id, (None, 0))

@@ -85,8 +85,6 @@ class Operation:
 
     phase: str
     duration_us: int
-    burst_us: int
-    starts_burst: bool
     ends_burst: bool
     cycle: int
     lag_us: int = 0
@@ -159,7 +157,7 @@ class SyncRun(Run):
             self.at = 0
             self.cycle += 1
             return self._gap(now, self.segments[0].offset_us)
-        self._submit(starts_burst=True)
+        self._submit()
         return []
 
     def finished(self, now: int) -> Timers:
@@ -170,7 +168,7 @@ class SyncRun(Run):
         if self.at < len(self.segments):
             gap = self.segments[self.at].offset_us - ended.end_us
             if gap == 0:
-                self._submit(starts_burst=False)
+                self._submit()
                 return []
             return self._gap(now, gap)
         self.trained += 1
@@ -183,27 +181,11 @@ class SyncRun(Run):
         cycle = min(self.cycle, self.cycles - 1)
         return [(ROLLOUT, now + planned_us * self.rollout_us[cycle] // idle)]
 
-    def _submit(self, *, starts_burst: bool) -> None:
-        burst, at = 0, self.at
-        while True:
-            burst += self.segments[at].duration_us
-            at += 1
-            if (
-                at == len(self.segments)
-                or self.segments[at].offset_us > self.segments[at - 1].end_us
-            ):
-                break
+    def _submit(self) -> None:
         segment = self.segments[self.at]
-        self.queue.append(
-            Operation(
-                segment.phase,
-                segment.duration_us,
-                burst,
-                starts_burst,
-                at == self.at + 1,
-                self.cycle,
-            )
-        )
+        is_last = self.at + 1 == len(self.segments)
+        ends_burst = is_last or self.segments[self.at + 1].offset_us > segment.end_us
+        self.queue.append(Operation(segment.phase, segment.duration_us, ends_burst, self.cycle))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,21 +242,19 @@ class AsyncRun(Run):
         return [(ROLLOUT, now + self.rollout_us[self.rolled])]
 
     def _append(self, segments: list[Segment], cycle: int) -> None:
-        left, before_us = sum(s.duration_us for s in segments), 0
+        before_us = 0
         for at, segment in enumerate(segments):
             is_publish = self.syncs_at_boundary and segment.phase == SYNC_PHASE
             self.queue.append(
                 Operation(
                     segment.phase,
                     segment.duration_us,
-                    left,
-                    at == 0,
                     at == len(segments) - 1,
                     cycle,
                     0 if is_publish else segment.offset_us - before_us,
                 )
             )
-            left, before_us = left - segment.duration_us, segment.end_us
+            before_us = segment.end_us
 
 
 @dataclass(slots=True)

@@ -67,7 +67,6 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
             {"since_s": _s(stay.since_us), "group": stay.group_id, "nodes": list(stay.nodes)}
             for stay in record.stays
         ],
-        "shift_s": record.shift_us / SECOND_US,
         "slowdown": round(slowdown(record), 6),
         "wait_ratio": round(wait_ratio(record), 6),
         "phases": record.phases,
@@ -86,7 +85,10 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "sync_at": demand.profile.sync_at.value,
         "cycles": record.job.cycles,
         "switch_cost_s": demand.profile.switch_us / SECOND_US,
-        "pauses": [{"at_s": _s(at_us), "why": why} for at_us, why in record.pauses],
+        "pauses": [
+            {"at_s": _s(pause.since_us), "until_s": _s(pause.until_us), "why": pause.why}
+            for pause in record.pauses
+        ],
         "bytes": {
             "device_per_node": demand.state_bytes,
             "host_per_node": record.host_bytes,

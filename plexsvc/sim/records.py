@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plexsvc.ids import UnitId
-from plexsvc.scheduler.core.planning.runtime import Counts
 from plexsvc.sim.jobs import SimJob
 
 
@@ -19,6 +18,25 @@ class Stay:
 
 
 @dataclass(slots=True, kw_only=True)
+class Pause:
+    """A time in which a job ran only while no other of its group waited, and why."""
+
+    since_us: int
+    why: str
+    until_us: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What happened on the devices."""
+
+    switches: int = 0
+    prefetches: int = 0
+    prefetch_hits: int = 0
+    prefetch_wasted: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Record:
     """What became of one job; times in microseconds."""
 
@@ -27,7 +45,6 @@ class Record:
     stays: list[Stay] = field(default_factory=list)
     start_us: int | None = None
     finish_us: int | None = None
-    shift_us: int = 0
     busy: list[tuple[int, int]] = field(default_factory=list)
     switch: list[tuple[int, int]] = field(default_factory=list)
     prefetch: list[tuple[int, int]] = field(default_factory=list)
@@ -38,7 +55,7 @@ class Record:
     """When its nodes were lost: it went on from its last trained cycle."""
 
     moves: list[tuple[int, int]] = field(default_factory=list)
-    """Times its state moved between groups; its operations waited."""
+    """Times its state was copied to other nodes; its operations waited."""
 
     host_bytes: int = 0
     """Of its parked state, what found room in each node's host memory where it last came to."""
@@ -46,8 +63,8 @@ class Record:
     disk_bytes: int = 0
     """The rest, on each node's disk."""
 
-    pauses: list[tuple[int, str]] = field(default_factory=list)
-    """When it was put last in its group because it made others late, and why."""
+    pauses: list[Pause] = field(default_factory=list)
+    """Times it was put last in its group because it made others late."""
 
     phases: list[str] = field(default_factory=list)
 
@@ -69,8 +86,8 @@ class Outcome:
     records: tuple[Record, ...]
     counts: Counts
     events: int
-    group_node_us: int
-    """Node-microseconds for which groups were open."""
+    node_us: int
+    """Node-microseconds for which somebody had a place."""
 
     pruned_share: float
     drains: tuple[Drained, ...] = ()

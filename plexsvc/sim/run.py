@@ -1,16 +1,36 @@
-"""Runs of a workload under policies, compared with `isolated` on the same trace and seed."""
+"""Runs of a workload under policies: every decision is the scheduler core's own.
+
+Each job of a trace is a client that submits operations in virtual time, and all of `Scheduler`
+decides, with the faults and events of the cluster file. Jobs come with the trace's profiles, as
+after earlier runs, or cold, without any. A policy is compared with `isolated` on the same trace and
+seed.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.core.events import ProfilesLoaded
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning.policies import Policy, policy_named
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.sim.books import Books
+from plexsvc.sim.clients import Client, Outside
+from plexsvc.sim.jobs import SimJob
+from plexsvc.sim.nodes import TRAIN_KIND, Nodes
 from plexsvc.sim.presets import Workload
-from plexsvc.sim.records import Outcome
-from plexsvc.sim.simulator import Simulator
+from plexsvc.sim.records import Outcome, Record
 from plexsvc.sim.summary import Summary, summarise
+from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
+from plexsvc.sim.trace_costs import TraceCosts
+from plexsvc.sim.virtual_driver import VirtualDriver
+
+FOREVER_US: Final = 10**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,27 +41,57 @@ class Timed:
     wall_s: float
 
 
-class Play(Protocol):
-    """A way to play a workload: planning and the groups' runtime alone, or the whole core."""
-
-    def __call__(
-        self, workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
-    ) -> Timed:
-        """Return what a policy makes of a workload; `is_cold`: no cycle is known before."""
-        ...
-
-
 def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False) -> Timed:
-    """Return what one policy makes of a workload; `is_cold`: no job's cycle is known before."""
+    """Return what a workload comes to under a policy; `is_cold`: no cycle is known before.
+
+    Raises:
+        PlexError: `no_placement` when the cluster cannot hold a job, or when a job lost its nodes
+            `MAX_LOSSES` times without training a cycle.
+    """
     began = time.perf_counter()
-    simulator = Simulator(
-        workload.jobs,
+    policy = workload.within_target(policy)
+    jobs: list[TraceClient] = []
+    num_beside = sum(not job.demand.rollout_units for job in workload.jobs)
+    nodes = Nodes(
         cluster=workload.cluster,
-        policy=workload.within_target(policy),
         seed=seed,
-        is_cold=is_cold,
+        num_rollouts=num_beside,
+        has_hope=lambda: any(job.has_hope for job in jobs),
     )
-    outcome = simulator.run()
+    core = Scheduler(limits=patient_limits(len(workload.jobs), policy=policy), epoch=1)
+    books = Books(view=core.view)
+    costs = TraceCosts(cluster=workload.cluster, seed=seed, record_of=books.record_of)
+    turnstile = Turnstile()
+    for job in workload.jobs:
+        client = TraceClient(
+            record=Record(job=job, alone_us=job.alone_us(job.rollout_us(seed))),
+            seed=seed,
+            nodes=nodes,
+            turnstile=turnstile,
+            costs=costs,
+            books=books,
+        )
+        jobs.append(client)
+    clients: list[Client] = [nodes, *jobs]
+    if not is_cold:
+        clients.insert(0, Outside(events=[_profiles(workload.jobs)]))
+    driver = VirtualDriver(
+        core=core, costs=costs, clients=clients, watch=books.note, end_us=FOREVER_US
+    )
+    if not driver.run():
+        raise _never_ended(jobs, core)
+    prefetches = core.view.prefetches
+    books.counts.prefetches = prefetches.ordered
+    books.counts.prefetch_hits, books.counts.prefetch_wasted = prefetches.hits, prefetches.wasted
+    outcome = Outcome(
+        policy=policy.name,
+        records=tuple(job.record for job in jobs),
+        counts=books.counts,
+        events=driver.events,
+        node_us=books.node_us,
+        pruned_share=core.view.planners[TRAIN_KIND].fitter.pruned.share,
+        drains=tuple(books.drains.values()),
+    )
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
 
 
@@ -52,13 +102,11 @@ def compare(
     seed: int,
     isolated: Timed | None = None,
     is_cold: bool = False,
-    by: Play = play,
 ) -> tuple[Summary, Outcome]:
-    """Return the summary of one policy against the simulator's `isolated`, and its outcome."""
+    """Return the summary of one policy against `isolated`, which knows all cycles; its outcome."""
     base = isolated or play(workload, policy=policy_named("isolated"), seed=seed)
-    timed = base
-    if by is not play or policy.name != "isolated":
-        timed = by(workload, policy=policy, seed=seed, is_cold=is_cold)
+    is_base = policy.name == "isolated" and not is_cold
+    timed = base if is_base else play(workload, policy=policy, seed=seed, is_cold=is_cold)
     summary = summarise(
         timed.outcome,
         isolated=base.outcome,
@@ -67,3 +115,50 @@ def compare(
         wall_s=timed.wall_s,
     )
     return summary, timed.outcome
+
+
+def patient_limits(num_jobs: int, *, policy: Policy) -> Limits:
+    """Return limits of a policy under which no job of a trace is refused for waiting."""
+    return Limits(
+        max_jobs=num_jobs,
+        policy=policy.name,
+        max_deployments_per_group=policy.max_jobs,
+        duty_cap_ppm=policy.duty_cap_ppm,
+        target_slowdown_ppm=policy.target_slowdown_ppm,
+        critical_target_ppm=policy.critical_target_ppm,
+        placement_timeout_us=FOREVER_US,
+        spawn_timeout_us=FOREVER_US,
+        gap_timeout_us=FOREVER_US,
+    )
+
+
+def _never_ended(jobs: Sequence[TraceClient], core: Scheduler) -> PlexError:
+    left = [job for job in jobs if not job.is_done]
+    waiting = [core.view.deployments[name] for name in core.view.unplaced]
+    why = core.view.why_waits(waiting[0]) if waiting else "none of them waits for a place"
+    return PlexError(
+        ErrorCode.NO_PLACEMENT,
+        f"{len(left)} of {len(jobs)} jobs never ended, {left[0].job_id} first: {why}; "
+        f"{len(core.view.cordoned)} nodes are closed and no event opens one again",
+    )
+
+
+def _profiles(jobs: Sequence[SimJob]) -> ProfilesLoaded:
+    """Return the profiles that earlier runs of all jobs would have left."""
+    return ProfilesLoaded(profiles=tuple(kept for job in jobs for kept in _kept(job)))
+
+
+def _kept(job: SimJob) -> list[KeptProfile]:
+    """Return a job's profile as the core would have measured it on each training deployment."""
+    demand, kept = job.demand, []
+    for name, kinds in deal(job).items():
+        segments = tuple(
+            replace(s, phase=kinds[s.phase]) for s in demand.profile.segments if s.phase in kinds
+        )
+        switch_us = demand.profile.switch_us // job.deployments
+        profile = replace(demand.profile, segments=segments, switch_us=switch_us)
+        key = ProfileKey(
+            tenant=demand.tenant, model="", layout="", name=f"{demand.resident_id}/{name}"
+        )
+        kept.append(KeptProfile(key=key, profile=profile, at_us=0))
+    return kept

@@ -65,19 +65,8 @@ def drain_us(outcome: Outcome) -> int:
 
 
 def gpu_hours(outcome: Outcome, cluster: SimCluster) -> float:
-    """Return device-hours held: groups while open, rollout nodes while their job has them."""
-    rollout = sum(_placed_us(r) * r.job.demand.rollout_units for r in outcome.records)
-    node_us = outcome.group_node_us + rollout
-    return node_us * cluster.devices_per_node / SECOND_US / 3600
-
-
-def _placed_us(record: Record) -> int:
-    """Return how long a job had a place: not while it queued again after a loss of its nodes."""
-    queued_us = sum(
-        min(stay.since_us for stay in record.stays if stay.since_us >= lost_us) - lost_us
-        for lost_us in record.restarts
-    )
-    return (record.finish_us or 0) - (record.start_us or 0) - queued_us
+    """Return the device-hours for which nodes were held."""
+    return outcome.node_us * cluster.devices_per_node / SECOND_US / 3600
 
 
 def lower_bound_us(jobs: Sequence[SimJob], alone_us: Sequence[int], cluster: SimCluster) -> int:

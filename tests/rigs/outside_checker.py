@@ -20,6 +20,8 @@ class Span:
     kind: str
     job_id: str
     switch_cost_s: float
+    may_be_built: bool
+    """Whether it may be the first operation since the job's processes came there."""
 
 
 def check_lines(lines: Sequence[Line]) -> None:
@@ -80,7 +82,10 @@ def spans_of(line: Line) -> list[tuple[Span, list[str]]]:
             is_moving = any(s < end_s - CLOSE_S and start_s < e - CLOSE_S for s, e in moves)
             assert not (is_moving and kind == "run"), (line["job_id"], "runs while it moves")
             job_id, cost_s = str(line["job_id"]), float(str(line["switch_cost_s"]))
-            found.append((Span(start_s, end_s, kind, job_id, cost_s), stay["nodes"]))
+            is_first = not any(
+                stay["since_s"] - CLOSE_S <= s < start_s for s, _ in (*line["busy"], *line["lost"])
+            )
+            found.append((Span(start_s, end_s, kind, job_id, cost_s, is_first), stay["nodes"]))
     return found
 
 
@@ -91,10 +96,10 @@ def check_order(node: str, spans: Sequence[Span]) -> None:
 
 
 def check_residents(node: str, spans: Sequence[Span]) -> None:
-    """Whoever runs was brought in after the one before."""
+    """Whoever runs was brought in after the one before, or has just been built there."""
     resident = None
     for span in spans:
-        if span.kind == "in":
+        if span.kind == "in" or span.may_be_built:
             resident = span.job_id
         elif span.switch_cost_s:
             assert resident == span.job_id, (node, resident, span)

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from plexsvc.sim.presets import Workload
     from plexsvc.sim.summary import Summary
-
-
-_CORES: Final = ("planning", "planning-cold", "live", "live-cold")
 
 
 def simulate(
@@ -26,17 +23,16 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="isolated, pack, spread, spread_backfill, plex, ...")
     ] = "plex",
-    core: Annotated[
-        str,
-        typer.Option(help="planning; live: the whole scheduler core; ...-cold: no profiles yet."),
-    ] = "planning",
+    cold: Annotated[
+        bool, typer.Option("--cold", help="No job's cycle is known before it was measured.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and faults.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Play jobs on a simulated cluster, with the scheduler's own decisions.
+    """Play jobs on a simulated cluster: the scheduler that runs live decides.
 
     A line of TRACE needs job_id, arrival_s, nodes, cycles, period_s and
     segments, a list of {phase, offset_s, duration_s}. It may have mode (sync,
@@ -47,24 +43,14 @@ def simulate(
     from plexsvc.scheduler.core.planning.policies import policy_named
     from plexsvc.sim.output import make_directory, write_outputs
     from plexsvc.sim.run import compare, play
-    from plexsvc.sim.trace_run import play_live
 
-    if core not in _CORES:
-        raise typer.BadParameter(f"--core {core!r} is none of {', '.join(_CORES)}")
     chosen = policy_named(policy)
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
     if out is not None:
         make_directory(out)
     typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
     isolated = play(workload, policy=policy_named("isolated"), seed=seed)
-    summary, outcome = compare(
-        workload,
-        policy=chosen,
-        seed=seed,
-        isolated=isolated,
-        is_cold=core.endswith("-cold"),
-        by=play_live if core.startswith("live") else play,
-    )
+    summary, outcome = compare(workload, policy=chosen, seed=seed, isolated=isolated, is_cold=cold)
     if out is not None:
         write_outputs(
             out, workload=workload, summary=summary, outcome=outcome, isolated=isolated.outcome

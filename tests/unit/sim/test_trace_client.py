@@ -20,14 +20,15 @@ from plexsvc.sim.records import Record
 from plexsvc.sim.trace_client import TraceClient, Turnstile, deal
 from plexsvc.sim.trace_costs import TraceCosts
 from plexsvc.sim.virtual_driver import VirtualDriver
-from tests.unit.sim.test_simulator import job
+from tests.rigs.traces import job
 
 LOST = Fault(code=ErrorCode.NODE_LOST, message="gone")
 
 
 def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
     """Return a job's client after the job has ended."""
-    cluster, books = SimCluster(nodes=2), Books()
+    core = Scheduler(limits=Limits(), epoch=1)
+    cluster, books = SimCluster(nodes=2), Books(view=core.view)
     costs = TraceCosts(cluster=cluster, seed=1, record_of=books.record_of)
     nodes = Nodes(cluster=cluster, seed=1, num_rollouts=1, has_hope=lambda: True)
     client = TraceClient(
@@ -38,7 +39,6 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
         costs=costs,
         books=books,
     )
-    core = Scheduler(limits=Limits(), epoch=1)
     driver = VirtualDriver(core=core, costs=costs, clients=[nodes, client], watch=books.note)
     assert driver.run()
     return client, driver

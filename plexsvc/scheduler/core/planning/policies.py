@@ -114,7 +114,6 @@ _ALL: Final = (
     replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
     replace(PLEX, name="plex_no_shift", shifts=False),
     replace(PLEX, name="plex_no_repack", repack_every_us=0),
-    replace(PLEX, name="plex_cold_shares", cold_shares=True),
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
 

@@ -1,0 +1,92 @@
+"""The order of operations that share devices: what each rule picks, and what the default keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core.planning.runtime_rules import (
+    HRRS,
+    PLEX_RULES,
+    Entry,
+    Order,
+    Rules,
+    choose,
+    has_starved,
+)
+
+
+def entry(
+    name: str,
+    *,
+    since: int,
+    service: int = 10,
+    setup: int = 0,
+    is_critical: bool = False,
+    burst: bool = False,
+    is_paused: bool = False,
+) -> Entry:
+    return Entry(
+        resident_id=ResidentId(name),
+        phase="p",
+        since_us=since,
+        service_us=service,
+        setup_us=setup,
+        burst_us=service,
+        deadline_us=10**9,
+        is_critical=is_critical,
+        continues_burst=burst,
+        is_paused=is_paused,
+    )
+
+
+def first(*entries: Entry, rules: Rules = PLEX_RULES, now: int = 100) -> str:
+    return choose(entries, rules=rules, now_us=now).resident_id
+
+
+def test_orders_differ_as_their_names_say() -> None:
+    old, short = entry("old", since=0, service=1000), entry("short", since=90, service=5)
+    assert first(old, short, rules=Rules(order=Order.FCFS)) == "old"
+    assert first(old, short, rules=Rules(order=Order.SJF)) == "short"
+    assert first(old, short, rules=HRRS) == "short"
+
+
+def test_hrrs_tears_a_burst_and_plex_keeps_it() -> None:
+    going_on, waits = entry("a", since=60, burst=True), entry("b", since=20, setup=10)
+    assert first(going_on, waits, rules=HRRS) == "b"
+    assert first(going_on, waits) == "a"
+    assert first(going_on, waits, rules=replace(PLEX_RULES, keeps_bursts=False)) == "b"
+
+
+def test_a_critical_operation_goes_before_one_with_slack() -> None:
+    slack, critical = entry("b", since=80), entry("c", since=90, is_critical=True)
+    assert first(slack, critical) == "c"
+
+
+def test_a_paused_job_goes_only_when_no_other_waits() -> None:
+    paused, other = entry("p", since=0, is_paused=True), entry("o", since=99)
+    for order in Order:
+        assert first(paused, other, rules=Rules(order=order)) == "o"
+        assert first(paused, rules=Rules(order=order)) == "p"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2000), st.integers(1, 40), st.integers(0, 40), st.booleans())
+    ).filter(bool)
+)
+def test_of_those_that_starve_the_one_that_waited_longest_goes_first(
+    facts: list[tuple[int, int, int, bool]],
+) -> None:
+    now = 2000
+    entries = [
+        entry(str(at), since=now - waited, service=service, setup=setup, burst=burst)
+        for at, (waited, service, setup, burst) in enumerate(facts)
+    ]
+    starved = [e for e in entries if has_starved(e, rules=PLEX_RULES, now_us=now)]
+    chosen = choose(entries, rules=PLEX_RULES, now_us=now)
+    if starved:
+        assert chosen.since_us == min(e.since_us for e in starved)

@@ -1,0 +1,434 @@
+"""Traces through the scheduler core: nothing overlaps, nothing is lost, same seed same history."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from plexsvc.cli.main import app
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import ResidentId
+from plexsvc.scheduler.core import invariants
+from plexsvc.scheduler.core.actions import Action
+from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
+from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
+from plexsvc.sim.jobs import SimJob
+from plexsvc.sim.presets import Workload, cluster_256, preset_named
+from plexsvc.sim.records import Outcome
+from plexsvc.sim.run import compare, play
+from plexsvc.sim.summary import gpu_hours, slowdown
+from tests.rigs.traces import job
+
+
+def workload(*, jobs: int, nodes: int, mode: Mode = Mode.SYNC, jitter: float = 0.15) -> Workload:
+    made = [job(f"j{at}", cycles=6, mode=mode, jitter=jitter, arrival=3 * at) for at in range(jobs)]
+    return Workload(jobs=tuple(made), cluster=SimCluster(nodes=nodes, devices_per_node=1))
+
+
+def spans(outcome: Outcome) -> dict[str, list[tuple[int, int]]]:
+    """Return who used each node when: operations and switches."""
+    by_node: dict[str, list[tuple[int, int]]] = {}
+    for record in outcome.records:
+        for node_id in record.stays[0].nodes:
+            used = [*record.busy, *record.switch, *record.prefetch]
+            by_node.setdefault(node_id, []).extend(used)
+    return by_node
+
+
+@pytest.mark.parametrize(("mode", "sync_at"), list(itertools.product(Mode, SyncAt)))
+def test_a_job_alone_takes_its_own_time(mode: Mode, sync_at: SyncAt) -> None:
+    alone = job("a", mode=mode, sync_at=sync_at, cycles=7, jitter=0.2, switch=0)
+    isolated = policy_named("isolated")
+    workload = Workload(jobs=(alone,), cluster=SimCluster(nodes=1))
+    (record,) = play(workload, policy=isolated, seed=3).outcome.records
+    assert slowdown(record) == pytest.approx(1.0, abs=1e-6)
+    assert 6 * 80 * SECOND_US < record.alone_us < 9 * 120 * SECOND_US
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
+    outcome = play(workload(jobs=3, nodes=1, mode=mode), policy=PLEX, seed=1).outcome
+    (used,) = spans(outcome).values()
+    for (_, end), (start, _) in itertools.pairwise(sorted(used)):
+        assert end <= start
+    loads = [span for record in outcome.records for span in (*record.switch, *record.prefetch)]
+    assert outcome.counts.switches == len(loads) > 6
+    for start, end in loads:
+        assert end - start in {SECOND_US, 2 * SECOND_US}, "half of a switch onto empty devices"
+    for record in outcome.records:
+        assert len(record.busy) == 12
+
+
+def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
+    wide = Workload(
+        jobs=(job("wide", nodes=4, jitter=0.0),), cluster=SimCluster(nodes=8, devices_per_node=1)
+    )
+    outcome = play(wide, policy=PLEX, seed=1).outcome
+    (record,) = outcome.records
+    assert len(record.stays[0].nodes) == 4
+    assert outcome.node_us == pytest.approx(4 * record.alone_us, rel=1e-5)
+
+
+def test_a_job_that_moves_lives_on_its_new_devices_from_the_cut_over_on() -> None:
+    made = []
+    for at in range(8):
+        dice = random.Random(at)
+        one = job(
+            f"j{at}",
+            nodes=dice.choice([1, 1, 2]),
+            period=dice.choice([60, 90, 100]),
+            cycles=dice.randint(10, 60),
+            durations=dice.choice([(10, 15), (30, 10), (5, 5)]),
+            mode=dice.choice(list(Mode)),
+            jitter=1.0,
+            arrival=dice.randint(0, 1500),
+        )
+        made.append(replace(one, demand=replace(one.demand, max_slowdown_ppm=1_010_000)))
+    tight = Workload(jobs=tuple(made), cluster=SimCluster(nodes=4, devices_per_node=1))
+    outcome = play(tight, policy=PLEX, seed=1, is_cold=True).outcome
+    moved = [record for record in outcome.records if record.moves]
+    assert moved
+    for record in moved:
+        assert [stay.since_us for stay in record.stays[1:]] == [end for _, end in record.moves]
+        for held_us, arrived_us in record.moves:
+            assert not any(s < arrived_us and held_us < e for s, e in record.busy)
+
+
+@pytest.fixture
+def checked_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the core's invariants checked after every event."""
+    handle = Scheduler.handle
+
+    def checked(scheduler: Scheduler, event: Event) -> list[Action]:
+        actions = handle(scheduler, event)
+        invariants.check(scheduler.cluster)
+        return actions
+
+    monkeypatch.setattr(Scheduler, "handle", checked)
+
+
+def act(at_s: float, action: NodeAction, node: str) -> NodeEvent:
+    return NodeEvent(at_s=at_s, action=action, node=node)
+
+
+STORMY = SimCluster(
+    nodes=5,
+    faults=Faults(node_mtbf_h=0.5, repair_s=30, slow_switch_share=0.2),
+    events=(
+        act(200, NodeAction.DRAIN, "n00001"),
+        act(300, NodeAction.JOIN, "n00100"),
+        act(400, NodeAction.CORDON, "n00002"),
+        act(900, NodeAction.UNCORDON, "n00001"),
+        act(900, NodeAction.UNCORDON, "n00002"),
+    ),
+)
+
+
+def mixed_jobs(seed: int, *, rollout_nodes: Sequence[int] = (0,)) -> tuple[SimJob, ...]:
+    """Return ten jobs of one to three nodes, of which some have two training deployments."""
+    dice, made = random.Random(seed), []
+    for at in range(10):
+        one = job(
+            f"j{at}",
+            nodes=dice.choice([1, 1, 2, 3]),
+            cycles=dice.randint(3, 12),
+            period=dice.choice([60, 90, 100]),
+            durations=dice.choice([(10, 15), (30, 10), (5, 5, 5)]),
+            mode=dice.choice(list(Mode)),
+            jitter=0.3,
+            arrival=dice.randint(0, 1000),
+        )
+        demand = replace(
+            one.demand,
+            rollout_units=dice.choice(rollout_nodes),
+            state_bytes=dice.choice([0, 50]) * GB,
+            max_slowdown_ppm=dice.choice([1_010_000, 1_500_000]),
+        )
+        made.append(replace(one, deployments=dice.choice([1, 2]), demand=demand))
+    return tuple(made)
+
+
+@pytest.mark.usefixtures("checked_core")
+@pytest.mark.parametrize("policy", ["isolated", "spread_backfill", "plex"])
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_losses_drains_and_joins_lose_no_job(policy: str, is_cold: bool) -> None:
+    stormy = Workload(jobs=mixed_jobs(1), cluster=STORMY)
+    outcome = play(stormy, policy=policy_named(policy), seed=1, is_cold=is_cold).outcome
+    assert sum(len(record.restarts) for record in outcome.records) > 3
+    assert [drain.node_id for drain in outcome.drains] == ["n00001"]
+    for record in outcome.records:
+        assert record.finish_us is not None
+        ran = Counter(record.phases)
+        assert min(ran.values()) >= record.job.cycles, record.job
+        assert record.restarts or len(record.busy) == record.job.cycles * len(ran), record.job
+        for (_, end), (start, _) in itertools.pairwise(sorted([*record.busy, *record.lost])):
+            assert end <= start
+
+
+@pytest.mark.usefixtures("checked_core")
+def test_a_drained_node_is_empty_once_its_jobs_have_moved() -> None:
+    cluster = SimCluster(nodes=3, events=(act(200, NodeAction.DRAIN, "n00000"),))
+    jobs = tuple(job(f"j{at}", jitter=0.0) for at in range(2))
+    outcome = play(Workload(jobs=jobs, cluster=cluster), policy=PLEX, seed=1).outcome
+    (drain,) = outcome.drains
+    assert drain.empty_us is not None
+    assert drain.asked_us < drain.empty_us < drain.asked_us + 100 * SECOND_US
+    for record in outcome.records:
+        assert "n00000" not in record.stays[-1].nodes
+        assert len(record.moves) == len(record.stays) - 1
+
+
+@pytest.mark.usefixtures("checked_core")
+def test_each_training_deployment_of_a_job_runs_its_own_phases() -> None:
+    two = replace(job("j", nodes=2, durations=(10, 15, 5)), deployments=2)
+    cluster = SimCluster(nodes=4)
+    isolated = policy_named("isolated")
+    outcome = play(Workload(jobs=(two,), cluster=cluster), policy=isolated, seed=1).outcome
+    (record,) = outcome.records
+    assert slowdown(record) == pytest.approx(1.0, abs=1e-5)
+    assert set(record.stays[-1].nodes) == {f"n{at:05d}" for at in range(4)}
+    assert outcome.node_us == pytest.approx(4 * record.alone_us, rel=1e-5)
+
+
+@pytest.mark.usefixtures("checked_core")
+def test_jobs_that_roll_out_on_the_cluster_do_not_wait_for_each_other_forever() -> None:
+    greedy = mixed_jobs(2, rollout_nodes=(0, 1, 2))
+    outcome = play(Workload(jobs=greedy, cluster=SimCluster(nodes=5)), policy=PLEX, seed=1).outcome
+    assert all(record.finish_us is not None for record in outcome.records)
+
+
+def test_losses_come_at_the_times_of_the_seed_whatever_the_policy() -> None:
+    faults = Faults(node_mtbf_h=0.3, repair_s=100)
+    alone = Workload(jobs=(job("a", cycles=60),), cluster=SimCluster(nodes=1, faults=faults))
+    one, other = (
+        play(alone, policy=policy_named(name), seed=1).outcome.records[0]
+        for name in ("isolated", "plex")
+    )
+    assert len(one.restarts) > 3
+    assert one.restarts == pytest.approx(other.restarts, abs=100)
+
+
+def test_a_run_whose_nodes_stay_closed_ends_with_the_reason() -> None:
+    closed = (act(0, NodeAction.CORDON, "n00000"),)
+    cluster = SimCluster(nodes=1, events=closed, faults=Faults(node_mtbf_h=1, repair_s=10))
+    with pytest.raises(PlexError, match=r"1 of 1 jobs never ended.* 1 nodes are closed") as ended:
+        play(Workload(jobs=(job("a"),), cluster=cluster), policy=PLEX, seed=1)
+    assert ended.value.code is ErrorCode.NO_PLACEMENT
+
+
+def test_a_job_that_losses_keep_from_its_first_cycle_ends_the_run_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plexsvc.sim.jobs.MAX_LOSSES", 40)
+    cluster = SimCluster(nodes=4, faults=Faults(node_mtbf_h=0.01, repair_s=0))
+    wide = Workload(jobs=(job("a", period=3600, nodes=4),), cluster=cluster)
+    with pytest.raises(PlexError, match=r"a lost its nodes 40 times in a row before"):
+        play(wide, policy=PLEX, seed=1)
+
+
+def test_a_gang_waits_for_the_repair_of_a_node_it_needs() -> None:
+    cluster = SimCluster(nodes=2, faults=Faults(node_mtbf_h=0.3, repair_s=300))
+    wide = Workload(jobs=(job("a", nodes=2, cycles=20),), cluster=cluster)
+    (record,) = play(wide, policy=PLEX, seed=1).outcome.records
+    assert record.restarts
+    assert record.stays[1].since_us - record.restarts[0] >= 300 * SECOND_US
+
+
+def test_the_pool_owner_s_target_holds_in_the_live_core_too() -> None:
+    whole = preset_named("k-job-30b", seed=1)
+    short = replace(whole, jobs=tuple(replace(job, cycles=10) for job in whole.jobs))
+    loose, strict = (
+        play(one, policy=PLEX, seed=1).outcome
+        for one in (short, replace(short, target_slowdown_ppm=None))
+    )
+    assert loose.node_us < strict.node_us
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    shared = workload(jobs=3, nodes=1)
+    first, again, other = (play(shared, policy=PLEX, seed=seed).outcome for seed in (5, 5, 6))
+    assert first == again
+    assert spans(first) != spans(other)
+
+
+def test_a_trace_the_cluster_cannot_hold_is_no_silent_success() -> None:
+    small = SimCluster(nodes=1, devices_per_node=1)
+    wide = workload(jobs=1, nodes=1).jobs[0]
+    demand = replace(wide.demand, num_units=2, resident_id=ResidentId("wide"))
+    with pytest.raises(PlexError, match="no_placement"):
+        play(Workload(jobs=(replace(wide, demand=demand),), cluster=small), policy=PLEX, seed=1)
+
+
+def test_the_command_plays_a_preset_warm_and_cold() -> None:
+    command = ["simulate", "--preset", "two-job-7b", "--json"]
+    drains = []
+    for more in ([], ["--cold"]):
+        result = CliRunner().invoke(app, [*command, *more])
+        assert result.exit_code == 0, result.output
+        drains.append(json.loads(result.stdout)["drain_s"])
+    assert max(drains) < 1.05 * min(drains)
+
+
+def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
+    code = (
+        "from plexsvc.sim.presets import cluster_256;from plexsvc.sim.run import play;"
+        "from plexsvc.scheduler.core.planning.policies import POLICIES;"
+        "w=cluster_256(seed=5,num_jobs=25);o=play(w,policy=POLICIES['plex'],seed=5).outcome;"
+        "print([(r.stays,r.start_us,r.finish_us,r.busy,r.switch,r.prefetch) for r in o.records])"
+    )
+    histories = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("0", "12345")
+    }
+    assert len(histories) == 1
+    assert len(next(iter(histories))) > 1000
+
+
+def test_two_jobs_of_the_paper_share_a_pool_at_its_bound() -> None:
+    for model, least in (("7b", 0.37), ("30b", 0.41), ("235b", 0.37)):
+        summary, _ = compare(preset_named(f"two-job-{model}", seed=1), policy=PLEX, seed=1)
+        assert summary.gpu_hours_reduction >= least
+        assert summary.inflation <= 1.05
+
+
+def test_plex_switches_less_and_inflates_less_than_fcfs_and_hrrs_at_three_jobs() -> None:
+    three = preset_named("order-3", seed=1)
+    plex, _ = compare(three, policy=PLEX, seed=1)
+    for name in ("plex_fcfs", "plex_hrrs"):
+        other, _ = compare(three, policy=policy_named(name), seed=1)
+        assert plex.switches < other.switches
+        assert plex.inflation < other.inflation
+
+
+def test_identical_jobs_started_together_settle_into_turns() -> None:
+    jobs = tuple(job(f"j{at}", cycles=200, durations=(8, 10), switch=0) for at in range(4))
+    loose = replace(PLEX, max_jobs=5, critical_target_ppm=10_000_000, duty_cap_ppm=950_000)
+    outcome = play(Workload(jobs=jobs, cluster=SimCluster(nodes=1)), policy=loose, seed=1).outcome
+    assert {record.stays[0].nodes for record in outcome.records} == {("n00000",)}
+    assert max(slowdown(record) for record in outcome.records) < 1.01
+
+
+@pytest.mark.slow
+def test_a_cluster_drains_sooner_shared() -> None:
+    summary, _ = compare(cluster_256(seed=1, num_jobs=150), policy=PLEX, seed=1)
+    assert summary.lower_bound_ratio <= summary.drain_ratio < 0.75
+    assert summary.slowdown_mean <= 1.05
+
+
+@pytest.mark.slow
+def test_sharing_gains_nothing_at_a_duty_near_one() -> None:
+    workload = cluster_256(seed=1, num_jobs=60, duty=(0.93, 0.99))
+    plex, outcome = compare(workload, policy=PLEX, seed=1)
+    assert len({record.stays[-1].nodes for record in outcome.records}) == 60
+    assert plex.slowdown_max < 1.01
+
+
+@pytest.mark.slow
+def test_repacking_drains_a_churned_cluster_sooner_and_charges_every_move() -> None:
+    workload = preset_named("churn", seed=1)
+    with_moves, outcome = compare(workload, policy=PLEX, seed=1)
+    without, _ = compare(workload, policy=policy_named("plex_no_repack"), seed=1)
+    assert with_moves.drain_s <= 0.95 * without.drain_s
+    moved = [record for record in outcome.records if record.moves]
+    assert moved
+    link = workload.cluster.migrate_gb_s * GB
+    for record in moved:
+        for start, end in record.moves:
+            assert end - start >= record.job.demand.state_bytes / link * SECOND_US - 1
+            assert not any(start < e and s < end for s, e in record.busy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_moves_and_lost_nodes_together_lose_no_cycle(seed: int) -> None:
+    churn = preset_named("churn", seed=seed)
+    faults = Faults(node_mtbf_h=100, repair_s=900, slow_switch_share=0.1)
+    torn = replace(churn, cluster=replace(churn.cluster, faults=faults))
+    outcome = play(torn, policy=PLEX, seed=seed).outcome
+    assert any(record.lost for record in outcome.records)
+    assert any(record.moves for record in outcome.records)
+    for record in outcome.records:
+        work = sum(end - start for start, end in record.busy)
+        assert work >= record.job.demand.profile.busy_us * record.job.cycles
+
+
+def test_a_drained_node_is_left_as_soon_as_there_is_room_and_a_joined_one_is_used() -> None:
+    """Two nodes, a job on each; one is drained while the other is full, then a third joins."""
+    cluster = SimCluster(
+        nodes=2,
+        events=(
+            act(1000, NodeAction.DRAIN, "n00000"),
+            act(3000, NodeAction.JOIN, "n00009"),
+        ),
+    )
+    jobs = [job(f"j{i}", cycles=100, durations=(30, 30), mode=Mode.ASYNC1) for i in range(2)]
+    state = replace(jobs[0].demand, state_bytes=50 * GB)
+    jobs[0] = replace(jobs[0], demand=state)
+    outcome = play(Workload(jobs=tuple(jobs), cluster=cluster), policy=PLEX, seed=1).outcome
+    (drain,) = outcome.drains
+    assert drain.asked_us == pytest.approx(1000 * SECOND_US, abs=10)
+    assert drain.empty_us is not None
+    assert 3000 * SECOND_US <= drain.empty_us <= 3200 * SECOND_US
+    moved = outcome.records[0]
+    assert [stay.nodes for stay in moved.stays] == [("n00000",), ("n00009",)]
+    ((held_us, arrived_us),) = moved.moves
+    assert arrived_us - held_us >= 5 * SECOND_US
+
+
+def test_cold_jobs_start_on_nodes_of_their_own_and_are_measured_there() -> None:
+    jobs = tuple(job(f"j{i}", cycles=60, mode=Mode.ASYNC1) for i in range(2))
+    cold = Workload(jobs=jobs, cluster=SimCluster(nodes=2))
+    outcome = play(cold, policy=PLEX, seed=1, is_cold=True).outcome
+    assert [record.start_us or 0 for record in outcome.records] == pytest.approx([0, 0], abs=100)
+    known = [record.stays[0].nodes for record in outcome.records]
+    assert known[0] != known[1]
+
+
+def test_small_jobs_share_a_large_ones_nodes_side_by_side() -> None:
+    large = job("large", nodes=2, cycles=30, durations=(10, 10), mode=Mode.ASYNC1)
+    small = [
+        job(f"s{i}", cycles=40, durations=(9, 9), mode=Mode.ASYNC1, arrival=5) for i in range(2)
+    ]
+    pair = Workload(jobs=(large, *small), cluster=SimCluster(nodes=2))
+    outcome = play(pair, policy=PLEX, seed=1).outcome
+    nodes = [record.stays[0].nodes for record in outcome.records]
+    assert nodes[0] == ("n00000", "n00001")
+    assert nodes[1] == ("n00000",)
+
+
+def test_a_lost_node_that_an_operator_joins_is_not_joined_again_when_repaired() -> None:
+    joins = tuple(act(60 * minute, NodeAction.JOIN, "n00000") for minute in range(30))
+    cluster = SimCluster(nodes=2, faults=Faults(node_mtbf_h=0.2, repair_s=300), events=joins)
+    outcome = play(Workload(jobs=(job("a", cycles=20),), cluster=cluster), policy=PLEX, seed=1)
+    assert outcome.outcome.records[0].restarts
+
+
+def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
+    cluster = SimCluster(nodes=2, faults=Faults(node_mtbf_h=0.3, repair_s=1000))
+    alone = Workload(jobs=(job("a", cycles=20, rollout_nodes=1),), cluster=cluster)
+    outcome = play(alone, policy=policy_named("isolated"), seed=1).outcome
+    (record,) = outcome.records
+    assert record.restarts
+    assert record.finish_us is not None
+    missing_s = 1000 * len(record.restarts)
+    held_h = (2 * record.finish_us / SECOND_US - missing_s) / 3600
+    assert gpu_hours(outcome, cluster) <= 8 * held_h
