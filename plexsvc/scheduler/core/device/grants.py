@@ -45,17 +45,18 @@ def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
             _prefetch(devices, members)
         return
     first = devices.wpgs[next(iter(waiting))]
-    if len(waiting) == 1 and _is_there(first):
+    if all(_is_kept_out(devices.wpgs[wpg_id]) for wpg_id in waiting):
+        return  # whatever their order: they are looked at again when a holder gives its devices up
+    if len(waiting) == 1 and first.residency is Residency.DEVICE:
         _grant(devices, first, waiting[first.wpg_id], victims=())
     else:
         _grant_in_order(devices, waiting)
 
 
-def _is_there(wpg: Wpg) -> bool:
-    """Return whether a WPG's state is on its devices and nobody else runs there."""
-    if wpg.residency is not Residency.DEVICE:
-        return False
-    return all(device.holder is None or device.holder == wpg.wpg_id for device in wpg.devices)
+def _is_kept_out(wpg: Wpg) -> bool:
+    """Return whether somebody else holds one of a WPG's devices."""
+    own = wpg.wpg_id
+    return any(device.holder is not None and device.holder != own for device in wpg.devices)
 
 
 def _meet(wpg: Wpg, other: Wpg) -> bool:

@@ -294,7 +294,10 @@ def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...
         hold(placement, deployment, held)
         return tuple(map(Place.of, held))
     job = placement.jobs[deployment.job_id]
-    current = [placement.wpg_of(placement.deployments[d]) for d in job.deployments]
+    others = [placement.deployments[d] for d in job.deployments if d != deployment.deployment_id]
+    if all(other.is_rollout for other in others):
+        return None
+    current = [placement.wpg_of(other) for other in others]
     for other in [*current, *placement.coming(job.job_id)]:
         if other is None or other.is_rollout or len(other.places) < deployment.num_devices:
             continue

@@ -177,7 +177,8 @@ class Planner:
         placed: list[Placed] = []
         reserved = False
         if has_changed:
-            for demand in in_order(self.waiting.values(), policy=self.policy, now_us=now_us):
+            waiting = self._concerned(changed, now_us=now_us)
+            for demand in in_order(waiting, policy=self.policy, now_us=now_us):
                 done = self._offer(demand, changed, may_open=not reserved, now_us=now_us)
                 if done is not None:
                     placed.append(done)
@@ -190,6 +191,27 @@ class Planner:
                     reserved = True
         self._queue_news = False
         return placed
+
+    def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
+        """Return who of those that wait may find a place now, or keeps others from one.
+
+        Whom nothing changed for would be refused again: its groups are as they were, and there are
+        too few idle units for its gang.
+        """
+        policy, board, waiting = self.policy, self.board, self.waiting.values()
+        if not policy.backfill:
+            return waiting
+        sizes, idle, unseen = {group.size for group in changed}, len(board.idle), self._unseen
+        return [
+            demand
+            for demand in waiting
+            if demand.num_units in sizes
+            or idle >= demand.num_units
+            or demand.resident_id in unseen
+            or (policy.takes_parts and not board.by_size.get(demand.num_units))
+            or (demand.is_cold and policy.cold_shares)
+            or is_impatient(demand, policy=policy, now_us=now_us)
+        ]
 
     def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> Placed:
         """Let a job live exactly on `units`, which are in groups, idle or cordoned; nothing asked.
