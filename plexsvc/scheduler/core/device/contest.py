@@ -14,8 +14,8 @@ from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
+from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg

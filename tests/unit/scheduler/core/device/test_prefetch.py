@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.ids import ResidentId
-from plexsvc.scheduler.core.planning.prefetch import Expected, next_arrival
+from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival
 from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Rules
 
 A, B = ResidentId("a"), ResidentId("b")
