@@ -286,7 +286,7 @@ def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
     code = (
         "from plexsvc.sim.presets import cluster_256;from plexsvc.sim.run import play;"
         "from plexsvc.scheduler.core.planning.policies import POLICIES;"
-        "w=cluster_256(seed=5,num_jobs=25);o=play(w,policy=POLICIES['plex'],seed=5).outcome;"
+        "w=cluster_256(seed=5,num_jobs=10);o=play(w,policy=POLICIES['plex'],seed=5).outcome;"
         "print([(r.stays,r.start_us,r.finish_us,r.busy,r.switch,r.prefetch) for r in o.records])"
     )
     histories = {
@@ -358,12 +358,11 @@ def test_repacking_drains_a_churned_cluster_sooner_and_charges_every_move() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_moves_and_lost_nodes_together_lose_no_cycle(seed: int) -> None:
-    churn = preset_named("churn", seed=seed)
+def test_moves_and_lost_nodes_together_lose_no_cycle() -> None:
+    churn = preset_named("churn", seed=1)
     faults = Faults(node_mtbf_h=100, repair_s=900, slow_switch_share=0.1)
     torn = replace(churn, cluster=replace(churn.cluster, faults=faults))
-    outcome = play(torn, policy=PLEX, seed=seed).outcome
+    outcome = play(torn, policy=PLEX, seed=1).outcome
     assert any(record.lost for record in outcome.records)
     assert any(record.moves for record in outcome.records)
     for record in outcome.records:
