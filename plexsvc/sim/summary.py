@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.records import Outcome, Record
+
+NO_WAIT: Final = 0.01
+"""A wait below this share of a job's own duration is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,8 @@ class Summary:
     wait_ratio_p50: float
     wait_ratio_p90: float
     wait_ratio_p99: float
-    wait_p99_of_isolated: float
+    wait_p99_of_isolated: float | None
+    """None where `isolated` hardly waits: a ratio to nothing says nothing."""
     utilisation: float
     switches: int
     prefetch_hits: int
@@ -113,7 +118,7 @@ def summarise(
         wait_ratio_p50=round(float(np.percentile(waits, 50)), 4),
         wait_ratio_p90=round(float(np.percentile(waits, 90)), 4),
         wait_ratio_p99=round(wait_p99, 4),
-        wait_p99_of_isolated=round(wait_p99 / base_p99, 4) if base_p99 else 0.0,
+        wait_p99_of_isolated=round(wait_p99 / base_p99, 4) if base_p99 > NO_WAIT else None,
         utilisation=round(busy / (cluster.nodes * drain), 4),
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,

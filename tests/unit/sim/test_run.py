@@ -308,6 +308,7 @@ def test_two_jobs_of_the_paper_share_a_pool_at_its_bound() -> None:
         summary, _ = compare(preset_named(f"two-job-{model}", seed=1), policy=PLEX, seed=1)
         assert summary.gpu_hours_reduction >= least
         assert summary.inflation <= 1.05
+        assert summary.wait_p99_of_isolated is None, "nobody waits for a place there"
 
 
 def test_plex_switches_less_and_inflates_less_than_fcfs_and_hrrs_at_three_jobs() -> None:
@@ -337,8 +338,8 @@ def test_a_cluster_drains_sooner_shared() -> None:
 @pytest.mark.slow
 def test_sharing_gains_nothing_at_a_duty_near_one() -> None:
     workload = cluster_256(seed=1, num_jobs=60, duty=(0.93, 0.99))
-    plex, outcome = compare(workload, policy=PLEX, seed=1)
-    assert len({record.stays[-1].nodes for record in outcome.records}) == 60
+    plex, _ = compare(workload, policy=PLEX, seed=1)
+    assert plex.gpu_hours_reduction == pytest.approx(0, abs=0.005)
     assert plex.slowdown_max < 1.01
 
 
