@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,6 +32,10 @@ CLASSES: Final[Mapping[str, type[Deployment]]] = {
     "rollout": Rollout,
 }
 MAX_REASON_CHARS: Final = 2000
+WORD_S: Final = 20.0
+"""How often a `deploy` that waits says what for."""
+
+log = logging.getLogger("plexclient")
 
 
 class Job:
@@ -116,7 +122,7 @@ class Job:
         `model` is a Hugging Face directory on the cluster's file system, or another deployment of
         the job, whose model it takes (weights come with `sync`). The role is `name` if that is
         one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
-        same.
+        same. While it waits, the logger `plexclient` says what for.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -164,12 +170,38 @@ class Job:
         )
 
         async def create() -> Deployment:
-            info = await self._call("CreateDeployment", request)
+            info = await self._deployed(request)
             if info.HasField("error"):
                 raise from_wire(info.error)
             return CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
 
         return self.background.start(create)
+
+    async def _deployed(self, request: service_pb2.CreateDeploymentRequest) -> Any:  # noqa: ANN401 - as `_call`
+        """Return the deployment once it is ready; say now and then what it waits for."""
+        session = self.session
+        limit_s = min(WORD_S, session.options.attempt_timeout_s)
+
+        async def ask() -> Any:  # noqa: ANN401 - as `_call`
+            begun_s = session.clock.monotonic_s()
+            try:
+                return await session.link.unary("CreateDeployment", request, timeout_s=limit_s)
+            except PlexError:
+                if session.clock.monotonic_s() - begun_s >= limit_s:
+                    await self._tell_waits()
+                raise
+
+        retry = session.retry(
+            f"CreateDeployment of job {self.job_id}",
+            give_up_after_s=session.options.deploy_timeout_s,
+        )
+        return await persist(ask, retry=retry)
+
+    async def _tell_waits(self) -> None:
+        with suppress(PlexError):
+            asked = service_pb2.ExplainRequest(job_id=self.job_id)
+            told = await self._call("ExplainOperation", asked)
+            log.warning("%s", told.text)
 
     async def _open(self) -> None:
         if not self._is_adopted:
@@ -218,12 +250,10 @@ class Job:
 
     async def _call(self, method: str, request: Any) -> Any:  # noqa: ANN401 - the method's messages
         options = self.session.options
-        is_long = method == "CreateDeployment"
         retry = self.session.retry(
-            f"{method} of job {self.job_id}",
-            give_up_after_s=options.deploy_timeout_s if is_long else options.operation_timeout_s,
+            f"{method} of job {self.job_id}", give_up_after_s=options.operation_timeout_s
         )
-        timeout_s = options.attempt_timeout_s if is_long else options.rpc_timeout_s
         return await persist(
-            lambda: self.session.link.unary(method, request, timeout_s=timeout_s), retry=retry
+            lambda: self.session.link.unary(method, request, timeout_s=options.rpc_timeout_s),
+            retry=retry,
         )

@@ -42,6 +42,7 @@ class Fault:
     cut_after: int | None = None  # messages of a stream
     replay: bool = False  # a generate stream starts over from its first frame
     refuse: PlexError | None = None
+    stalls: bool = False  # a unary call, until its caller gives up
     status: grpc.StatusCode = UNAVAILABLE
 
 
@@ -159,7 +160,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self, request: service_pb2.ExplainRequest, context: Context
     ) -> service_pb2.ExplainReply:
         await self._meet("ExplainOperation", context)
-        return service_pb2.ExplainReply(text=f"{request.operation_id.hex()} is done")
+        told = request.operation_id.hex() or request.job_id
+        return service_pb2.ExplainReply(text=f"{told} is done")
 
     async def CancelOperation(  # noqa: N802
         self, request: service_pb2.CancelOperationRequest, context: Context
@@ -444,6 +446,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.calls.append(method)
         await self._authenticate(context)
         fault = self._fault(method)
+        if fault is not None and fault.stalls:
+            await asyncio.Event().wait()
         if fault is not None and fault.lose_request:
             await context.abort(fault.status, "lost on the way in, by the test")
         if fault is not None and fault.refuse is not None:

@@ -10,6 +10,7 @@ import pytest
 
 import plexclient as plex
 from plexclient import environment
+from plexclient import job as job_module
 from plexclient.background import Background
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.session import Answered
@@ -73,6 +74,20 @@ def test_lost_calls_create_and_end_a_job_once(cluster: plex.Cluster, router: Fak
     assert len(router.jobs) == 1
     assert list(router.deployments) == [f"{job.job_id}/actor"]
     assert {end.outcome for end in router.ended} == {COMPLETED}
+
+
+def test_a_deploy_that_waits_says_what_for(
+    cluster: plex.Cluster,
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(job_module, "WORD_S", 0.2)
+    router.fail("CreateDeployment", Fault(stalls=True), Fault(stalls=True))
+    with cluster.job("waits") as job:
+        job.deploy("actor", model="/model", backend="noop")
+    assert caplog.messages == [f"{job.job_id} is done"] * 2
+    assert {record.name for record in caplog.records} == {"plexclient"}
 
 
 async def test_jobs_and_connections_work_in_async_programs(router: FakeRouter) -> None:
