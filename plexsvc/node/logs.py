@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
@@ -24,16 +25,40 @@ def log_path(log_dir: Path, *, proc_id: str, incarnation: int) -> Path:
     return log_dir / f"{name}.{incarnation}.log"
 
 
-def tail(path: Path, *, num_bytes: int = TAIL_BYTES) -> str:
-    """Return the last `num_bytes` of a log from a line's start, or "" when it cannot be read."""
+COMPLAINT: Final = re.compile(
+    r"^Traceback|^Fatal|^terminate called|\b(\w*Error|\w*Exception|FATAL|ERROR|Killed)\b",
+    re.MULTILINE,
+)
+"""How a line begins, or what is in it, that says what went wrong."""
+
+
+def why(path: Path, *, is_killed: bool) -> str:
+    """Return what a process complained of when it ended: its log from the last complaint on.
+
+    One that was killed need not have complained: "" then; any other left at least its last lines.
+    """
+    text = tail(path)
+    complaints = list(COMPLAINT.finditer(text))
+    if not complaints:
+        return "" if is_killed else text
+    traces = [one.start() for one in complaints if one.group().startswith("Traceback")]
+    start = traces[-1] if traces else complaints[-1].start()
+    return text[text.rfind("\n", 0, start) + 1 :]
+
+
+def tail(path: Path, *, num_bytes: int = TAIL_BYTES, begins: int = 0) -> str:
+    """Return the last `num_bytes` of a log from a line's start, or "" when it cannot be read.
+
+    Nothing before `begins` is returned.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - num_bytes))
+            file.seek(max(begins, size - num_bytes))
             data = file.read(num_bytes)
     except OSError:
         return ""
-    if size > num_bytes and b"\n" in data:
+    if size - begins > num_bytes and b"\n" in data:
         data = data.split(b"\n", 1)[1]
     return data.decode(errors="replace").strip()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.logs import tail
+from plexsvc.node.logs import why
 
 BURY_TRIES: Final = 500
 BURY_PAUSE_S: Final = 0.01
@@ -88,7 +88,7 @@ class Rank:
             proc_id=self.spec.proc_id,
             exit_code=max(code, 0),
             signal=max(-code, 0),
-            log_tail=tail(self.log_path),
+            log_tail=why(self.log_path, is_killed=code < 0),
             incarnation=self.incarnation,
             pid=self.pid,
         )
@@ -118,7 +118,8 @@ def died(event: node_pb2.ProcExited, *, was_ready: bool) -> PlexError:
     when = "after" if was_ready else "before"
     return PlexError(
         ErrorCode.WORKER_DIED,
-        f"{event.proc_id} ended with {how} {when} it was ready; its log ends:\n{event.log_tail}",
+        f"{event.proc_id} ended with {how} {when} it was ready"
+        + (f"; its log ends:\n{event.log_tail}" if event.log_tail else ""),
         worker=event.proc_id,
         exit_code=event.exit_code,
         signal=event.signal,

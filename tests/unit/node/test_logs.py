@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from plexsvc.node import logs
 
 
@@ -21,6 +23,30 @@ def test_a_tail_begins_at_a_lines_start(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 100)
     assert len(logs.tail(path, num_bytes=10)) == 10
     assert logs.tail(tmp_path / "missing.log") == ""
+
+
+STARTED = "INFO rank is ready\nOptimizerConfig(lr=0.0, weight_decay=0.01)\n"
+TRACE = """Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+RuntimeError: out of luck"""
+
+
+@pytest.mark.parametrize(
+    ("log", "killed", "other"),
+    [
+        (STARTED, "", STARTED.strip()),
+        (STARTED + TRACE, TRACE, TRACE),
+        (f"{STARTED}{TRACE}\nbye\n", f"{TRACE}\nbye", f"{TRACE}\nbye"),
+        (STARTED + "OSError: no space\n", "OSError: no space", "OSError: no space"),
+    ],
+)
+def test_what_went_wrong_is_told_and_not_what_it_said_before(
+    tmp_path: Path, log: str, killed: str, other: str
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(log)
+    assert logs.why(path, is_killed=True) == killed
+    assert logs.why(path, is_killed=False) == other
 
 
 def test_the_oldest_logs_go_and_living_ones_stay(tmp_path: Path) -> None:
