@@ -12,15 +12,15 @@ setup: $(VENV)/.installed-$(ENGINES)
 
 $(VENV)/.installed-cpu: $(LOCKS) pyproject.toml client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/base.txt -r requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e client -e .
+	$(BIN)/pip install -qq --no-deps -r requirements/cpu.txt -r requirements/base.txt -r requirements/dev.txt
+	$(BIN)/pip install -qq --no-deps --no-build-isolation -e client -e .
 	touch $@
 
 $(VENV)/.installed-gpu: $(LOCKS) requirements/gpu.txt pyproject.toml client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -r requirements/gpu.txt
-	$(BIN)/pip install --quiet --no-deps -r requirements/base.txt -r requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e client -e .
+	$(BIN)/pip install -qq -r requirements/gpu.txt
+	$(BIN)/pip install -qq --no-deps -r requirements/base.txt -r requirements/dev.txt
+	$(BIN)/pip install -qq --no-deps --no-build-isolation -e client -e .
 	touch $@
 
 demo: setup

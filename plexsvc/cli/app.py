@@ -113,21 +113,23 @@ def command(
 
 
 class Commands(typer.core.TyperGroup):
-    """Turns a `PlexError` into its message on stderr and an exit code."""
+    """Turns a `PlexError` into its message on stderr, as JSON with --json, and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as typer's own
         """Run a command."""
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
         except Exception as error:
-            raise _exit_for(error) from error
+            raise _exit_for(error, as_json=as_json) from error
 
 
-def _exit_for(error: Exception) -> Exception:
+def _exit_for(error: Exception, *, as_json: bool) -> Exception:
     errors = sys.modules.get("plexsvc.errors")  # not imported: no such error was ever made
     if errors is None or not isinstance(error, errors.PlexError):
         return error
-    typer.echo(str(error), err=True)
+    said = {"code": str(error.code), "message": error.message, "facts": error.facts}
+    typer.echo(jsonlib.dumps({"error": said}, default=str) if as_json else str(error), err=True)
     return typer.Exit(MISUSED if error.code == errors.ErrorCode.BAD_REQUEST else FAILED)
 
 

@@ -10,6 +10,7 @@ import typer
 from plexsvc.cli.app import Commands, Json, StateDir, command, print_json
 from plexsvc.cli.commands.explain import explain
 from plexsvc.cli.commands.job import job_app
+from plexsvc.cli.commands.model import model_app
 from plexsvc.cli.commands.node import node_app
 from plexsvc.cli.commands.pack import pack
 from plexsvc.cli.commands.replay import replay
@@ -54,6 +55,21 @@ def up(
         )
 
 
+@app.command(epilog="Example: plexctl down")
+def down(state_dir: StateDir = None, json: Json = False) -> None:
+    """Stop the cluster that runs on this machine, and every process of it."""
+    from plexsvc.cli.app import state_dir_of
+    from plexsvc.cli.commands import up as command
+
+    place = state_dir_of(state_dir)
+    pid = command.stop(place)
+    if json:
+        print_json({"state_dir": str(place), "pid": pid})
+    else:
+        told = f"stopped pid {pid} in {place}" if pid else f"no cluster runs in {place}"
+        typer.echo(told)
+
+
 @app.command(epilog="Example: plexctl demo arithmetic --out runs/demo")
 def demo(
     preset: Annotated[str, typer.Argument(help="arithmetic or waits.")] = "arithmetic",
@@ -87,6 +103,7 @@ command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 command(app, example="plexctl report --json")(report)
 command(app, example="plexctl top --window 60")(top)
 app.add_typer(job_app, name="job")
+app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")
 
 

@@ -8,13 +8,12 @@ in reverse, whatever stopped it. Agents are tied to this process, so a kill -9 o
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import (
     Card,
     default_state_dir,
+    held,
     keys_file,
     make_state_dir,
     remove_card,
@@ -182,7 +182,7 @@ class EmbeddedCluster:
     async def _bring_up(self, stack: AsyncExitStack) -> None:
         state_dir = self._config.state_dir
         make_state_dir(state_dir)
-        stack.enter_context(_locked(state_dir))
+        stack.enter_context(held(state_dir))
         remove_card(state_dir)
         url = self._config.database or f"sqlite:///{state_dir / 'plexsvc.db'}"
         store = await asyncio.to_thread(open_store, url, now_us=self._clock.wall_us())
@@ -335,22 +335,3 @@ def _runtime_dir(place: Path, stack: AsyncExitStack) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="plexsvc-"))
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
-
-
-@contextmanager
-def _locked(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory for one cluster.
-
-    Raises:
-        PlexError: `unavailable` when another one holds it.
-    """
-    with (state_dir / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"a cluster runs in {state_dir} already; stop it, or give this one another "
-                "--state-dir",
-            ) from error
-        yield

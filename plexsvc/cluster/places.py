@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,7 @@ TOKEN_VARIABLE: Final = "PLEX_TOKEN"
 JOB_VARIABLE: Final = "PLEX_JOB"
 CA_VARIABLE: Final = "PLEX_CA"
 _CARD: Final = "cluster.json"
+_LOCK: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,45 @@ def find_cluster(state_dir: Path, *, address: str | None, token: str | None) -> 
             "name another with --state-dir or --address",
         )
     return replace(card, token=token or card.token)
+
+
+@contextmanager
+def held(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory for this process's cluster.
+
+    Raises:
+        PlexError: `unavailable` when another one holds it.
+    """
+    with (state_dir / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise runs_already(state_dir) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def holder(state_dir: Path) -> int | None:
+    """Return the process whose cluster holds the state directory, or None when none does."""
+    try:
+        with (state_dir / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int((state_dir / _LOCK).read_text() or 0)
+    except FileNotFoundError:
+        return None
+    return None
+
+
+def runs_already(state_dir: Path) -> PlexError:
+    """Return why no second cluster starts there."""
+    return PlexError(
+        ErrorCode.UNAVAILABLE,
+        f"a cluster runs in {state_dir} already (pid {holder(state_dir)}); stop it with "
+        "`plexctl down`, or give this one another --state-dir",
+    )
 
 
 def job_dir(state_dir: Path, job_id: str) -> Path:

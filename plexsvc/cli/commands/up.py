@@ -1,8 +1,9 @@
-"""`plexctl up`: start a cluster on this machine and serve it."""
+"""`plexctl up` and `plexctl down`: start a cluster on this machine and serve it; stop it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from plexsvc import log as logging
 from plexsvc.clock import SystemClock
 from plexsvc.cluster.embedded import DEFAULT_NODES, ClusterConfig, EmbeddedCluster
 from plexsvc.cluster.nodes import plan
-from plexsvc.cluster.places import Card, make_state_dir, read_card
+from plexsvc.cluster.places import (
+    Card,
+    holder,
+    make_state_dir,
+    read_card,
+    remove_card,
+    runs_already,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import keep_bounded, tail
 from plexsvc.rpc import loops
@@ -25,6 +33,7 @@ from plexsvc.rpc.errors import first_failure
 from plexsvc.statelink.cuda import gpus
 
 UP_TIMEOUT_S: Final = 180.0
+DOWN_TIMEOUT_S: Final = 60.0
 MAX_LOG_BYTES: Final = 64 << 20
 """Size at which `up.log` is emptied, as the nodes' logs are (`max_log_bytes`)."""
 _POLL_S: Final = 0.1
@@ -80,14 +89,18 @@ def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
     """Start the cluster as a process of its own; return its card once it serves.
 
     Raises:
-        PlexError: `unavailable` with its log's tail when it does not come up in time.
+        PlexError: `unavailable` when one runs there already, or with its log's tail when it does
+            not come up in time.
     """
     make_state_dir(config.state_dir)
+    if holder(config.state_dir) is not None:
+        raise runs_already(config.state_dir)
     log_path = config.state_dir / "up.log"
     argv = [sys.executable, "-m", "plexsvc.cli.main", "up", "--state-dir", str(config.state_dir)]
     if config_path is not None:
         argv += ["--config", str(config_path)]
     with log_path.open("ab") as log_file:
+        begins = log_file.tell()
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -95,11 +108,34 @@ def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
             stderr=log_file,
             start_new_session=True,
         )
-    return _wait_until_up(process, config=config, log_path=log_path)
+    return _wait_until_up(process, config=config, log_path=log_path, begins=begins)
+
+
+def stop(state_dir: Path) -> int | None:
+    """Stop the cluster that runs in `state_dir`; return its process, or None when none runs.
+
+    Raises:
+        PlexError: `unavailable` when it does not end in time.
+    """
+    pid = holder(state_dir)
+    if pid is None:
+        remove_card(state_dir)
+        return None
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while holder(state_dir) == pid:
+        if time.monotonic() > deadline:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the cluster in {state_dir} (pid {pid}) did not end within {DOWN_TIMEOUT_S:g} s "
+                f"of TERM; see {state_dir / 'up.log'}, or end it with `kill -9 {pid}`",
+            )
+        time.sleep(_POLL_S)
+    return pid
 
 
 def _wait_until_up(
-    process: subprocess.Popen[bytes], *, config: ClusterConfig, log_path: Path
+    process: subprocess.Popen[bytes], *, config: ClusterConfig, log_path: Path, begins: int
 ) -> Card:
     deadline = time.monotonic() + UP_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -111,5 +147,5 @@ def _wait_until_up(
     process.kill()
     raise PlexError(
         ErrorCode.UNAVAILABLE,
-        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path)}",
+        f"the cluster did not come up; its log {log_path} ends:\n{tail(log_path, begins=begins)}",
     )

@@ -27,6 +27,9 @@ from plexsvc.errors import ErrorCode, PlexError
 
 COMMANDS = [
     ["up"],
+    ["down"],
+    ["model"],
+    ["model", "new"],
     ["submit"],
     ["status"],
     ["logs"],
@@ -49,7 +52,7 @@ COMMANDS = [
     ["report"],
     ["top"],
 ]
-NOUNS = [["job"], ["node"]]
+NOUNS = [["job"], ["model"], ["node"]]
 run = CliRunner().invoke
 
 
@@ -128,6 +131,28 @@ def test_misuse_exits_with_two_and_names_what_was_wrong(
     result = run(app, command, env={"PLEX_STATE_DIR": str(tmp_path)})
     assert result.exit_code == 2
     assert named in result.stderr
+
+
+def test_with_json_an_error_is_a_line_of_json(tmp_path: Path) -> None:
+    result = run(app, ["job", "list", "--json"], env={"PLEX_STATE_DIR": str(tmp_path)})
+    assert result.exit_code == 1
+    error = json.loads(result.stderr)["error"]
+    assert error["code"] == "not_found"
+    assert "plexctl up" in error["message"]
+
+
+def test_nothing_to_stop_is_said(tmp_path: Path) -> None:
+    result = run(app, ["down"], env={"PLEX_STATE_DIR": str(tmp_path)})
+    assert (result.exit_code, result.stdout) == (0, f"no cluster runs in {tmp_path}\n")
+
+
+def test_a_model_is_made_once(tmp_path: Path) -> None:
+    made = run(app, ["model", "new", "tiny-qwen3", str(tmp_path / "m"), "--json"])
+    assert json.loads(made.stdout)["directory"] == str(tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "qwen3"
+    again = run(app, ["model", "new", "tiny-qwen3", str(tmp_path / "m")])
+    assert again.exit_code == 2
+    assert "cannot write" in again.stderr
 
 
 def test_logs_of_an_unknown_job_are_not_found(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc import config as configuration
-from plexsvc.cluster.embedded import ClusterConfig, _locked, _runtime_dir
+from plexsvc.cluster.embedded import ClusterConfig, _runtime_dir
 from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
 
@@ -68,11 +68,3 @@ async def test_a_long_state_directory_gets_a_short_runtime_directory(tmp_path: P
         assert len(str(short / "data.sock")) < 107
         assert short.stat().st_mode & 0o777 == 0o700
     assert not short.exists()
-
-
-def test_a_state_directory_holds_one_cluster(tmp_path: Path) -> None:
-    with _locked(tmp_path), pytest.raises(PlexError) as caught, _locked(tmp_path):
-        pass
-    assert caught.value.code is ErrorCode.UNAVAILABLE
-    with _locked(tmp_path):
-        pass

@@ -59,6 +59,22 @@ def cluster_pid(tmp_path: Path) -> Iterator[int]:
     wait_until(lambda: not any(is_alive(p) for p in family), what="the cluster's processes gone")
 
 
+def test_a_second_cluster_is_refused_in_a_line_and_down_ends_the_first(
+    tmp_path: Path, cluster_pid: int
+) -> None:
+    log = (tmp_path / "up.log").read_bytes()
+    second = plexctl(tmp_path, "up", "--config", str(tmp_path / "cluster.toml"), "--detach")
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert f"already (pid {cluster_pid})" in line
+    assert (tmp_path / "up.log").read_bytes() == log
+    family = [cluster_pid, *descendants(cluster_pid)]
+    down = plexctl(tmp_path, "down", "--json")
+    assert json.loads(down.stdout)["pid"] == cluster_pid, down.stderr
+    assert not any(is_alive(pid) for pid in family)
+    assert plexctl(tmp_path, "down").stdout.startswith("no cluster runs in")
+
+
 def state_manager(state_dir: Path) -> int:
     """Return which socket the state manager listens on, 0 while there is none."""
     status = json.loads(plexctl(state_dir, "status", "--json").stdout)

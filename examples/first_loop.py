@@ -1,0 +1,34 @@
+"""GRPO in 40 lines: a model of random weights learns to answer in digits.
+
+`plexctl model new tiny-qwen3 DIR` makes the model; `plexctl submit --attach examples/first_loop.py
+DIR` runs this.
+"""
+
+import sys
+
+import plexclient as plex
+
+PROMPTS = ["one", "two", "three", "four"]
+GROUP, STEPS, EOS = 16, 20, 1
+
+
+def main(model: str) -> None:
+    """Run one job."""
+    with plex.connect() as cluster, cluster.job("first-loop") as job:
+        actor = job.deploy("actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=3e-3))
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=32)
+        for step in range(STEPS):
+            rollout.sync(actor)
+            samples = rollout.generate(PROMPTS, n=GROUP, max_tokens=12)
+            rewards = [sum(c.isdigit() for c in s.text) / 12 for s in samples]
+            advantages = plex.grpo_advantages(rewards, group=GROUP)
+            batch = plex.Batch.from_samples(samples, advantages=advantages)
+            actor.forward_backward(batch, loss="ppo")
+            actor.step()
+            reward = sum(rewards) / len(rewards)
+            print(f"step {step:2}: {reward:.0%} of the characters are digits", flush=True)
+            job.report(step=step, reward=reward)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
