@@ -15,7 +15,7 @@ GROUP, STEPS, EOS = 16, 20, 1
 def main(model: str) -> None:
     """Run one job."""
     with plex.connect() as cluster, cluster.job("first-loop") as job:
-        actor = job.deploy("actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=3e-3))
+        actor = job.deploy("actor", model=model, backend="megatron", optimizer=plex.AdamW(lr=1e-3))
         rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=32)
         for step in range(STEPS):
             rollout.sync(actor)

@@ -35,7 +35,8 @@ def test_the_first_loop_learns_with_the_commands_of_the_readme(
         plexctl("down")
     shares = [int(share) for share in re.findall(r"step +\d+: (\d+)%", told)]
     assert len(shares) == 20
-    assert max(shares[-5:]) >= max(shares[:5]) + 20
+    assert shares[0] < 50, "random weights write few digits"
+    assert shares[-1] > 80
 
 
 def test_the_first_loop_fits_on_a_page() -> None:
