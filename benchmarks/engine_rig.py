@@ -55,8 +55,9 @@ async def engine(*, device_bytes: int) -> AsyncIterator[Any]:
             max_num_seqs=0,
             device_bytes=device_bytes,
         )
-        executor = StepExecutor()
-        made = await VllmEngine.start(config, clock=SystemClock(), executor=executor)
+        clock = SystemClock()
+        executor = StepExecutor(clock=clock)
+        made = await VllmEngine.start(config, clock=clock, executor=executor)
         try:
             yield made
         finally:

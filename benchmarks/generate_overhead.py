@@ -59,7 +59,8 @@ async def _serve(config: InstanceConfig) -> None:
     from plexsvc.rollout.engines.vllm import VllmConfig, VllmEngine
     from plexsvc.rollout.instance import serve_engine
 
-    executor, clock = StepExecutor(), SystemClock()
+    clock = SystemClock()
+    executor = StepExecutor(clock=clock)
     vllm_config = VllmConfig(
         model=Path(config.model),
         dtype=config.dtype,
