@@ -118,6 +118,8 @@ class AgentConfig:
     and of each zygote, before it waits for the window to pass."""
     restart_window_us: int = 3_600_000_000
     """Restarts longer ago are forgotten."""
+    state_manager_silence_us: int = 15_000_000
+    """How long a state manager may show no progress before it is taken for hung and replaced."""
 
     def __post_init__(self) -> None:
         check_node(

@@ -1,7 +1,9 @@
-"""Supervision of the node's state manager: start, notice of death, restart.
+"""Supervision of the node's state manager: start, notice of death or silence, restart.
 
 Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
-vault; ranks and callers find it at the same addresses and go on. One that cannot adopt it, the last
+vault; ranks and callers find it at the same addresses and go on. One that hangs shows no progress
+(`Vault.beats`) and is killed. Silence is counted in looks, so that an agent that was itself stopped
+does not take its own absence for it. One that cannot adopt it, the last
 that may be started, and one of a node with memory that does not outlive its owner (CUDA) start with
 nothing: `on_lost` ends the ranks first.
 """
@@ -29,6 +31,9 @@ from plexsvc.node.restarts import restart_rate
 from plexsvc.node.vault import Vault
 
 log = Log(__name__)
+
+LOOK_US: Final = 1_000_000
+"""How often a state manager is looked at."""
 
 END_S: Final = 5.0
 """How long a process that closed its output may take to end."""
@@ -129,9 +134,23 @@ class Sidecar:
 
     async def _until_dead(self) -> None:
         assert self._process is not None
-        code = await self._process.wait()
-        log.warning("state manager died", code=code, log_tail=tail(self._log_path))
+        await self._until_gone_or_silent(self._process)
+        if self._process.returncode is None:
+            log.warning("state manager hangs: it is killed", beats=self._vault.beats)
+        else:
+            code = self._process.returncode
+            log.warning("state manager died", code=code, log_tail=tail(self._log_path))
         await self._kill()
+
+    async def _until_gone_or_silent(self, process: asyncio.subprocess.Process) -> None:
+        looks = max(1, self._config.state_manager_silence_us // LOOK_US)
+        heard, silent = self._vault.beats, 0
+        while process.returncode is None and silent < looks:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_US / 1e6):
+                    await process.wait()
+            silent = silent + 1 if self._vault.beats == heard else 0
+            heard = self._vault.beats
 
     async def _replace(self, *, is_last: bool) -> None:
         if is_last or not self._outlives_its_owner() or await self._is_refused():

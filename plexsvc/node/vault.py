@@ -4,7 +4,8 @@ Theory of operation. The state manager writes each thing that a successor must k
 under a key, before it acts on it: `put` replaces, `drop` lets go. Records come over a Unix socket,
 in order and unanswered; what was sent before a kill still arrives. A new state manager is handed
 all of them first, oldest first, then `end`. The vault understands no record: their number is
-bounded by what the state manager admits, and they vanish with this process.
+bounded by what the state manager admits, and they vanish with this process. Between its records a
+state manager that gets on sends beats, which are counted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Vault:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], Message] = {}
+        self.beats = 0
+        """Times that state managers have shown that they get on."""
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -42,7 +45,7 @@ class Vault:
                 dataplane.send(sock, END)
             try:
                 while True:
-                    self._take(dataplane.receive(sock))
+                    self._hear(dataplane.receive(sock))
             except (OSError, EOFError) as error:
                 log.debug("state manager left", error=error)
             except (PlexError, KeyError, TypeError) as error:
@@ -52,6 +55,12 @@ class Vault:
         """Let go of everything."""
         for key in list(self._kept):
             self._drop(key)
+
+    def _hear(self, message: Message) -> None:
+        if message.header["op"] == "beat":
+            self.beats += 1
+        else:
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         key = tuple(message.header["key"])

@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,15 +47,21 @@ def send(sock: socket.socket, message: Message) -> None:
     Raises:
         OSError: the connection is gone or its timeout passed.
     """
-    header = json.dumps(message.header).encode()
-    assert len(header) <= MAX_HEADER_BYTES, len(header)
-    assert len(message.body) <= MAX_BODY_BYTES, len(message.body)
-    prefix = _PREFIX.pack(_MAGIC, len(header), len(message.body))
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.fds))]
-    sent = sock.sendmsg([prefix], rights if message.fds else [])
-    sock.sendall(prefix[sent:] + header)
+    head = _head(message)
+    sent = sock.sendmsg([head], rights(message.fds))
+    sock.sendall(head[sent:])
     if message.body:
         sock.sendall(message.body)
+
+
+def encode(message: Message) -> bytes:
+    """Return the bytes of a message; its descriptors go with the first."""
+    return _head(message) + message.body
+
+
+def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    """Return the ancillary data that carries descriptors."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
 def receive(sock: socket.socket) -> Message:
@@ -106,6 +112,13 @@ def raise_if_failure(message: Message) -> Message:
         close_all(message.fds)
         raise wire_errors.from_wire(common_pb2.Error.FromString(message.body))
     return message
+
+
+def _head(message: Message) -> bytes:
+    header = json.dumps(message.header).encode()
+    assert len(header) <= MAX_HEADER_BYTES, len(header)
+    assert len(message.body) <= MAX_BODY_BYTES, len(message.body)
+    return _PREFIX.pack(_MAGIC, len(header), len(message.body)) + header
 
 
 def _receive_prefix(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:

@@ -68,6 +68,7 @@ def adopt(node: Node, clients: Clients, mover: Mover, entries: Sequence[Entry]) 
         node.book.drop(entry.key)
     for tier in node.tiers.values():
         tier.tidy()
+    node.book.settle()
     clients.await_ranks(node.links)
     if entries:
         log.warning("adopted what was left", wpgs=len(node.ledger.wpgs), ranks=len(node.links))

@@ -193,3 +193,4 @@ class Clients:
         self._node.book.drop(index_key(link.wpg_id, link.rank))
         for name in link.memory.hosts:
             self._node.book.drop(host_key(link.wpg_id, link.rank, name))
+        self._node.book.settle()

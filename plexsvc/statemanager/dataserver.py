@@ -196,12 +196,18 @@ class DataServer:
         try:
             if call is None:
                 return _unknown(request)
-            return call(link, request)
+            answer = call(link, request)
         except PlexError as error:
             return dataplane.failure(error)
         except (KeyError, TypeError, ValueError) as error:
             text = f"call {request.header.get('op')!r} is garbled: {error!r}"
             return dataplane.failure(PlexError(ErrorCode.BAD_REQUEST, text))
+        try:
+            self._node.book.settle()  # a successor would know of it
+        except PlexError as error:
+            dataplane.close_all(answer.fds)
+            return dataplane.failure(error)
+        return answer
 
     def _allocate(self, link: RankLink, request: Message) -> Message:
         regions = [

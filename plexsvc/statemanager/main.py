@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,12 +37,16 @@ from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
+from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import StateManagerServicer
 
 log = Log(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _GRACE_S: Final = 2.0
+
+BEAT_S: Final = 1.0
+"""How often progress is shown."""
 
 
 async def serve(config: StateManagerConfig, book: Book) -> None:
@@ -80,7 +85,10 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         json.dumps({"address": address, "data_socket": str(data.path)}), flush=True
     )
     try:
-        await stop.wait()
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(beat(node))
+            await stop.wait()
+            beating.cancel()
     finally:
         give_up.cancel()
         await server.stop(_GRACE_S)
@@ -90,6 +98,15 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         await loop.run_in_executor(None, clients.close)
         await loop.run_in_executor(None, node.close)
         log.info("state manager ended", node_id=config.node_id)
+
+
+async def beat(node: Node) -> None:
+    """Show the parent that this process gets on: its event loop turns, its lock can be had."""
+    loop = asyncio.get_running_loop()
+    with suppress(PlexError):  # the parent is gone, and this process with it
+        while True:
+            await loop.run_in_executor(None, node.beat)
+            await asyncio.sleep(BEAT_S)
 
 
 def die_with_parent() -> None:

@@ -38,9 +38,10 @@ NUMBERS: Final[Key] = ("numbers",)
 
 
 class Node:
-    """Everything the daemon holds. `lock` guards bookkeeping; a WPG's lock its memory and links.
+    """Everything the daemon holds: bookkeeping under `lock`, and by WPG memory and links.
 
-    `pending` are the clients of a predecessor that have not resumed (`clients`).
+    Nobody waits for another process while holding `lock`. `pending` are the clients of a
+    predecessor that have not resumed (`clients`).
     """
 
     def __init__(
@@ -178,12 +179,27 @@ class Node:
     def write_down(
         self, wpg_id: WpgId, *, residency: Residency | None = None, move: Facts | None = None
     ) -> None:
-        """Note a WPG for a successor; `residency` and `move` of a move that is just done."""
+        """Note a WPG for a successor; `residency` and `move` of a move that is just done.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
         links = self.links_of(wpg_id)
         with self.lock:
             wpg = self.ledger.wpgs[wpg_id]
             facts = facts_of(wpg, links, residency=residency, last_move=move)
         self.book.put(wpg_key(wpg_id), facts)
+        self.book.settle()
+
+    def beat(self) -> None:
+        """Show that the lock can be had.
+
+        Raises:
+            PlexError: `unavailable` when the vault is gone.
+        """
+        with self.lock:
+            pass
+        self.book.beat()
 
     def close(self) -> None:
         """Free what is left when the clients are gone."""

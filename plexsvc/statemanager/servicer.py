@@ -120,10 +120,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.ReleaseVersionReply:
         """Drop a version when its last mapping goes."""
         try:
-            self._node.admit(request.fence)
+            await self._run(lambda _: self._release(request))
         except PlexError as error:
             await abort_with(context, error)
-        self._node.publisher.release(VersionId.of(request))
         return statemanager_pb2.ReleaseVersionReply()
 
     async def GetManifest(  # noqa: N802
@@ -274,9 +273,15 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         caller = Caller()
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(threads or self._threads, work, caller)
+            return await loop.run_in_executor(threads or self._threads, self._do, work, caller)
         finally:
             caller.leave()
+
+    def _do(self, work: Callable[[Caller], T], caller: Caller) -> T:
+        """Work, and return once a successor would know of it."""
+        done = work(caller)
+        self._node.book.settle()
+        return done
 
     async def _finish(self, upload: Upload) -> int:
         return await self._run(lambda _: upload.finish())
@@ -334,6 +339,10 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             region=taken.region,
             progress=_progress(taken) if request.complete else None,
         )
+
+    def _release(self, request: statemanager_pb2.ReleaseVersionRequest) -> None:
+        self._node.admit(request.fence)
+        self._node.publisher.release(VersionId.of(request))
 
     def _materialize(
         self, request: statemanager_pb2.MaterializeRequest, caller: Caller

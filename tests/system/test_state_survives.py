@@ -124,9 +124,9 @@ def deploy(job: plex.Job, model: Path, *, seed: int = 0) -> plex.Actor:
     return job.deploy("actor", model=str(model), backend="megatron", optimizer=adam, seed=seed)
 
 
-@pytest.mark.parametrize("held_up", ["state manager", "instance"])
+@pytest.mark.parametrize("how", ["killed", "killed while an instance is held up", "hangs"])
 def test_an_instance_takes_a_version_whose_state_manager_died(
-    sampling: Victims, tiny_model: Path, held_up: str
+    sampling: Victims, tiny_model: Path, how: str
 ) -> None:
     with sampling.live.connect() as connection, connection.job("samples") as job:
         actor = deploy(job, tiny_model)
@@ -136,8 +136,7 @@ def test_an_instance_takes_a_version_whose_state_manager_died(
         before = rank_processes(sampling.live, ids)
         actor.forward_backward(fixed_batch(1), loss="ppo", **PPO_ARGS)
         actor.step()
-        drill = unanswered if held_up == "state manager" else waiting_for("rollout")
-        version = drill(
+        version = LOSSES[how](
             sampling,
             dict(zip(("actor", "rollout"), before, strict=True)),
             lambda: rollout.sync.submit(actor),
@@ -165,6 +164,13 @@ def unanswered(victims: Victims, pids: Mapping[str, int], start: Start) -> Any: 
     return going_on.result(60)
 
 
+def hanging(victims: Victims, pids: Mapping[str, int], start: Start) -> Any:  # noqa: ANN401
+    """Stop the state manager while it is asked, and leave the rest to the node agent."""
+    del pids
+    os.kill(victims.state_manager, signal.SIGSTOP)
+    return start().result(60)
+
+
 def waiting_for(name: str) -> Drill:
     """Kill the state manager while it waits for a rank that does not answer."""
 
@@ -180,6 +186,12 @@ def waiting_for(name: str) -> Drill:
 
     return drill
 
+
+LOSSES: dict[str, Drill] = {
+    "killed": unanswered,
+    "killed while an instance is held up": waiting_for("rollout"),
+    "hangs": hanging,
+}
 
 DRILLS: dict[str, Drill] = {
     "idle": idle,

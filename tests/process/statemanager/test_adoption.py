@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -83,6 +84,20 @@ def test_resident_and_parked_state_is_there_after_a_kill(kept: KeptDaemon) -> No
     assert a("get", field="restored_scalars") == {"adam_step": 3}
     assert kept.move("a", "HOST", lease_no=4).error.code == "stale_fence"
     assert kept.lost == 0
+
+
+def test_a_state_manager_that_hangs_is_replaced_and_the_state_stays(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        kept = KeptDaemon(tmp_path, stack, state_manager_silence_us=2_000_000)
+        a = rank(kept, "a")
+        expected, digests = a("hash", name="params"), kept.digests("a")
+        wait_until(lambda: kept.vault.beats > 1, what="it shows that it gets on")
+        os.kill(kept.pid, signal.SIGSTOP)
+        assert kept.move("a", "HOST").error.code == ""
+        assert (kept.restarts, kept.lost) == (1, 0)
+        assert kept.digests("a") == digests
+        assert kept.move("a", "DEVICE").error.code == ""
+        assert a("hash", name="params") == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from plexsvc.ids import VersionId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
+from plexsvc.statemanager import book as books
 from plexsvc.statemanager import checkpoints, publishing
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
@@ -77,14 +79,14 @@ class Rank:
 class Daemon:
     """A state manager in this process, and one rank of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, book: Book) -> None:
         config = StateManagerConfig(
             node_id="n",
             runtime_dir=directory,
             devices=(DeviceConfig(index=0, bytes_total=1 << 20),),
             host_bytes=4 * STATE_BYTES,
         )
-        self.node = Node(config, book=Book(), arenas={})
+        self.node = Node(config, book=book, arenas={})
         self.clients = Clients(self.node)
         self.data = DataServer(self.node, self.clients, directory / "data.sock")
         self.servicer = StateManagerServicer(
@@ -141,7 +143,7 @@ class Daemon:
 
 @pytest.fixture
 async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
-    daemon = await asyncio.to_thread(Daemon, tmp_path)
+    daemon = await asyncio.to_thread(Daemon, tmp_path, Book())
     yield daemon
     await asyncio.to_thread(daemon.close)
 
@@ -269,3 +271,25 @@ async def test_work_without_a_copy_is_refused(daemon: Daemon, tmp_path: Path) ->
     reply = await daemon.save(tmp_path / "out", statemanager_pb2.PublishedVersion())
     assert reply.error.code == ErrorCode.BAD_REQUEST
     assert not (tmp_path / "out").exists()
+
+
+async def test_a_node_agent_that_stands_still_holds_up_only_who_must_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, ours = socket.socketpair()
+    book = Book(ours)
+    daemon = await asyncio.to_thread(Daemon, tmp_path, book)
+    await daemon.copy(1)
+    monkeypatch.setattr(books, "SETTLE_S", 0.1)
+    while book._blocked() is None:
+        book.put(("wpg", "other"), {}, body=bytes(32 * KIB))
+    async with asyncio.timeout(30):
+        assert (await daemon.publish(2)).error.code == ErrorCode.UNAVAILABLE
+        with pytest.raises(PlexError, match="does not read it"):
+            await asyncio.to_thread(daemon.rank.client.create_staged, (), 8)
+        request = statemanager_pb2.GetManifestRequest(deployment_id="d", version=1)
+        assert (await daemon.servicer.GetManifest(request, CONTEXT)).version == 1
+        await daemon.servicer.Inventory(statemanager_pb2.InventoryRequest(), CONTEXT)
+        agent.close()
+        book.close()
+        await asyncio.to_thread(daemon.close)

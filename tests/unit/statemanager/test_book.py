@@ -1,0 +1,116 @@
+"""Records wait for a node agent that stands still, in order; whoever writes none does not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.vault import Vault
+from plexsvc.statelink import dataplane
+from plexsvc.statemanager import book as books
+from plexsvc.statemanager.book import Book, Key
+
+BODY = bytes(32 << 10)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Book, socket.socket]]:
+    """A book whose records nobody reads until a test does."""
+    theirs, ours = socket.socketpair()
+    book = Book(ours)
+    with theirs:
+        yield book, theirs
+        book.close()
+
+
+def key(number: int) -> Key:
+    return ("wpg", str(number))
+
+
+def test_a_record_that_nobody_reads_holds_nobody_up(ends: tuple[Book, socket.socket]) -> None:
+    book, theirs = ends
+    put_many(book)
+    vault = Vault()
+    keeper = threading.Thread(target=vault.serve, args=(theirs,))
+    keeper.start()
+    book.settle()
+    book.close()
+    keeper.join()
+    assert list(vault._kept) == [key(number) for number in range(100)]
+
+
+def test_whoever_must_have_written_waits_and_not_for_ever(
+    ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, _ = ends
+    monkeypatch.setattr(books, "SETTLE_S", 0.01)
+    book.settle()
+    put_many(book)
+    with pytest.raises(PlexError, match="node agent does not read it") as late:
+        book.settle()
+    assert late.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_records_that_wait_are_bounded(
+    ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, _ = ends
+    monkeypatch.setattr(books, "MAX_WAITING", 3)
+    with pytest.raises(PlexError, match="3 records wait to be read"):
+        put_many(book)
+    book.drop(key(0))
+
+
+def put_many(book: Book) -> None:
+    for number in range(100):
+        book.put(key(number), {}, body=BODY)
+
+
+def test_a_file_may_be_closed_before_its_record_is_sent(ends: tuple[Book, socket.socket]) -> None:
+    book, theirs = ends
+    for number in range(20):
+        fd = os.memfd_create("test")
+        os.write(fd, str(number).encode())
+        book.put(key(number), {}, body=BODY, fds=[fd])
+        os.close(fd)
+    before = open_files()
+    for number in range(20):
+        sent = dataplane.receive(theirs)
+        assert os.pread(sent.fds[0], 9, 0) == str(number).encode()
+        dataplane.close_all(sent.fds)
+        book.settle() if number == 19 else book.beat()
+    assert open_files() < before
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_beats_come_only_when_the_agent_reads(ends: tuple[Book, socket.socket]) -> None:
+    book, theirs = ends
+    book.put(key(0), {}, body=bytes(1 << 20))
+    for _ in range(1000):
+        book.beat()
+    received = threading.Thread(target=dataplane.receive, args=(theirs,))
+    received.start()
+    book.settle()
+    received.join()
+    book.beat()
+    theirs.settimeout(10)
+    assert dataplane.receive(theirs).header["op"] == "beat"
+    theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        dataplane.receive(theirs)
+
+
+def test_a_gone_agent_is_told(ends: tuple[Book, socket.socket]) -> None:
+    book, theirs = ends
+    theirs.close()
+    with pytest.raises(PlexError, match="it is gone"):
+        book.put(key(0), {})
