@@ -1,11 +1,11 @@
 """Managed state on disk as Hugging Face safetensors, written beside its place and renamed into it.
 
-A checkpoint directory is complete when it holds `.complete`, written last: a JSON list of its files
-and their sizes. The directory appears under its name in one rename (an exchange when an older
-checkpoint is there), so a reader never sees half of one; the marker lets it also recognise a copy
-that was cut short. Files: `model.safetensors`; with the optimizer `optimizer.safetensors`, whose
-keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq, master), and `plex_state.json` with the scalars;
-and the model directory's configuration and tokenizer files.
+A checkpoint directory is complete when it holds `.complete`, written last: its files, their sizes
+and checksums (`weights/checkpoints.py`). The directory appears under its name in one rename (an
+exchange when an older checkpoint is there), so a reader never sees half of one; the seal lets it
+also recognise a copy that was cut short. Files: `model.safetensors`; with the optimizer
+`optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq, master), and
+`plex_state.json` with the scalars; and the model directory's configuration and tokenizer files.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ import numpy as np
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
-from plexsvc.weights import pieces
+from plexsvc.weights import checkpoints, pieces
+from plexsvc.weights.checkpoints import (
+    HEADER_SIZE_BYTES,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    SEAL,
+    STATE_FILE,
+    BlockHasher,
+    Sealed,
+)
 from plexsvc.weights.pieces import RegionBytes, Tensor
-
-COMPLETE: Final = ".complete"
-MODEL_FILE: Final = "model.safetensors"
-OPTIMIZER_FILE: Final = "optimizer.safetensors"
-STATE_FILE: Final = "plex_state.json"
 
 SCRATCH: Final = ".tmp-"
 """Follows the name of a checkpoint in that of the directory in which it is being written."""
@@ -90,10 +94,10 @@ def materialize(
     try:
         _check_free(path)
         with _scratch(path) as scratch:
-            _write_state(snapshot, scratch, optimizer=optimizer, caller=caller)
+            sealed = _write_state(snapshot, scratch, optimizer=optimizer, caller=caller)
             if model is not None:
                 _copy_model_files(model, scratch)
-            written = _finish(scratch)
+            written = _finish(scratch, sealed)
             caller.check()
             _swap_in(scratch, path)
     except OSError as error:
@@ -134,7 +138,7 @@ def _remove_unused(scratch: Path) -> None:
 
 def write_safetensors(
     path: Path, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes, caller: Caller
-) -> None:
+) -> Sealed:
     """Write tensors one at a time: never more than one is assembled in memory.
 
     Raises:
@@ -152,12 +156,22 @@ def write_safetensors(
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    hasher = BlockHasher()
     with path.open("wb", buffering=0) as file:
-        _write_steadily(file, memoryview(len(text).to_bytes(8, "little") + text), caller)
-        for _, tensor in named:
-            whole = np.ascontiguousarray(pieces.whole(tensor, region))
-            _write_steadily(file, whole.reshape(-1).view(np.uint8).data, caller)
+        for data in _contents(text, named, region=region):
+            hasher.update(data)
+            _write_steadily(file, data, caller)
         os.fsync(file.fileno())
+    return hasher.seal()
+
+
+def _contents(
+    header: bytes, named: Sequence[tuple[str, Tensor]], *, region: RegionBytes
+) -> Iterator[memoryview]:
+    yield memoryview(len(header).to_bytes(HEADER_SIZE_BYTES, "little") + header)
+    for _, tensor in named:
+        whole = np.ascontiguousarray(pieces.whole(tensor, region))
+        yield whole.reshape(-1).view(np.uint8).data
 
 
 def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
@@ -170,17 +184,26 @@ def _write_steadily(file: FileIO, data: memoryview, caller: Caller) -> None:
         caller.advance(done)
 
 
-def _write_state(snapshot: Snapshot, target: Path, *, optimizer: bool, caller: Caller) -> None:
+def _write_state(
+    snapshot: Snapshot, target: Path, *, optimizer: bool, caller: Caller
+) -> dict[str, Sealed]:
+    """Write the state's files; return the seals of what was to be written into the large ones."""
+    sealed = {}
     found = pieces.tensors(snapshot.index)
     parameters = [(t.name, t) for t in found if t.kind == PARAMETERS]
     _check_whole(t for _, t in parameters)
-    write_safetensors(target / MODEL_FILE, parameters, region=snapshot.region, caller=caller)
+    sealed[MODEL_FILE] = write_safetensors(
+        target / MODEL_FILE, parameters, region=snapshot.region, caller=caller
+    )
     if not optimizer:
-        return
+        return sealed
     states = [(f"{t.kind}/{t.name}", t) for t in found if t.kind in OPTIMIZER_KINDS]
     _check_whole(t for _, t in states)
-    write_safetensors(target / OPTIMIZER_FILE, states, region=snapshot.region, caller=caller)
+    sealed[OPTIMIZER_FILE] = write_safetensors(
+        target / OPTIMIZER_FILE, states, region=snapshot.region, caller=caller
+    )
     _write_json(target / STATE_FILE, _scalars_table(snapshot))
+    return sealed
 
 
 def _scalars_table(snapshot: Snapshot) -> dict[str, Any]:
@@ -217,8 +240,8 @@ def _check_name(path: Path) -> None:
 
 def _check_free(path: Path) -> None:
     is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    if not is_free and not (path / COMPLETE).is_file():
-        text = f"{path} exists and is no checkpoint of ours (it lacks {COMPLETE})"
+    if not is_free and not (path / SEAL).is_file():
+        text = f"{path} exists and is no checkpoint of ours (it lacks {SEAL})"
         raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; choose another path")
 
 
@@ -229,11 +252,11 @@ def _copy_model_files(model: Path, target: Path) -> None:
             shutil.copyfile(source, target / source.name)
 
 
-def _finish(scratch: Path) -> Written:
-    sizes = {file.name: file.stat().st_size for file in sorted(scratch.iterdir())}
-    _write_json(scratch / COMPLETE, {"files": sizes})
+def _finish(scratch: Path, sealed: Mapping[str, Sealed]) -> Written:
+    """Seal all files that are there; `sealed` are the seals that are known."""
+    files = checkpoints.seal(scratch, sealed)
     _sync_directory(scratch)
-    return Written(files=tuple(sizes), nbytes=sum(sizes.values()))
+    return Written(files=tuple(files), nbytes=sum(file.nbytes for file in files.values()))
 
 
 def _swap_in(scratch: Path, target: Path) -> None:

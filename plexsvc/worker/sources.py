@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.checkpoints import STATE_FILE, Seal, read_seal
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.reading import Published, VersionReader
 from plexsvc.worker import progress
@@ -103,11 +104,17 @@ class SafetensorsSource:
     """The safetensors files of a directory; reads only the bytes of the boxes asked for."""
 
     def __init__(
-        self, files: Mapping[str, Path], handles: Mapping[Path, Any], *, where: Path
+        self,
+        files: Mapping[str, Path],
+        handles: Mapping[Path, Any],
+        *,
+        where: Path,
+        seal: Seal | None,
     ) -> None:
         self._files = files
         self._handles = handles
         self._where = where
+        self._seal = seal
 
     @property
     def names(self) -> Collection[str]:
@@ -119,7 +126,7 @@ class SafetensorsSource:
         return name in self._files
 
     def check(self, wanted: TensorBox) -> None:
-        """Refuse a tensor that is missing or has another shape."""
+        """Refuse a tensor that is missing, has another shape, or is not what was saved."""
         if wanted.name not in self._files:
             raise PlexError(
                 ErrorCode.UNKNOWN_MODEL,
@@ -135,6 +142,8 @@ class SafetensorsSource:
                 f"{wanted.shape}. Check config.json against the weights",
                 tensor=wanted.name,
             )
+        if self._seal is not None:
+            self._seal.check_box(self._files[wanted.name].name, wanted)
 
     def read(self, wanted: TensorBox) -> torch.Tensor:
         """Return one box of a tensor."""
@@ -154,7 +163,7 @@ def open_checkpoint(
 
     Raises:
         PlexError: `unknown_model` when there are none, or one cannot be read; `bad_request` for a
-            path that cannot be looked at.
+            path that cannot be looked at; `checksum_mismatch` for a checkpoint that is not whole.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - imported after the fork
 
@@ -173,6 +182,7 @@ def open_checkpoint(
             "safetensors weights on the cluster's file system",
             path=directory,
         )
+    seal = read_seal(directory)
     with contextlib.ExitStack() as stack:
         try:
             handles = {path: stack.enter_context(safe_open(path, "pt")) for path in paths}
@@ -181,17 +191,20 @@ def open_checkpoint(
                 ErrorCode.UNKNOWN_MODEL, f"cannot read the weights in {directory}: {error}"
             ) from error
         files = {name: path for path, handle in handles.items() for name in handle.keys()}  # noqa: SIM118 - a safetensors handle does not iterate
-        yield SafetensorsSource(files, handles, where=directory)
+        yield SafetensorsSource(files, handles, where=directory, seal=seal)
 
 
 def read_scalars(directory: Path) -> dict[str, int | float | str]:
     """Return the scalars saved beside the optimizer state of `directory`.
 
     Raises:
-        PlexError: `unknown_model` when the file is missing, or holds no whole numbers.
+        PlexError: `unknown_model` when the file is missing, or holds no whole numbers;
+            `checksum_mismatch` when it is not what was saved.
     """
-    path = directory / "plex_state.json"
+    path = directory / STATE_FILE
     try:
+        if path.exists() and (seal := read_seal(directory)) is not None:
+            seal.check_file(STATE_FILE)
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise PlexError(

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from plexclient.wire import tensors
 from plexclient.wire.v1 import operations_pb2, statemanager_pb2, worker_pb2
+from plexsvc.weights import checkpoints
 from tests.fakes.fake_state_client import assemble
 from tests.rigs.rank_host import Group, StartGroup
 from tests.rigs.tiny_models import make_qwen3
@@ -191,6 +192,7 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
     }
     save_file(moments, tmp_path / "optimizer.safetensors")
     (tmp_path / "plex_state.json").write_text('{"scalars": {"adam_step": 1}}')
+    checkpoints.seal(tmp_path, {})
 
     second = start_group(**settings)
     run(second, 1, "load", path=str(tmp_path), optimizer=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statemanager import checkpoints
 from plexsvc.statemanager.caller import Caller
 from plexsvc.statemanager.snapshot import Snapshot
+from plexsvc.weights.checkpoints import read_seal
 from plexsvc.weights.pieces import Bytes
 
 SIZE = 32
@@ -99,3 +101,31 @@ def test_how_far_a_save_is_counts_what_the_disk_has(
     save(tmp_path / "out", caller=caller)
     assert caller.done_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size
     assert load_file(tmp_path / "out" / "model.safetensors")["b"].tobytes() == b"\x01" * SIZE
+
+
+def test_a_checkpoint_is_sealed_with_what_was_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    checkpoints.materialize(
+        snapshot(), tmp_path / "out", model=model, optimizer=False, caller=Caller()
+    )
+    sealed = read_seal(tmp_path / "out")
+    assert sealed is not None
+    for name in ("model.safetensors", "config.json"):
+        sealed.check_file(name)
+    write = checkpoints._write_steadily
+
+    def write_badly(file: FileIO, data: memoryview, caller: Caller) -> None:
+        spoiled = bytearray(data)
+        spoiled[-1] ^= 1
+        write(file, memoryview(spoiled), caller)
+
+    monkeypatch.setattr(checkpoints, "_write_steadily", write_badly)
+    save(tmp_path / "bad")
+    sealed = read_seal(tmp_path / "bad")
+    assert sealed is not None
+    with pytest.raises(PlexError, match="another checksum"):
+        sealed.check_file("model.safetensors")

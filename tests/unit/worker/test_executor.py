@@ -23,6 +23,7 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.ledger.results import merge
+from plexsvc.weights import checkpoints
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import Published
@@ -596,6 +597,7 @@ def checkpoint(tmp_path: Path) -> Path:
     save_file({"w": torch.full((4,), 7.0)}, tmp_path / "model.safetensors")
     save_file({"exp_avg/w": torch.full((4,), 8.0)}, tmp_path / "optimizer.safetensors")
     (tmp_path / "plex_state.json").write_text('{"scalars": {"adam_step": 3}}')
+    checkpoints.seal(tmp_path, {})
     return tmp_path
 
 
@@ -742,10 +744,25 @@ def test_an_answer_carries_the_checksum_of_its_bytes(
     group.pool.shutdown()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "plex_state.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_load_of_a_damaged_file_changes_nothing(checkpoint: Path, name: str, damage: str) -> None:
+    data = bytearray((checkpoint / name).read_bytes())
+    data[-2] ^= 1
+    (checkpoint / name).write_bytes(data if damage == "flipped" else data[:-1])
+    group = FaultyGroup(2, checkpoint)
+    before = group.state()
+    assert group.codes(group.made(2, "load")) == ["checksum_mismatch"] * 2
+    assert group.state() == before
+    assert group.codes(group.made(3, "step")) == [""] * 2, "the window is whole"
+    group.pool.shutdown()
+
+
 @pytest.mark.parametrize("lacks", ["model", "optimizer"])
 def test_a_load_that_lacks_a_tensor_changes_nothing(checkpoint: Path, lacks: str) -> None:
     group = FaultyGroup(2, checkpoint)
     save_file({"v": torch.zeros(4)}, checkpoint / f"{lacks}.safetensors")
+    checkpoints.seal(checkpoint, {})
     before = group.state()
     assert group.codes(group.made(2, "load")) == ["unknown_model"] * 2
     assert group.state() == before

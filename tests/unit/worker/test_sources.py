@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights import checkpoints
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.reading import Published
 from plexsvc.worker import sources
@@ -148,6 +149,7 @@ def test_a_path_that_cannot_be_looked_at_is_a_bad_request() -> None:
 
 def test_scalars_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plex_state.json").write_text(json.dumps({"scalars": {"adam_step": "three"}}))
+    checkpoints.seal(tmp_path, {})
     with pytest.raises(PlexError, match="whole numbers"):
         sources.read_scalars(tmp_path)
 
@@ -155,4 +157,5 @@ def test_scalars_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
 def test_saved_scalars_are_read_back(tmp_path: Path) -> None:
     table = {"applied_seq": 9, "scalars": {"adam_step": 3, "nested": {}}}
     (tmp_path / "plex_state.json").write_text(json.dumps(table))
+    checkpoints.seal(tmp_path, {})
     assert sources.read_scalars(tmp_path) == {"adam_step": 3}

@@ -1,0 +1,218 @@
+"""The seal of a checkpoint directory: which files make it whole, and their checksums by block.
+
+A checkpoint of ours is sealed by `.complete`, written last. Whoever reads one checks that all files
+are there in full, and the checksum of each block before it uses a byte of it. A directory without a
+seal is a plain Hugging Face one, unless it has files that only a checkpoint of ours has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.checksums import BLOCK_BYTES
+from plexsvc.weights.pieces import packed_strides
+
+SEAL: Final = ".complete"
+MODEL_FILE: Final = "model.safetensors"
+OPTIMIZER_FILE: Final = "optimizer.safetensors"
+STATE_FILE: Final = "plex_state.json"
+
+HEADER_SIZE_BYTES: Final = 8
+"""A safetensors file begins with the size of its header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """One file: its size and the xxh3-128 of each of its blocks, in hexadecimal."""
+
+    nbytes: int
+    blocks: tuple[str, ...]
+
+
+class BlockHasher:
+    """Hashes a stream by block, whatever the sizes of its parts."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._blocks: list[str] = []
+        self._current = xxhash.xxh3_128()
+
+    def update(self, data: memoryview) -> None:
+        """Take the next part."""
+        while data:
+            part = data[: BLOCK_BYTES - self._nbytes % BLOCK_BYTES]
+            self._current.update(part)
+            self._nbytes += len(part)
+            if self._nbytes % BLOCK_BYTES == 0:
+                self._end_block()
+            data = data[len(part) :]
+
+    def seal(self) -> Sealed:
+        """Return what came; nothing may come any more."""
+        if self._nbytes % BLOCK_BYTES:
+            self._end_block()
+        return Sealed(nbytes=self._nbytes, blocks=tuple(self._blocks))
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._current.hexdigest())
+        self._current.reset()
+
+
+def seal(directory: Path, known: Mapping[str, Sealed]) -> dict[str, Sealed]:
+    """Seal all files of a directory, the last thing written into it; return them by name.
+
+    What is `known` is taken for what the files are to be; the others are sealed as they are.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.name != SEAL)
+    files = {path.name: known.get(path.name) or _seal_of(path) for path in paths}
+    table = {
+        "block_bytes": BLOCK_BYTES,
+        "files": {name: asdict(found) for name, found in files.items()},
+    }
+    with (directory / SEAL).open("w") as file:
+        json.dump(table, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return files
+
+
+class Seal:
+    """The seal of one directory. Each block is read and compared once."""
+
+    def __init__(self, directory: Path, files: Mapping[str, Sealed]) -> None:
+        self._directory = directory
+        self._files = files
+        self._good: set[tuple[str, int]] = set()
+        self._spans: dict[str, Mapping[str, tuple[int, int]]] = {}
+
+    def check_file(self, name: str) -> None:
+        """Compare all of a file.
+
+        Raises:
+            PlexError: `checksum_mismatch`, naming the file.
+        """
+        self.check(name, 0, self._sealed(name).nbytes)
+
+    def check_box(self, name: str, wanted: TensorBox) -> None:
+        """Compare the blocks of a safetensors file in which a box of a tensor lies.
+
+        Raises:
+            PlexError: `checksum_mismatch`, naming the file.
+        """
+        if name not in self._spans:
+            self._spans[name] = self._spans_of(name)
+        low, high = self._spans[name][wanted.name]
+        first, last = _reach(wanted)
+        item_bytes = (high - low) // prod(wanted.shape)
+        self.check(name, low + first * item_bytes, low + (last + 1) * item_bytes)
+
+    def check(self, name: str, low: int, high: int) -> None:
+        """Compare the blocks that hold bytes `low` to `high` of a file.
+
+        Raises:
+            PlexError: `checksum_mismatch`, naming the file.
+        """
+        sealed = self._sealed(name)
+        with self._open(name) as file:
+            for block in range(low // BLOCK_BYTES, -(-high // BLOCK_BYTES)):
+                if (name, block) in self._good:
+                    continue
+                file.seek(block * BLOCK_BYTES)
+                found = xxhash.xxh3_128_hexdigest(file.read(BLOCK_BYTES))
+                if block >= len(sealed.blocks) or found != sealed.blocks[block]:
+                    at = f"block {block} (bytes {block * BLOCK_BYTES} on)"
+                    raise _broken(self._directory / name, f"{at} has another checksum")
+                self._good.add((name, block))
+
+    def _spans_of(self, name: str) -> Mapping[str, tuple[int, int]]:
+        """Return where each tensor of a safetensors file lies in it, once its header is checked."""
+        self.check(name, 0, HEADER_SIZE_BYTES)
+        with self._open(name) as file:
+            size = int.from_bytes(file.read(HEADER_SIZE_BYTES), "little")
+            start = HEADER_SIZE_BYTES + size
+            self.check(name, 0, start)
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        found = {tensor: known["data_offsets"] for tensor, known in header.items()}
+        return {tensor: (start + low, start + high) for tensor, (low, high) in found.items()}
+
+    def _sealed(self, name: str) -> Sealed:
+        if name not in self._files:
+            raise _broken(self._directory / name, f"{SEAL} does not name it")
+        return self._files[name]
+
+    def _open(self, name: str) -> Any:  # noqa: ANN401 - an open file
+        try:
+            return (self._directory / name).open("rb")
+        except OSError as error:
+            raise _broken(self._directory / name, str(error)) from error
+
+
+def read_seal(directory: Path) -> Seal | None:
+    """Return the seal of a checkpoint whose files are all there in full; None for a plain model.
+
+    Raises:
+        PlexError: `checksum_mismatch`, naming the file that is missing, cut, or no seal.
+    """
+    path = directory / SEAL
+    if not path.is_file():
+        for name in (OPTIMIZER_FILE, STATE_FILE):
+            if (directory / name).exists():
+                raise _broken(path, f"it is missing beside {name}: the copy was cut short")
+        return None
+    try:
+        found = json.loads(path.read_text())
+        files = {name: _parse(known) for name, known in found["files"].items()}
+        is_ours = found["block_bytes"] == BLOCK_BYTES
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _broken(path, f"it cannot be read ({error!r})") from error
+    if not is_ours:
+        raise _broken(path, f"its blocks have {found['block_bytes']} bytes, not {BLOCK_BYTES}")
+    for name, sealed in files.items():
+        _check_size(directory / name, sealed)
+    return Seal(directory, files)
+
+
+def _seal_of(path: Path) -> Sealed:
+    hasher = BlockHasher()
+    with path.open("rb") as file:
+        while data := file.read(BLOCK_BYTES):
+            hasher.update(memoryview(data))
+    return hasher.seal()
+
+
+def _parse(known: Mapping[str, Any]) -> Sealed:
+    return Sealed(nbytes=int(known["nbytes"]), blocks=tuple(known["blocks"]))
+
+
+def _check_size(path: Path, sealed: Sealed) -> None:
+    try:
+        nbytes = path.stat().st_size
+    except OSError as error:
+        raise _broken(path, f"it is missing ({error})") from error
+    if nbytes != sealed.nbytes or len(sealed.blocks) != -(-nbytes // BLOCK_BYTES):
+        raise _broken(path, f"it has {nbytes} bytes where {sealed.nbytes} were saved")
+
+
+def _broken(path: Path, found: str) -> PlexError:
+    text = f"checkpoint file {path} is not what was saved: {found}; nothing was loaded"
+    return PlexError(ErrorCode.CHECKSUM_MISMATCH, f"{text}, copy or save it again", path=path)
+
+
+def _reach(wanted: TensorBox) -> tuple[int, int]:
+    """Return the numbers of the first and the last element of a box in its tensor."""
+    strides = packed_strides(Box.whole(wanted.shape))
+    box = wanted.box
+    first = sum(at * step for at, step in zip(box.start, strides, strict=True))
+    along = sum((n - 1) * step for n, step in zip(box.size, strides, strict=True))
+    return first, first + along
