@@ -24,24 +24,6 @@ class MemoryFile:
         self.nbytes = nbytes
         self.fd = _create(name, nbytes) if fd is None else fd
 
-    def reserve(self) -> None:
-        """Have the machine's memory for all of it now, so that a lack is an error and no signal.
-
-        Raises:
-            PlexError: `no_room`.
-        """
-        try:
-            os.posix_fallocate(self.fd, 0, max(1, self.nbytes))
-        except OSError as error:
-            raise _no_room(self.nbytes, error) from error
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write `data` at `offset`; the caller has checked that it fits."""
-        assert offset + len(data) <= self.nbytes, (offset, len(data), self.nbytes)
-        while data:
-            done = os.pwrite(self.fd, data, offset)
-            data, offset = data[done:], offset + done
-
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return up to `nbytes` from `offset`, nothing past the end."""
         return os.pread(self.fd, max(0, min(nbytes, self.nbytes - offset)), offset)
@@ -63,6 +45,25 @@ class MemoryFile:
     def close(self) -> None:
         """Let go of it; mappings and duplicates elsewhere keep it alive."""
         os.close(self.fd)
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Have the machine's memory for all of a file now, so that a lack is an error and no signal.
+
+    Raises:
+        PlexError: `no_room`.
+    """
+    try:
+        os.posix_fallocate(fd, 0, max(1, nbytes))
+    except OSError as error:
+        raise _no_room(nbytes, error) from error
+
+
+def write(fd: int, offset: int, data: bytes) -> None:
+    """Write all of `data` at `offset`; the caller has checked that it fits."""
+    while data:
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
 
 
 def _create(name: str, nbytes: int) -> int:

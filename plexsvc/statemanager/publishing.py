@@ -22,7 +22,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.caller import Caller
-from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.statemanager.memfiles import MemoryFile, reserve
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import block_checksums
@@ -310,7 +310,7 @@ def chunked(array: Array) -> Iterator[bytes]:
 def _copied(placed: Sequence[Placed], nbytes: int, *, region: RegionBytes) -> MemoryFile:
     file = MemoryFile("plexsvc-version", nbytes)
     try:
-        file.reserve()
+        reserve(file.fd, nbytes)
         _fill(file, placed, region=region)
         file.freeze()
     except BaseException:

@@ -229,6 +229,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             upload = self._node.staging.begin(header)
             if upload is None:
                 return service_pb2.StageReply(nbytes=header.nbytes)
+            await self._reserve(upload)
             async for request in request_iterator:
                 upload.write(request.chunk)
             nbytes = await self._finish(upload)
@@ -282,6 +283,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         done = work(caller)
         self._node.book.settle()
         return done
+
+    async def _reserve(self, upload: Upload) -> None:
+        await self._run(lambda _: upload.reserve())
 
     async def _finish(self, upload: Upload) -> int:
         return await self._run(lambda _: upload.finish())

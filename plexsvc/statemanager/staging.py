@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +16,7 @@ from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId
 from plexsvc.statemanager.book import Book, Entry, Key
-from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.statemanager.memfiles import MemoryFile, reserve, write
 from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
 
 MAX_ID_BYTES = 64
@@ -57,7 +59,7 @@ class Staging:
                 self._drop(staging_id)
             entry = StagedEntry(job_id=job_id, nbytes=header.nbytes)
             bundle = self._admit(staging_id, entry, specs=header.tensors)
-        return Upload(self, header, bundle)
+            return Upload(self, header, bundle, fd=self._opened(staging_id, bundle))
 
     def create(
         self,
@@ -72,7 +74,7 @@ class Staging:
 
         Raises:
             PlexError: `staging_full`, `payload_too_large`, `bad_batch`; `bad_request` for an id in
-                use by another.
+                use by another; `no_room` when the machine itself lacks the memory.
         """
         _check_id(staging_id)
         for spec in specs:
@@ -82,12 +84,14 @@ class Staging:
             if self._room.find(staging_id) == entry:
                 return self._bundles[staging_id].file.duplicate()
             bundle = self._admit(staging_id, entry, specs=specs)
-            try:
-                self._write_down(staging_id)
-                return bundle.file.duplicate()
-            except BaseException:
-                self._drop(staging_id)
-                raise
+            fd = self._opened(staging_id, bundle)
+        try:
+            reserve(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            self.drop([staging_id], job_id=job_id)
+            raise
+        return fd
 
     def seal(self, staging_id: bytes, *, job_id: JobId) -> None:
         """Make a bundle readable.
@@ -176,10 +180,18 @@ class Staging:
             PlexError: `unavailable` when the id stands for something else by now.
         """
         with self._lock:
-            if self._bundles.get(staging_id) is not bundle:
-                text = f"upload of {show(staging_id)} was dropped, or replaced by a newer one"
-                raise PlexError(ErrorCode.UNAVAILABLE, f"{text}; send it again")
+            self.check_current(staging_id, bundle)
             yield
+
+    def check_current(self, staging_id: bytes, bundle: Bundle) -> None:
+        """Refuse an upload that was overtaken; it may still be while its next chunk is written.
+
+        Raises:
+            PlexError: `unavailable` when the id stands for something else by now.
+        """
+        if self._bundles.get(staging_id) is not bundle:
+            text = f"upload of {show(staging_id)} was dropped, or replaced by a newer one"
+            raise PlexError(ErrorCode.UNAVAILABLE, f"{text}; send it again")
 
     def seal_upload(self, staging_id: bytes, bundle: Bundle) -> None:
         """Make an upload readable.
@@ -230,6 +242,16 @@ class Staging:
         self._bundles[staging_id] = bundle
         return bundle
 
+    def _opened(self, staging_id: bytes, bundle: Bundle) -> int:
+        """Return a descriptor of a new bundle; one that a client fills is written down first."""
+        try:
+            if self._room.get(staging_id).owner is not None:
+                self._write_down(staging_id)
+            return bundle.file.duplicate()
+        except BaseException:
+            self._drop(staging_id)
+            raise
+
     def _drop(self, staging_id: bytes) -> int:
         bundle, entry = self._bundles.pop(staging_id, None), self._room.find(staging_id)
         if entry is not None and (entry.is_sealed or entry.owner is not None):
@@ -250,13 +272,29 @@ def _record(staging_id: bytes) -> Key:
 
 
 class Upload:
-    """One stream of chunks into a bundle; finished by validation or abandoned."""
+    """One stream of chunks into a bundle; finished by validation or abandoned.
 
-    def __init__(self, staging: Staging, header: service_pb2.StageHeader, bundle: Bundle) -> None:
+    It writes by its own descriptor and under no lock: uploads do not wait for one another, and what
+    is written into a bundle that was dropped meanwhile goes nowhere.
+    """
+
+    def __init__(
+        self, staging: Staging, header: service_pb2.StageHeader, bundle: Bundle, *, fd: int
+    ) -> None:
         self._staging = staging
         self._header = header
         self._bundle = bundle
         self._received = 0
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)  # not before: a thread may still reserve its memory
+
+    def reserve(self) -> None:
+        """Have the machine's memory for all of it.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        reserve(self._fd, self._header.nbytes)
 
     def write(self, chunk: common_pb2.Chunk) -> None:
         """Take the next chunk.
@@ -265,15 +303,16 @@ class Upload:
             PlexError: `bad_request` for a gap or too many bytes; `unavailable` when another upload
                 of the same id took over.
         """
-        end = chunk.offset + len(chunk.data)
+        data = chunk.data  # each look makes a copy
+        end = chunk.offset + len(data)
         if chunk.offset != self._received or end > self._header.nbytes:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"chunk [{chunk.offset}, {end}) came where byte {self._received} of "
                 f"{self._header.nbytes} was due; send chunks in order",
             )
-        with self._staging.holding(self._header.operation_id, self._bundle):
-            self._bundle.file.write(chunk.offset, chunk.data)
+        self._staging.check_current(self._header.operation_id, self._bundle)
+        write(self._fd, chunk.offset, data)
         self._received = end
 
     def finish(self) -> int:

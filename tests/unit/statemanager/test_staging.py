@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,7 @@ def take_upload(staging: Staging) -> None:
     if upload is None:
         return
     try:
+        upload.reserve()
         upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
         upload.finish()
     except BaseException:
@@ -112,11 +115,12 @@ def test_a_fault_at_any_call_leaves_nothing_behind_and_it_may_come_again(
 
     class FaultyFile(memfiles.MemoryFile):
         __init__ = around("__init__", memfiles.MemoryFile.__init__)
-        write = around("write", memfiles.MemoryFile.write)
         map = around("map", memfiles.MemoryFile.map)
         duplicate = around("duplicate", memfiles.MemoryFile.duplicate)
 
     monkeypatch.setattr(staging_module, "MemoryFile", FaultyFile)
+    for name in ("reserve", "write"):
+        monkeypatch.setattr(staging_module, name, around(name, getattr(memfiles, name)))
     take(faulty())
     assert {"admit", "put", "__init__"} <= set(calls)
     for at in range(len(calls)):
@@ -127,3 +131,38 @@ def test_a_fault_at_any_call_leaves_nothing_behind_and_it_may_come_again(
         fails_at = -1
         assert staging.usage()[0] == 0
         take(staging)
+
+
+def test_uploads_wait_neither_for_one_another_nor_for_the_lock() -> None:
+    lock = threading.Lock()
+    staging = Staging(StagingRoom(staging_bytes=1 << 20, max_per_job=4), lock=lock, book=Book())
+    upload = begin(staging)
+    upload.reserve()
+    with lock:
+        upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
+    assert upload.finish() == HEADER.nbytes
+    assert staging.read(HEADER.operation_id, 0) == BUNDLE.data[: tensors.CHUNK_BYTES]
+
+
+def test_memory_that_the_machine_lacks_is_a_refusal_that_leaves_nothing(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOMEM, "no memory", fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = open_files()
+    with pytest.raises(PlexError) as caught:
+        staging.create(b"result", (), 8, job_id=JobId("job"), owner=1)
+    assert caught.value.code is ErrorCode.NO_ROOM
+    upload = begin(staging)
+    with pytest.raises(PlexError, match="no memory for"):
+        upload.reserve()
+    upload.abandon()
+    del upload
+    assert staging.usage()[0] == 0
+    assert open_files() == before
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
