@@ -49,9 +49,9 @@ def send(sock: socket.socket, message: Message) -> None:
     """
     head = _head(message)
     sent = sock.sendmsg([head], rights(message.fds))
-    sock.sendall(head[sent:])
-    if message.body:
-        sock.sendall(message.body)
+    for left in (head[sent:], message.body):
+        if left:  # sending nothing fails too when the peer, done with what it wanted, is gone
+            sock.sendall(left)
 
 
 def encode(message: Message) -> bytes:
