@@ -16,8 +16,12 @@ BASELINES = ["isolated_backfill", "pack", "spread", "spread_backfill", "plex"]
 PARTS = ["plex_ratio", "plex_no_shift", "plex_no_repack", "plex_cold"]
 ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch", "no_slack", "no_cap"]
 RUNS: dict[str, list[str]] = {
-    **{f"two-job-{model}": ["plex"] for model in ("7b", "30b", "235b")},
-    **{f"k-job-{model}": ["plex"] for model in ("7b", "30b", "235b")},
+    **{
+        f"{count}-job-{model}{sync}": ["plex", "plex_fcfs"]
+        for count in ("two", "k")
+        for model in ("7b", "30b", "235b")
+        for sync in ("", "-boundary")
+    },
     "order-3": ["plex", *(f"plex_{part}" for part in ORDERS)],
     "churn": ["plex_no_repack", "plex"],
     "cluster-256": [*BASELINES, *PARTS],

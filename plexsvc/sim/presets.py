@@ -263,6 +263,14 @@ def _burst(phases: list[tuple[str, int]]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+_POOLS: Final[Mapping[str, Callable[..., Workload]]] = {
+    **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
+    "k-job-7b": partial(few_jobs, "7b", count=3),
+    "k-job-30b": partial(few_jobs, "30b", count=3, target_slowdown_ppm=1_150_000),
+    "k-job-235b": partial(few_jobs, "235b", count=4),
+}
+"""Jobs of the paper that share one pool."""
+
 PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
     {
         "cluster-256": cluster_256,
@@ -270,10 +278,8 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "cluster-256-rollout": partial(cluster_256, counts_rollout=True),
         "churn": churn,
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
-        **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
-        "k-job-7b": partial(few_jobs, "7b", count=3),
-        "k-job-30b": partial(few_jobs, "30b", count=3, target_slowdown_ppm=1_150_000),
-        "k-job-235b": partial(few_jobs, "235b", count=4),
+        **_POOLS,
+        **{f"{name}-boundary": partial(p, sync_at=SyncAt.BOUNDARY) for name, p in _POOLS.items()},
         "order-3": partial(few_jobs, "7b", count=3, mode=Mode.SYNC),
     }
 )
