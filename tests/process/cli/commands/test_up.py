@@ -76,10 +76,10 @@ def test_a_second_cluster_is_refused_in_a_line_and_down_ends_the_first(
 
 
 def state_manager(state_dir: Path) -> int:
-    """Return which socket the state manager listens on, 0 while there is none."""
+    """Return since when the state manager has its socket, 0 while there is none."""
     status = json.loads(plexctl(state_dir, "status", "--json").stdout)
     path = Path(status["nodes"][0]["address"]["state_manager"].removeprefix("unix:"))
-    return path.stat().st_ino if path.exists() else 0
+    return path.stat().st_ctime_ns if path.exists() else 0
 
 
 def agent_pid(cluster: int) -> int:
