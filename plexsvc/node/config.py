@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rpc.addresses import UNIX
+from plexsvc.rpc.addresses import UNIX, host_of
 
 DEVICE_KINDS: Final = ("train", "rollout")
 DEVICE_MEMORIES: Final = ("cpu", "cuda")
@@ -137,7 +137,7 @@ class AgentConfig:
     @property
     def host(self) -> str:
         """The node's address for other hosts; empty when it listens on Unix sockets alone."""
-        return self.listen.rpartition(":")[0]
+        return host_of(self.listen)
 
     def address(self, name: str, *, port: int = 0) -> str:
         """Return where a process of this node listens: a socket called `name`, or a port."""
