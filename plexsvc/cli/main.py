@@ -37,6 +37,13 @@ def up(
         Path | None, typer.Option(help="TOML file of the cluster; without one: one small node.")
     ] = None,
     state_dir: StateDir = None,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Directory in which your models, checkpoints and exports may lie, besides "
+            "`models` and `checkpoints` in the state directory; may be given again."
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once it serves; it runs on.")
     ] = False,
@@ -45,9 +52,9 @@ def up(
     """Start a cluster on this machine and serve until TERM or Ctrl-C."""
     from plexsvc.cli.commands import up as command
 
-    cluster = command.read_config(config, state_dir=state_dir)
+    cluster = command.read_config(config, state_dir=state_dir, roots=root or ())
     if detach:
-        card = command.detach(cluster, config_path=config)
+        card = command.detach(cluster, config_path=config, roots=root or ())
         _print_card(card, state_dir=cluster.state_dir, json=json)
     else:
         command.serve(

@@ -239,7 +239,14 @@ class EmbeddedCluster:
     ) -> RouterServicer:
         first = next(iter(self._tokens.values()))
         operators = self._config.router.operators or (first,)
-        config = replace(self._config.router, tokens=self._tokens, operators=operators)
+        state_dir, named = self._config.state_dir.absolute(), self._config.router
+        config = replace(
+            named,
+            tokens=self._tokens,
+            operators=operators,
+            model_roots=self._model_roots(),
+            checkpoint_root=named.checkpoint_root or state_dir / "checkpoints",
+        )
         return RouterServicer(
             scheduler, config=config, clock=self._clock, keys=keys, frames=rollout
         )
@@ -265,6 +272,14 @@ class EmbeddedCluster:
         )
         stack.callback(remove_card, self._config.state_dir)
         write_card(self._config.state_dir, self.card)
+
+    def _model_roots(self) -> tuple[Path, ...]:
+        """Return where models lie: as configured, or a directory of the state's."""
+        if self._config.router.model_roots:
+            return self._config.router.model_roots
+        models = self._config.state_dir.absolute() / "models"
+        models.mkdir(mode=0o700, exist_ok=True)
+        return (models,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

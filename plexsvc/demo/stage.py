@@ -17,7 +17,7 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 from plexclient.wire.v1.service_pb2_grpc import RouterStub
 from plexsvc.cluster.calls import router
-from plexsvc.cluster.embedded import ClusterConfig, NodeConfig
+from plexsvc.cluster.embedded import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import job_dir, read_card
 from plexsvc.controllers.submit import LOG
 from plexsvc.demo.spans import Span, Window, from_wire
@@ -25,6 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.config import DeviceConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.toml import dumps
+from plexsvc.router.config import RouterConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.show.status import state_name
 
@@ -190,6 +191,7 @@ def _config(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Cluste
         state_dir=state_dir,
         listen="127.0.0.1:0",
         nodes=(NodeConfig(node_id="local", devices=(train, rollout, rollout)),),
+        router=RouterConfig(roots={DEFAULT_TENANT: (state_dir.parent.absolute() / "models",)}),
         scheduler=SchedulerConfig(
             max_num_seqs=256,
             slot_us=SLOT_US,

@@ -18,6 +18,8 @@ class InstanceConfig:
     deployment_id: str
     model: str
     """Hugging Face directory; its weights are version 0."""
+    model_root: str = ""
+    """The root of its tenant that it lies below."""
     dtype: str = ""
     """`float32`, `bfloat16`; empty: the device's default."""
     max_model_len: int = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -27,6 +29,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId
+from plexsvc.paths import model_view
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines.base import Engine
 from plexsvc.rpc.channels import listen, new_server
@@ -194,10 +197,12 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
     logs.setup()
     parsed = config_files.parse(config, InstanceConfig, where="rollout instance")
     opener = VersionOpener(parsed)
-    try:
-        asyncio.run(run_vllm(parsed, ready, open_version=opener.open))
-    finally:
-        opener.close()
+    with (
+        contextlib.closing(opener),
+        model_view(parsed.model, root=parsed.model_root, socket=parsed.data_socket) as model,
+    ):
+        config_of_run = replace(parsed, model=model)
+        asyncio.run(run_vllm(config_of_run, ready, open_version=opener.open))
 
 
 async def run_vllm(

@@ -9,6 +9,7 @@ import grpc.aio
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
+from plexsvc.router import names
 
 SCHEME: Final = "Bearer "
 
@@ -16,9 +17,15 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Tenants:
-    """Who may call."""
+    """Who may call. A tenant's directory has its name.
+
+    Raises:
+        PlexError: `bad_request` for a name that cannot be one.
+    """
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
+        for tenant in tokens.values():
+            names.check_name("a tenant's name (router.tokens)", tenant)
         self._tenants = {token: TenantId(tenant) for token, tenant in tokens.items() if token}
 
     def refusal(self, metadata: Metadata) -> PlexError | None:

@@ -84,7 +84,16 @@ class RouterConfig:
     """Tokens of a micro-batch where the deployment names none."""
 
     model_roots: tuple[Path, ...] = ()
-    """Directories models may lie in; empty: anywhere on the cluster's file system."""
+    """Directories that models of every tenant may lie in; under `plexctl up`, unless named:
+    `models` in the state directory."""
+
+    checkpoint_root: Path | None = None
+    """Directory with a directory for each tenant, below which its checkpoints and exports lie;
+    under `plexctl up`, unless named: `checkpoints` in the state directory."""
+
+    roots: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Tenant → further directories that its models, checkpoints and exports may lie in. Tenants
+    with a directory in common share what lies there, but not each other's checkpoints."""
 
     max_deployments_cached: int = 4096
     """Deployments whose layout the router remembers."""

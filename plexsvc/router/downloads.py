@@ -18,8 +18,10 @@ from plexclient.wire.v1 import (
     statemanager_pb2,
     worker_pb2,
 )
+from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId, show
+from plexsvc.paths import Place
 from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.channels import READ_STAGED, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
@@ -115,9 +117,9 @@ class Downloads:
         deployment = await self._deployments.get(
             tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
         )
-        path = Path(deployment.spec.model) / request.name
-        offset = request.offset
-        while data := await asyncio.to_thread(_read, path, offset=offset):
+        offset, spec = request.offset, deployment.spec
+        place = Place(path=Path(spec.model, request.name), root=Path(spec.model_root))
+        while data := await asyncio.to_thread(_read, place, offset=offset):
             yield common_pb2.Chunk(offset=offset, data=data).SerializeToString()
             offset += len(data)
 
@@ -186,14 +188,13 @@ def _result_gone(staged: common_pb2.StagedBundle, deployment: service_pb2.Deploy
     )
 
 
-def _read(path: Path, *, offset: int) -> bytes:
+def _read(place: Place, *, offset: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return b"" if offset >= MAX_MODEL_FILE_BYTES else file.read(tensors.CHUNK_BYTES)
-    except OSError as error:
+        left = max(0, MAX_MODEL_FILE_BYTES - offset)
+        return paths.read_file(place, offset=offset, nbytes=min(left, tensors.CHUNK_BYTES))
+    except PlexError as error:
         raise PlexError(
             ErrorCode.NOT_FOUND,
-            f"the model has no {path.name} ({error.strerror}); Deployment.model_files lists those "
-            "it has",
+            f"the model has no {place.path.name}: {error.message}; Deployment.model_files lists "
+            "those it has",
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -33,33 +33,16 @@ MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
 
 
-def find_model(model: str, *, roots: Sequence[Path]) -> Path:
-    """Return the directory `model` names: an absolute path, or a name below one of `roots`.
+def check_files(directory: Path) -> None:
+    """Refuse a directory that lacks what makes it a model.
 
     Raises:
-        PlexError: `unknown_model` when it is not there, is not a model, or lies outside `roots`.
+        PlexError: `unknown_model`.
     """
-    if not model or "\0" in model:
-        raise unknown_model(model, "the name is empty or no path")
-    try:
-        return _find(model, roots)
-    except OSError as error:  # a name too long, a directory nobody may read
-        raise unknown_model(model, f"it cannot be looked at: {error.strerror}") from error
-
-
-def _find(model: str, roots: Sequence[Path]) -> Path:
-    path = Path(model)
-    candidates = [path] if path.is_absolute() else [root / path for root in roots]
-    directory = next((c for c in candidates if c.is_dir()), None)
-    if directory is None:
-        raise unknown_model(model, "there is no such directory (router.model_roots)")
-    if roots and not any(directory.resolve().is_relative_to(root.resolve()) for root in roots):
-        raise unknown_model(model, "it lies outside router.model_roots")
     if not (directory / "config.json").is_file():
-        raise unknown_model(model, "the directory has no config.json")
+        raise unknown_model(directory, "the directory has no config.json")
     if not any(directory.glob("*.safetensors")):
-        raise unknown_model(model, "the directory has no *.safetensors")
-    return directory
+        raise unknown_model(directory, "the directory has no *.safetensors")
 
 
 def check_spec(spec: service_pb2.DeploymentSpec) -> None:

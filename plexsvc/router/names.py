@@ -23,7 +23,7 @@ def check_job(request: service_pb2.CreateJobRequest, config: RouterConfig) -> No
         PlexError: `bad_request`.
     """
     _check_job_id(request.job_id, config)
-    _check_name("a job's name", request.name)
+    check_name("a job's name", request.name)
     _check_count("labels of a job", request.labels, key="max_labels", limit=config.max_labels)
     for name, value in request.labels.items():
         _check_text("a label's name", name, most=config.max_name_chars)
@@ -36,7 +36,7 @@ def check_deployment(request: service_pb2.CreateDeploymentRequest) -> None:
     Raises:
         PlexError: `bad_request`.
     """
-    _check_name("a deployment's name", request.name)
+    check_name("a deployment's name", request.name)
     expected = f"{request.job_id}/{request.name}"
     if request.deployment_id != expected:
         raise bad_request(
@@ -67,7 +67,12 @@ def _check_job_id(job_id: str, config: RouterConfig) -> None:
         )
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Refuse what is no name.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
     if len(name) > MAX_NAME_CHARS or not NAME.fullmatch(name):
         raise bad_request(
             f"{what} is {_shown(name)}; it is 1 to {MAX_NAME_CHARS} of a-z A-Z 0-9 . _ -, and "

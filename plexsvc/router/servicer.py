@@ -18,6 +18,7 @@ import grpc.aio
 from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import TenantId
@@ -30,10 +31,12 @@ from plexsvc.router.control import METHODS, SERVICE, Control
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.relay import Uploads
+from plexsvc.router.roots import Roots
 from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
+from plexsvc.weights.owner import check_owner
 
 
 class RouterServicer:
@@ -52,6 +55,7 @@ class RouterServicer:
         self.control = Control(scheduler, config=config)
         self._scheduler = scheduler
         self._config = config
+        self._roots = Roots(config)
         self._rules = OperationRules(config)
         self._channels = ChannelPool(keys)
         self._deployments = DeploymentCache(scheduler, config=config, clock=clock)
@@ -113,8 +117,8 @@ class RouterServicer:
         models.check_spec(spec)
         if spec.model_deployment_id:
             await self._take_model(request, tenant=tenant)
-        if spec.backend != "noop":
-            await asyncio.to_thread(_check_model, spec, self._config)
+        if spec.model or spec.backend != "noop":
+            await asyncio.to_thread(self._check_model, spec, tenant=tenant)
         return await self._scheduler.call("CreateDeployment", request, pb.Deployment)
 
     async def submit_operation(
@@ -133,12 +137,21 @@ class RouterServicer:
             )
             try:
                 bounds.check(operation)
+                await self._roots.place_operation(operation)
                 self._rules.admit(operation, deployment)
             except PlexError as refusal:
                 _refuse(operation, refusal)
             return await self._scheduler.submit(operation)
         except PlexError as error:
             return refused(operation.operation_id, error)
+
+    def _check_model(self, spec: pb.DeploymentSpec, *, tenant: TenantId) -> None:
+        place = self._roots.place_model(spec, tenant=tenant)
+        with paths.view(place) as directory:
+            check_owner(directory, tenant=tenant, what="model")
+            if spec.backend != "noop":  # which reads nothing of it
+                models.check_files(directory)
+                models.check_model(spec, directory)
 
     async def _take_model(self, request: pb.CreateDeploymentRequest, *, tenant: TenantId) -> None:
         """Use the model of another deployment of the job."""
@@ -200,9 +213,3 @@ def _refuse(operation: ops.Operation, refusal: PlexError) -> None:
     operation.ClearField("after")
     if operation.WhichOneof("body") in {None, "initialize"}:
         operation.noop.SetInParent()  # the scheduler takes no number without something to do
-
-
-def _check_model(spec: pb.DeploymentSpec, config: RouterConfig) -> None:
-    directory = models.find_model(spec.model, roots=config.model_roots)
-    models.check_model(spec, directory)
-    spec.model = str(directory)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Final
 
 import numpy as np
@@ -46,10 +44,6 @@ ROLES_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
 SMALLEST_HYPER: Final = 1e-30
 LARGEST_HYPER: Final = 1e30
 """Optimizers compute in float32: what lies outside would be 0 or infinite on the way."""
-
-MAX_NAME_BYTES: Final = 255
-MAX_PATH_BYTES: Final = 4095
-"""What Linux takes as a file's name and as a path."""
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -160,10 +154,8 @@ class OperationRules:
                 self._check_prompts(operation.generate)
             case "pull":
                 _check_pull(operation.pull)
-            case "save" | "load" | "export":
-                _check_path(kind, getattr(operation, kind).path)
             case _:
-                pass  # publish, zero_grad, state_digest and noop have no contents
+                pass  # the router's roots look at paths; the others have no contents
 
     def _check_payload(
         self,
@@ -323,19 +315,6 @@ def _check_pull(pull: operations_pb2.Pull) -> None:
     if not pull.source_deployment_id or pull.version == 0:
         raise bad_request(
             "pull needs source_deployment_id and a version; a version is the seq of its publish"
-        )
-
-
-def _check_path(kind: str, path: str) -> None:
-    if "\0" in path or not PurePosixPath(path).is_absolute():
-        raise bad_request(
-            f"{kind} got path {path!r}; give an absolute path on the cluster's file system"
-        )
-    longest = max(len(os.fsencode(name)) for name in PurePosixPath(path).parts)
-    if longest > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise bad_request(
-            f"{kind} got a path of {len(os.fsencode(path))} bytes with a name of {longest}; give "
-            f"one of at most {MAX_PATH_BYTES} bytes whose names have at most {MAX_NAME_BYTES}"
         )
 
 

@@ -1,7 +1,7 @@
 """Managed state on disk as Hugging Face safetensors, written beside its place and renamed into it.
 
 A checkpoint directory is complete when it holds `.complete`, written last: its files, their sizes
-and checksums (`weights/checkpoints.py`). The directory appears under its name in one rename (an
+and checksums (`weights/checkpoints.py`), and the tenant whose it is. The directory appears under its name in one rename (an
 exchange when an older checkpoint is there), so a reader never sees half of one; the seal lets it
 also recognise a copy that was cut short. Files: `model.safetensors`; with the optimizer
 `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq, master), and
@@ -39,6 +39,7 @@ from plexsvc.weights.checkpoints import (
     BlockHasher,
     Sealed,
 )
+from plexsvc.weights.owner import check_owner
 from plexsvc.weights.pieces import RegionBytes, Tensor
 
 SCRATCH: Final = ".tmp-"
@@ -81,23 +82,24 @@ def materialize(
     model: Path | None,
     optimizer: bool,
     caller: Caller,
+    tenant: str,
 ) -> Written:
-    """Write `snapshot` as the checkpoint directory `path`, replacing an older checkpoint there.
+    """Write `snapshot` as the checkpoint directory `path`, replacing an older one of `tenant`.
 
     Nothing appears under `path` if the caller leaves before all of it is written.
 
     Raises:
-        PlexError: `bad_request` for a path that is no place for one, state of which only a part is
-            given, or a disk that refuses; `cancelled`.
+        PlexError: `forbidden` for another tenant's checkpoint; `bad_request` for a path that is no
+            place for one, state of which only a part is given, or a disk that refuses; `cancelled`.
     """
     _check_name(path)
     try:
-        _check_free(path)
+        _check_free(path, tenant=tenant)
         with _scratch(path) as scratch:
             sealed = _write_state(snapshot, scratch, optimizer=optimizer, caller=caller)
             if model is not None:
                 _copy_model_files(model, scratch)
-            written = _finish(scratch, sealed)
+            written = _finish(scratch, sealed, tenant=tenant)
             caller.check()
             _swap_in(scratch, path)
     except OSError as error:
@@ -238,7 +240,10 @@ def _check_name(path: Path) -> None:
         raise PlexError(ErrorCode.BAD_REQUEST, text)
 
 
-def _check_free(path: Path) -> None:
+def _check_free(path: Path, *, tenant: str) -> None:
+    if path.is_symlink():
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{path} is a link; choose another path")
+    check_owner(path, tenant=tenant, what="save:")
     is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     if not is_free and not (path / SEAL).is_file():
         text = f"{path} exists and is no checkpoint of ours (it lacks {SEAL})"
@@ -252,9 +257,9 @@ def _copy_model_files(model: Path, target: Path) -> None:
             shutil.copyfile(source, target / source.name)
 
 
-def _finish(scratch: Path, sealed: Mapping[str, Sealed]) -> Written:
+def _finish(scratch: Path, sealed: Mapping[str, Sealed], *, tenant: str) -> Written:
     """Seal all files that are there; `sealed` are the seals that are known."""
-    files = checkpoints.seal(scratch, sealed)
+    files = checkpoints.seal(scratch, sealed, tenant=tenant)
     _sync_directory(scratch)
     return Written(files=tuple(files), nbytes=sum(file.nbytes for file in files.values()))
 

@@ -20,6 +20,7 @@ import grpc.aio
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId, WpgId
@@ -352,13 +353,14 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.MaterializeRequest, caller: Caller
     ) -> checkpoints.Written:
         self._node.admit(request.fence)
-        with self._copied(request.copies) as state:
+        with self._copied(request.copies) as state, _places(request) as (path, model):
             return checkpoints.materialize(
                 state,
-                Path(request.path),
-                model=Path(request.model) if request.model else None,
+                path,
+                model=model,
                 optimizer=request.optimizer,
                 caller=caller,
+                tenant=request.tenant,
             )
 
     def _digest(
@@ -403,6 +405,22 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
 def _progress(taken: snapshot.Snapshot) -> Progress:
     scalars = json.dumps({str(rank): dict(known) for rank, known in taken.scalars.items()})
     return Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
+
+
+@contextmanager
+def _places(
+    request: statemanager_pb2.MaterializeRequest,
+) -> Iterator[tuple[Path, Path | None]]:
+    """Yield where a checkpoint goes and its model's files, each opened below its root."""
+    target, root = Path(request.path), Path(request.root)
+    with ExitStack() as stack:
+        above = paths.Place(path=target.parent, root=root)
+        parent = stack.enter_context(paths.opened_directory(above, make=True))
+        model = None
+        if request.model:
+            place = paths.Place(path=Path(request.model), root=Path(request.model_root))
+            model = stack.enter_context(paths.view(place))
+        yield parent / target.name, model
 
 
 async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_pb2.StageHeader:

@@ -35,6 +35,8 @@ class WorkerConfig:
     """megatron, fsdp or noop."""
     model: str
     """Hugging Face directory."""
+    model_root: str = ""
+    """The root of its tenant that it lies below."""
     parallel: Parallel = field(default_factory=Parallel)
     """How the model and the batch are split."""
     optimizer: AdamW | None = None

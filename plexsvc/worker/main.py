@@ -7,10 +7,12 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from plexsvc import log
 from plexsvc.clock import SystemClock
+from plexsvc.paths import model_view
 from plexsvc.rpc import loops
 from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.client import StateClient
@@ -34,6 +36,11 @@ def main(config: Mapping[str, Any], ready: Callable[[str], None]) -> None:
     """
     log.setup()
     worker = parse(config)
+    with model_view(worker.model, root=worker.model_root, socket=worker.data_socket) as model:
+        _run(replace(worker, model=model), ready)
+
+
+def _run(worker: WorkerConfig, ready: Callable[[str], None]) -> None:
     thread = RankThread(name="torch")
     executor = Executor(worker, registry.create(worker), clock=SystemClock())
     memory = _connect(worker, executor)

@@ -24,12 +24,14 @@ from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion
+from plexsvc import paths
 from plexsvc.batches import arrays_of, check_arrays, rules_of
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.statelink.client import Region, RegionSpec
 from plexsvc.weights import manifests
 from plexsvc.weights.checksums import verify
+from plexsvc.weights.owner import check_owner
 from plexsvc.weights.reading import OpenedVersion, Published
 from plexsvc.worker import batches, losses, results, sources
 from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, TokenLoss
@@ -144,7 +146,7 @@ class Operations:
             "backward": lambda: self._backward(operation, held),
             "step": lambda: self._step(operation.step),
             "zero_grad": self._clear,
-            "load": lambda: self._load(operation.load, held),
+            "load": lambda: self._load(operation.load, held, tenant=operation.tenant),
             "pull": lambda: self._pull(operation.pull, published, held),
         }
         if kind not in prepared:
@@ -277,8 +279,10 @@ class Operations:
         self._broken_by = None
         return Answer()
 
-    def _load(self, body: operations_pb2.Load, held: ExitStack) -> Run:
-        directory = Path(body.path)
+    def _load(self, body: operations_pb2.Load, held: ExitStack, *, tenant: str) -> Run:
+        place = paths.Place(path=Path(body.path), root=Path(body.root))
+        directory = held.enter_context(paths.view(place))
+        check_owner(directory, tenant=tenant, what="load:")
         scalars: dict[str, int | float | str] = {}
         reads = self._backend.params_from(held.enter_context(sources.open_checkpoint(directory)))
         if body.optimizer:

@@ -20,6 +20,7 @@ from plexsvc.cluster.embedded import ClusterConfig, EmbeddedCluster, NodeConfig
 from plexsvc.cluster.places import keys_file
 from plexsvc.ids import DeploymentId, JobId, NodeId
 from plexsvc.node.config import DeviceConfig
+from plexsvc.router.config import RouterConfig
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
@@ -28,7 +29,7 @@ from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
-from tests.rigs.live_cluster import descendants
+from tests.rigs.live_cluster import ROOT, descendants
 from tests.rigs.scheduler_rig import listen
 
 MIB = 1 << 20
@@ -172,6 +173,7 @@ def start_inner(
         listen="127.0.0.1:0",
         nodes=nodes,
         scheduler=scheduler or SchedulerConfig(),
+        router=RouterConfig(roots={"default": (ROOT,)}),
     )
     up, leave = threading.Event(), asyncio.Event()
     running: list[InnerCluster] = []

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys, read_keys
 
 MIB = 1 << 20
+ROOT = Path(tempfile.gettempdir())
+"""Where the models and checkpoints of tests lie."""
 TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
 """What starts a Python that dies with this process."""
 DEVICE_BYTES = 2 * MIB
@@ -53,7 +56,8 @@ def configuration(
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
             f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]"
         )
-    return "\n\n".join([*tables, scheduler])
+    roots = f'[router.roots]\ndefault = ["{ROOT}"]\n'
+    return "\n\n".join([*tables, scheduler, roots])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

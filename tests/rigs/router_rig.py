@@ -27,6 +27,7 @@ from tests.fakes import fake_staging
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_staging import FakeStaging
 from tests.rigs.keys import KEYS
+from tests.rigs.live_cluster import ROOT
 
 TOKEN = "secret"
 TENANT = "acme"
@@ -166,7 +167,8 @@ async def start_rig(
     model: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """Start a router with one job and one ready actor deployment."""
-    config = config or RouterConfig(tokens={TOKEN: TENANT, "other": "rival"})
+    tokens = {TOKEN: TENANT, "other": "rival"}
+    config = config or RouterConfig(tokens=tokens, model_roots=(ROOT,))
     scheduler, staging = FakeScheduler(), FakeStaging()
     scheduler.jobs[JOB] = pb.Job(job_id=JOB, tenant=TENANT)
     async with AsyncExitStack() as stack:
@@ -174,7 +176,7 @@ async def start_rig(
             node_id="n0", state_manager=await stack.enter_async_context(fake_staging.serve(staging))
         )
         deployed = scheduler.deploy(actor(staging_nodes=[node]))
-        deployed.spec.model = str(model or "")
+        deployed.spec.model, deployed.spec.model_root = str(model or ""), str(ROOT)
         router = RouterServicer(
             cast("SchedulerApi", scheduler),  # operators' methods are not asked for here
             config=config,

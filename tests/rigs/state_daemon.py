@@ -109,6 +109,7 @@ class Daemon:
                 fields["copies"] = stack.enter_context(
                     copied(self.stub, wpg_id, node_id=self.node_id)
                 )
+            fields = {"root": str(path.parent), "model_root": "/", "tenant": "lab"} | fields
             request = statemanager_pb2.MaterializeRequest(wpg_id=wpg_id, path=str(path), **fields)
             return list(self.stub.Materialize(request, timeout=DEADLINE_S))[-1]
 

@@ -13,7 +13,7 @@ import pytest
 import plexclient as plex
 from plexclient.wire import tensors
 from plexsvc.cluster.places import keys_file
-from tests.rigs.live_cluster import TETHERED, LiveCluster
+from tests.rigs.live_cluster import ROOT, TETHERED, LiveCluster
 from tests.rigs.workloads import PPO_ARGS, fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -29,7 +29,7 @@ def routers(cluster: LiveCluster, tmp_path: Path) -> Iterator[list[str]]:
     config.write_text(
         f'listen = "127.0.0.1:0"\nscheduler = "{cluster.scheduler}"\n'
         f'keys_file = "{keys_file(cluster.state_dir)}"\n'
-        f'[tokens]\n{TOKEN} = "default"\n'
+        f'[tokens]\n{TOKEN} = "default"\n[roots]\ndefault = ["{ROOT}"]\n'
     )
     command = [*TETHERED, "-m", "plexsvc.router.main", "--config", str(config)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,12 @@ from typing import Final
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.clock import SystemClock
-from plexsvc.cluster.embedded import DEFAULT_NODES, ClusterConfig, EmbeddedCluster
+from plexsvc.cluster.embedded import (
+    DEFAULT_NODES,
+    DEFAULT_TENANT,
+    ClusterConfig,
+    EmbeddedCluster,
+)
 from plexsvc.cluster.nodes import plan
 from plexsvc.cluster.places import (
     Card,
@@ -39,15 +44,26 @@ MAX_LOG_BYTES: Final = 64 << 20
 _POLL_S: Final = 0.1
 
 
-def read_config(path: Path | None, *, state_dir: Path | None) -> ClusterConfig:
+def read_config(
+    path: Path | None, *, state_dir: Path | None, roots: Sequence[Path] = ()
+) -> ClusterConfig:
     """Return the configuration in `path` (or the default one), in `state_dir` if given.
 
+    `roots` are added to those of the tenant on the cluster's card.
+
     Raises:
-        PlexError: `bad_request` for a file that does not fit.
+        PlexError: `bad_request` for a file that does not fit, or a root that is no directory.
     """
     config = ClusterConfig() if path is None else configuration.load(path, ClusterConfig)
     if config.nodes is DEFAULT_NODES:
         config = replace(config, nodes=plan(gpus()))
+    missing = next((root for root in roots if not root.is_dir()), None)
+    if missing is not None:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"--root {missing}: there is no such directory")
+    tenant = next(iter(config.tokens.values()), DEFAULT_TENANT)
+    own = (*config.router.roots.get(tenant, ()), *(root.absolute() for root in roots))
+    router = replace(config.router, roots=config.router.roots | {tenant: own})
+    config = replace(config, router=router)
     return config if state_dir is None else replace(config, state_dir=state_dir)
 
 
@@ -85,7 +101,7 @@ async def _until_cancelled(config: ClusterConfig, *, on_up: Callable[[Card], Non
         await asyncio.Event().wait()
 
 
-def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
+def detach(config: ClusterConfig, *, config_path: Path | None, roots: Sequence[Path] = ()) -> Card:
     """Start the cluster as a process of its own; return its card once it serves.
 
     Raises:
@@ -99,6 +115,8 @@ def detach(config: ClusterConfig, *, config_path: Path | None) -> Card:
     argv = [sys.executable, "-m", "plexsvc.cli.main", "up", "--state-dir", str(config.state_dir)]
     if config_path is not None:
         argv += ["--config", str(config_path)]
+    for root in roots:
+        argv += ["--root", str(root)]
     with log_path.open("ab") as log_file:
         begins = log_file.tell()
         process = subprocess.Popen(

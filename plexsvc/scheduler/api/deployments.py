@@ -55,7 +55,7 @@ async def _record(
     deployment_id = DeploymentId(request.deployment_id)
     if deployment_id in scheduler.registry.deployments:
         return _known(scheduler, request)
-    facts = await asyncio.to_thread(process_specs.read_model, request.spec.model)
+    facts = await asyncio.to_thread(process_specs.read_model, request.spec)
     if deployment_id in scheduler.registry.deployments:
         return _known(scheduler, request)  # the same call came twice while the model was read
     _check_deployable(scheduler, job, request)

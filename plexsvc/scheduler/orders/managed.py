@@ -184,13 +184,16 @@ async def _materialize(
     result: Result,
 ) -> None:
     is_save = held.kind is OperationKind.SAVE
-    path = held.operation.save.path if is_save else held.operation.export.path
+    body = held.operation.save if is_save else held.operation.export
     request = statemanager_pb2.MaterializeRequest(
         fence=fence,
         wpg_id=record.wpg_id,
-        path=path,
+        path=body.path,
+        root=body.root,
+        tenant=record.deployment.tenant,
         optimizer=is_save and held.operation.save.optimizer,
         model=record.deployment.spec.model,
+        model_root=record.deployment.spec.model_root,
     )
     async with _copies(
         reach, fence, held=held, record=record, complete=request.optimizer
@@ -198,7 +201,7 @@ async def _materialize(
         request.copies.CopyFrom(copies)
         reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
     _check(reply)
-    result.texts["path"] = path
+    result.texts["path"] = body.path
     result.texts["files"] = "\n".join(reply.files)
     result.metrics["nbytes"] = reply.nbytes
 

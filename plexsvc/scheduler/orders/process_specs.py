@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from plexclient.specs import AdamW, Parallel
-from plexclient.wire.v1 import node_pb2
+from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.paths import Place, view
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
 
@@ -46,21 +47,22 @@ class Host:
     hostname: str
 
 
-def read_model(model: str) -> ModelFacts:
+def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
     """Return what `config.json` of a model directory says; zeros without a model.
 
     Raises:
         PlexError: `unknown_model` when the directory or its `config.json` cannot be read.
     """
-    if not model:
+    if not spec.model:
         return ModelFacts(vocab_size=0, max_sequence_length=0, files=())
-    directory = Path(model)
-    config = families.read(directory)
-    return ModelFacts(
-        vocab_size=config.get("vocab_size", 0),
-        max_sequence_length=config.get("max_position_embeddings", 0),
-        files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
-    )
+    place = Place(path=Path(spec.model), root=Path(spec.model_root))
+    with view(place) as directory:
+        config = families.read(directory)
+        return ModelFacts(
+            vocab_size=config.get("vocab_size", 0),
+            max_sequence_length=config.get("max_position_embeddings", 0),
+            files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
+        )
 
 
 def proc_spec(
@@ -83,6 +85,7 @@ def proc_spec(
         "job_id": deployment.job_id,
         "deployment_id": deployment.deployment_id,
         "model": deployment.spec.model,
+        "model_root": deployment.spec.model_root,
         "dtype": deployment.spec.dtype,
         "seed": deployment.spec.seed,
         "data_socket": host.data_socket,

@@ -15,9 +15,10 @@ from plexclient.ids import new_operation_id
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode
+from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import digest_of
 from plexsvc.rpc.errors import error_from
-from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig
+from tests.rigs.router_rig import ACTOR, JOB, TENANT, TOKEN, Rig, batch, metadata, start_rig
 from tests.rigs.tiny_models import make_qwen3
 
 pytestmark = pytest.mark.process
@@ -149,6 +150,42 @@ async def test_an_unknown_model_directory_is_refused_before_the_scheduler_hears(
     call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=5)
     assert await refusal_of(call) == ErrorCode.UNKNOWN_MODEL
     assert "job-1/ghost" not in rig.scheduler.deployments
+
+
+async def test_a_model_whose_files_lead_to_the_operator_s_is_refused_whatever_runs_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "models" / "shared").mkdir(parents=True)
+    (tmp_path / "models" / "shared" / "config.json").write_text("{}")
+    (tmp_path / "cluster.json").write_text('{"token": "operator"}')
+    (tmp_path / "models" / "shared" / "tokenizer.json").symlink_to(tmp_path / "cluster.json")
+    config = RouterConfig(tokens={TOKEN: TENANT}, model_roots=(tmp_path / "models",))
+    async with start_rig(config=config) as rig:
+        for model in ("shared", str(tmp_path), "../"):
+            request = pb.CreateDeploymentRequest(
+                deployment_id="job-1/thief",
+                job_id=JOB,
+                name="thief",
+                spec=pb.DeploymentSpec(role="actor", backend="noop", model=model),
+            )
+            call = rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=5)
+            assert await refusal_of(call) in {ErrorCode.UNKNOWN_MODEL, ErrorCode.BAD_REQUEST}
+        assert "job-1/thief" not in rig.scheduler.deployments
+
+
+async def test_a_file_that_became_a_link_after_the_deployment_is_not_served(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "secret").write_text("operator")
+    (model / "tokenizer.json").symlink_to("/etc/hostname")
+    async with start_rig(model=model) as rig:
+        request = pb.FetchModelFileRequest(
+            job_id=JOB, deployment_id="job-1/actor", name="tokenizer.json"
+        )
+        call = rig.client.stub.FetchModelFile(request, metadata=metadata(), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert error_from(caught.value).code is ErrorCode.NOT_FOUND
 
 
 async def test_a_bug_of_the_router_is_told_as_internal(

@@ -315,6 +315,43 @@ def test_a_checkpoint_replaces_an_older_one_and_nothing_else(
         assert materialize(daemon, wrong).error.code == "bad_request"
 
 
+def test_a_checkpoint_of_another_tenant_is_neither_replaced_nor_linked_to(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    build(daemon, "a", [slice(0, 4)])
+    assert materialize(daemon, tmp_path / "out", tenant="rival").error.code == ""
+    before = (tmp_path / "out/.complete").stat().st_ino
+    refused = materialize(daemon, tmp_path / "out").error
+    assert (refused.code, "/proc" in refused.message) == ("forbidden", False)
+    assert (tmp_path / "out/.complete").stat().st_ino == before
+    (tmp_path / "link").symlink_to("out")
+    assert materialize(daemon, tmp_path / "link").error.code == "bad_request"
+
+
+def test_a_checkpoint_never_leaves_its_root(daemon: Daemon, tmp_path: Path) -> None:
+    build(daemon, "a", [slice(0, 4)])
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "way").symlink_to(outside)
+    for path in (root / "way/out", outside / "out", root / "../outside/out"):
+        refused = materialize(daemon, path, root=str(root)).error
+        assert (refused.code, str(path.parent) in refused.message) == ("bad_request", True)
+    assert list(outside.iterdir()) == []
+    assert materialize(daemon, root / "deep/er/out", root=str(root)).error.code == ""
+
+
+def test_no_file_that_a_model_links_to_outside_is_copied(daemon: Daemon, tmp_path: Path) -> None:
+    build(daemon, "a", [slice(0, 4)])
+    (tmp_path / "secret").write_text("token")
+    model = tmp_path / "models" / "m"
+    model.mkdir(parents=True)
+    (model / "tokenizer.json").symlink_to(tmp_path / "secret")
+    more = {"model": str(model), "model_root": str(model.parent)}
+    assert materialize(daemon, tmp_path / "out", **more).error.code == "bad_request"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_piece_outside_its_region_is_refused(daemon: Daemon) -> None:
     rank = daemon.client("a")
     rank("allocate", regions=[{"name": "params", "nbytes": 4096}])

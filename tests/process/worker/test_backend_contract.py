@@ -195,7 +195,7 @@ def test_saved_state_continues_in_another_group_bit_for_bit(
     checkpoints.seal(tmp_path, {})
 
     second = start_group(**settings)
-    run(second, 1, "load", path=str(tmp_path), optimizer=True)
+    run(second, 1, "load", path=str(tmp_path), root=str(tmp_path), optimizer=True)
     for group in (first, second):
         run(group, 3, "forward_backward", random_batch(2), split, loss="ppo")
         run(group, 4, "step")
@@ -315,7 +315,7 @@ def test_a_checkpoint_of_another_model_replaces_nothing(
     shallow = make_qwen3(tmp_path / "shallow", seed=5, vocab=51, layers=2)
     run(group, 1, "forward_backward", random_batch(0), split, loss="cross_entropy")
     before = state(group)
-    assert errors(group.execute(operation(2, "load", path=str(shallow)))) == [
+    assert errors(group.execute(operation(2, "load", path=str(shallow), root=str(shallow)))) == [
         "unknown_model"
     ] * len(before)
     assert state(group) == before

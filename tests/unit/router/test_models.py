@@ -11,7 +11,7 @@ import pytest
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.router.models import check_model, check_spec, find_model
+from plexsvc.router.models import check_files, check_model, check_spec
 
 
 @pytest.fixture
@@ -33,35 +33,13 @@ def code_of(found: pytest.ExceptionInfo[PlexError]) -> ErrorCode:
     return found.value.code
 
 
-def test_a_model_is_found_by_path_or_by_name_below_a_root(model: Path) -> None:
-    assert find_model(str(model), roots=()) == model
-    assert find_model("tiny", roots=[model.parent]) == model
-
-
-def test_a_model_outside_the_roots_is_refused(model: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in (str(model), "../models/tiny"):
-        with pytest.raises(PlexError) as caught:
-            find_model(name, roots=[elsewhere])
-        assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
-        assert "model_roots" in caught.value.message
-
-
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_a_directory_that_is_no_model_says_what_it_lacks(model: Path, missing: str) -> None:
     (model / missing).unlink()
     with pytest.raises(PlexError) as caught:
-        find_model(str(model), roots=())
+        check_files(model)
     assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
     assert missing.removeprefix("model") in caught.value.message
-
-
-@pytest.mark.parametrize("name", ["/" + "d" * 300, "", "nowhere", "/no/such/dir", "a\0b"])
-def test_an_unknown_model_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(PlexError) as caught:
-        find_model(name, roots=())
-    assert code_of(caught) == ErrorCode.UNKNOWN_MODEL
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "megatron", "vllm"])

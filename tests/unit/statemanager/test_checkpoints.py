@@ -50,7 +50,12 @@ def snapshot(*, value: int = 1, leaves: Caller | None = None) -> Snapshot:
 
 def save(path: Path, state: Snapshot | None = None, caller: Caller | None = None) -> None:
     checkpoints.materialize(
-        state or snapshot(), path, model=None, optimizer=False, caller=caller or Caller()
+        state or snapshot(),
+        path,
+        model=None,
+        optimizer=False,
+        caller=caller or Caller(),
+        tenant="lab",
     )
 
 

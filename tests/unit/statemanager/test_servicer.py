@@ -120,7 +120,9 @@ class Daemon:
     async def save(
         self, path: Path, copies: statemanager_pb2.PublishedVersion
     ) -> statemanager_pb2.MaterializeReply:
-        request = statemanager_pb2.MaterializeRequest(wpg_id="w", path=str(path), copies=copies)
+        request = statemanager_pb2.MaterializeRequest(
+            wpg_id="w", path=str(path), root=str(path.parent), copies=copies
+        )
         replies = [reply async for reply in self.servicer.Materialize(request, CONTEXT)]
         return replies[-1]
 

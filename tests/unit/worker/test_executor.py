@@ -558,7 +558,7 @@ class FaultyGroup:
     def made(self, seq: int, kind: str) -> operations_pb2.Operation:
         fields: dict[str, dict[str, Any]] = {
             "forward_backward": {"loss": "cross_entropy", "return_logprobs": True},
-            "load": {"path": str(self.directory), "optimizer": True},
+            "load": {"path": str(self.directory), "root": str(self.directory), "optimizer": True},
             "pull": {"source_deployment_id": "job/source", "version": 5},
         }
         found = operation(seq, kind, split=plan([[0]]), **fields.get(kind, {}))

@@ -174,26 +174,32 @@ class Pull(_message.Message):
     def __init__(self, source_deployment_id: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Save(_message.Message):
-    __slots__ = ("path", "optimizer")
+    __slots__ = ("path", "optimizer", "root")
     PATH_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     path: str
     optimizer: bool
-    def __init__(self, path: _Optional[str] = ..., optimizer: _Optional[bool] = ...) -> None: ...
+    root: str
+    def __init__(self, path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., root: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("path", "optimizer")
+    __slots__ = ("path", "optimizer", "root")
     PATH_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     path: str
     optimizer: bool
-    def __init__(self, path: _Optional[str] = ..., optimizer: _Optional[bool] = ...) -> None: ...
+    root: str
+    def __init__(self, path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., root: _Optional[str] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("path",)
+    __slots__ = ("path", "root")
     PATH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
+    root: str
+    def __init__(self, path: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs")

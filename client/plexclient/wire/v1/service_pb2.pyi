@@ -195,7 +195,7 @@ class Optimizer(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "model_root")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class DeploymentSpec(_message.Message):
     MODEL_DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_GAP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
     backend: str
@@ -224,7 +225,8 @@ class DeploymentSpec(_message.Message):
     model_deployment_id: str
     kv_cache_bytes: int
     max_logprob_gap: float
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ...) -> None: ...
+    model_root: str
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., model_root: _Optional[str] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")

@@ -178,20 +178,26 @@ class ReleaseVersionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class MaterializeRequest(_message.Message):
-    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies")
+    __slots__ = ("fence", "wpg_id", "path", "optimizer", "model", "copies", "root", "model_root", "tenant")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     fence: _common_pb2.Fence
     wpg_id: str
     path: str
     optimizer: bool
     model: str
     copies: PublishedVersion
-    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ...) -> None: ...
+    root: str
+    model_root: str
+    tenant: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., path: _Optional[str] = ..., optimizer: _Optional[bool] = ..., model: _Optional[str] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., root: _Optional[str] = ..., model_root: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class MaterializeReply(_message.Message):
     __slots__ = ("error", "nbytes", "files")

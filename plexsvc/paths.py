@@ -1,0 +1,208 @@
+"""Paths that tenants name: below their roots, and opened there without following a link out.
+
+A path is resolved once, where it enters the service: links and `..` are gone from what travels on.
+Whoever opens it, later and in another process, walks from the root one directory at a time and
+follows no link, so that a directory that was exchanged for a link meanwhile leads nowhere. A file
+of a model may be a link (caches of models are made of them): then what it points to is resolved
+and walked to in the same way. A file with several names is refused, because nobody can tell
+whether one of them lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+MAX_NAME_BYTES: Final = 255
+MAX_PATH_BYTES: Final = 4095
+"""What the file system takes."""
+
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A resolved path, and the resolved root that it lies below."""
+
+    path: Path
+    root: Path
+
+
+def resolve(text: str, roots: Sequence[Path], *, what: str, remedy: str) -> Place:
+    """Return where `text` lies: an absolute path, or one from the first root that has it.
+
+    What is nowhere yet lies in the first root.
+
+    Raises:
+        PlexError: `bad_request` for what is no path, or lies outside; `remedy` ends its message.
+    """
+    names = [os.fsencode(name) for name in Path(text).parts]
+    if max(map(len, names), default=0) > MAX_NAME_BYTES or len(os.fsencode(text)) > MAX_PATH_BYTES:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"{what} has {len(os.fsencode(text))} bytes; give one of at most {MAX_PATH_BYTES} "
+            f"whose names have at most {MAX_NAME_BYTES}",
+        )
+    if not text or "\0" in text:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} is {text!r}, which is no path; give one")
+    resolved = [Path(os.path.realpath(root)) for root in roots]
+    asked = [root / text for root in resolved]  # an absolute path replaces the root
+    for candidate in [path for path in asked if os.path.lexists(path)] or asked:
+        path = Path(os.path.realpath(candidate))
+        for root in resolved:
+            if path != root and path.is_relative_to(root):
+                return Place(path=path, root=root)
+    known = ", ".join(str(root) for root in roots) or "none"
+    raise PlexError(
+        ErrorCode.BAD_REQUEST, f"{what} {text!r} lies outside the roots ({known}); {remedy}"
+    )
+
+
+@contextlib.contextmanager
+def opened_directory(place: Place, *, make: bool = False) -> Iterator[Path]:
+    """Yield a path that means this directory, whatever its name leads to by now.
+
+    With `make`, directories that are missing are made. Errors raised inside name the real path.
+
+    Raises:
+        PlexError: `bad_request` when it is not there, or a link is on the way.
+    """
+    fd = _walk(place.root, place.path, make=make)
+    alias = f"/proc/self/fd/{fd}"
+    try:
+        yield Path(alias)
+    except PlexError as error:
+        message = error.message.replace(alias, str(place.path))
+        raise PlexError(error.code, message, **error.facts) from error
+    finally:
+        os.close(fd)
+
+
+def open_file(place: Place) -> int:
+    """Return a descriptor of a regular file, for reading; the caller closes it.
+
+    Raises:
+        PlexError: `bad_request` when it is none, has another name too, or leads out of the root.
+    """
+    target = Path(os.path.realpath(place.path))
+    if not target.is_relative_to(place.root):
+        raise _refused(place.path, "it is a link that leads out of its root")
+    parent = _walk(place.root, target.parent)
+    try:
+        fd = os.open(target.name, _FILE, dir_fd=parent)
+    except OSError as error:
+        raise _refused(place.path, error.strerror or str(error)) from error
+    finally:
+        os.close(parent)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return fd
+    os.close(fd)
+    names = f"it has {found.st_nlink} names (hard links); copy it"
+    raise _refused(place.path, names if stat.S_ISREG(found.st_mode) else "it is not a regular file")
+
+
+def read_file(place: Place, *, offset: int = 0, nbytes: int) -> bytes:
+    """Return at most `nbytes` of a file.
+
+    Raises:
+        PlexError: as `open_file`.
+    """
+    fd = open_file(place)
+    try:
+        return os.pread(fd, nbytes, offset)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def view(place: Place, *, below: Path | None = None) -> Iterator[Path]:
+    """Yield a directory of the same files, each opened now: what happens to their names is nothing.
+
+    For readers that open by name, as those of models do. Directories in it are left out. The view
+    is made in `below` (default: the directory for temporary files) and lasts as long as the block.
+
+    Raises:
+        PlexError: as `opened_directory` and `open_file`.
+    """
+    home = below or Path(tempfile.gettempdir())
+    made = Path(tempfile.mkdtemp(prefix=f"view-{os.getpid()}-", dir=home))
+    seen = made / place.path.name
+    seen.mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, made, ignore_errors=True)
+        _drop_views_of_the_dead(home)
+        for name in _files(place):
+            fd = open_file(Place(path=place.path / name, root=place.root))
+            stack.callback(os.close, fd)
+            (seen / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+        try:
+            yield seen
+        except PlexError as error:
+            message = error.message.replace(str(seen), str(place.path))
+            raise PlexError(error.code, message, **error.facts) from error
+
+
+@contextlib.contextmanager
+def model_view(model: str, *, root: str, socket: str) -> Iterator[str]:
+    """Yield the view of a process's model, beside its node's `socket`; without a root, the model.
+
+    Raises:
+        PlexError: as `view`.
+    """
+    if not (model and root):
+        yield model
+        return
+    home = Path(socket).parent if socket else None
+    with view(Place(path=Path(model), root=Path(root)), below=home) as directory:
+        yield str(directory)
+
+
+def _files(place: Place) -> list[str]:
+    with opened_directory(place) as directory:
+        return sorted(name.name for name in directory.iterdir() if not name.is_dir())
+
+
+def _drop_views_of_the_dead(home: Path) -> None:
+    """Remove what processes left that were killed."""
+    for left in home.glob("view-*-*"):
+        if not Path("/proc", left.name.split("-")[1]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _walk(root: Path, directory: Path, *, make: bool = False) -> int:
+    """Return a descriptor of a directory at or below a root, reached without following a link."""
+    if not directory.is_relative_to(root):
+        raise _refused(directory, f"it lies outside {root}")
+    try:
+        fd = os.open(root, _DIRECTORY)
+        for part in directory.relative_to(root).parts:
+            above = fd
+            try:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=above)
+                fd = os.open(part, _DIRECTORY, dir_fd=above)
+            finally:
+                os.close(above)
+    except OSError as error:
+        raise _refused(directory, error.strerror or str(error)) from error
+    return fd
+
+
+def _refused(path: Path, found: str) -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"{path} cannot be used: {found}; it must be reached from its root without links",
+        path=path,
+    )

@@ -1,0 +1,79 @@
+"""Roots of tenants: where their models, checkpoints and exports may lie."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc import paths
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.families import unknown_model
+from plexsvc.ids import TenantId
+from plexsvc.paths import Place
+from plexsvc.router.config import RouterConfig
+
+PATH_KINDS: Final = frozenset({"save", "load", "export"})
+"""Operations that name a path."""
+
+REMEDY: Final = (
+    "give a name below one of them, or have the operator add the directory: "
+    "`plexctl up --root DIR`, or `[router.roots]` in the configuration"
+)
+
+
+class Roots:
+    """Resolves the paths of requests; what they are replaced with is what travels on."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+
+    async def place_operation(self, operation: operations_pb2.Operation) -> None:
+        """Resolve the path that an operation of `operation.tenant` names, if it names one.
+
+        Raises:
+            PlexError: `bad_request`.
+        """
+        kind = operation.WhichOneof("body")
+        if kind in PATH_KINDS:
+            await asyncio.to_thread(self._fill, kind, operation)
+
+    def place_model(self, spec: service_pb2.DeploymentSpec, *, tenant: TenantId) -> Place:
+        """Resolve the model that a deployment names, and return where it is.
+
+        Raises:
+            PlexError: `unknown_model`.
+        """
+        try:
+            found = paths.resolve(
+                spec.model,
+                self._readable(tenant),
+                what=f"model of tenant {tenant!r}",
+                remedy=REMEDY,
+            )
+        except PlexError as error:
+            raise PlexError(ErrorCode.UNKNOWN_MODEL, error.message, model=spec.model) from error
+        if not found.path.is_dir():
+            raise unknown_model(spec.model, "there is no such directory")
+        spec.model, spec.model_root = str(found.path), str(found.root)
+        return found
+
+    def _fill(self, kind: str, operation: operations_pb2.Operation) -> None:
+        body, tenant = getattr(operation, kind), TenantId(operation.tenant)
+        roots = self._readable(tenant) if kind == "load" else self._own(tenant)
+        what = f"path of {kind} by tenant {tenant!r}"
+        found = paths.resolve(body.path, roots, what=what, remedy=REMEDY)
+        body.path, body.root = str(found.path), str(found.root)
+
+    def _own(self, tenant: TenantId) -> tuple[Path, ...]:
+        """Return where a tenant may write, the directory of relative paths first."""
+        further = self._config.roots.get(tenant, ())
+        if self._config.checkpoint_root is None:
+            return further
+        own = self._config.checkpoint_root / tenant
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (own, *further)
+
+    def _readable(self, tenant: TenantId) -> tuple[Path, ...]:
+        return (*self._own(tenant), *self._config.model_roots)
