@@ -71,7 +71,9 @@ class Downloads:
             if target is None:
                 raise _result_gone(payload.staged, deployment)
             read = statemanager_pb2.ReadStagedRequest(
-                staging_id=payload.staged.staging_id, offset=request.offset
+                staging_id=payload.staged.staging_id,
+                offset=request.offset,
+                job_id=request.job_id,
             )
             stream = self._stream(target, READ_STAGED, read.SerializeToString())
             async with aclosing(stream) as messages:

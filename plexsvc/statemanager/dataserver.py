@@ -253,7 +253,7 @@ class DataServer:
 
     def _drop_staged(self, link: RankLink, request: Message) -> Message:
         staging_id = bytes.fromhex(request.header["staging_id"])
-        self._node.staging.drop_of(link.job_id, staging_id)
+        self._node.staging.drop([staging_id], job_id=link.job_id)
         return Message(header={})
 
     def _open_version(self, link: RankLink, request: Message) -> Message:

@@ -246,9 +246,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.ReadStagedRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
         """Stream a finished bundle from an offset on."""
-        offset = request.offset
+        offset, staging, job_id = request.offset, self._node.staging, JobId(request.job_id)
         try:
-            while data := self._node.staging.read(request.staging_id, offset):
+            while data := staging.read(request.staging_id, offset, job_id=job_id):
                 yield common_pb2.Chunk(offset=offset, data=data)
                 offset += len(data)
         except PlexError as error:
@@ -257,10 +257,12 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     async def DropStaged(  # noqa: N802
         self, request: statemanager_pb2.DropStagedRequest, context: Context
     ) -> statemanager_pb2.DropStagedReply:
-        """Drop bundles by id, or all of a job."""
-        del context
-        job_id = JobId(request.job_id) if request.job_id else None
-        freed = self._node.staging.drop(list(request.staging_ids), job_id=job_id)
+        """Drop bundles of a job by id, or all."""
+        job_id = JobId(request.job_id)
+        try:
+            freed = self._node.staging.drop(list(request.staging_ids), job_id=job_id)
+        except PlexError as error:
+            await abort_with(context, error)
         return statemanager_pb2.DropStagedReply(freed_bytes=freed)
 
     def close(self) -> None:

@@ -150,8 +150,12 @@ class StagedEntry:
         return self.owner is not None
 
 
+def _shown(key: bytes) -> str:
+    return key.partition(b"/")[2].hex()[:8]
+
+
 class StagingRoom:
-    """Staged bundles by id: bounded bytes, of which uploads get a part, and a bounded number."""
+    """Staged bundles by key: bounded bytes, of which uploads get a part, and a bounded number."""
 
     def __init__(self, *, staging_bytes: int, max_per_job: int) -> None:
         self.budget = Budget("staging", total=staging_bytes)
@@ -167,7 +171,7 @@ class StagingRoom:
                 does not fit now; `bad_request` for an id in use.
         """
         if staging_id in self._entries:
-            text = f"staging id {staging_id.hex()[:8]} is in use"
+            text = f"staging id {_shown(staging_id)} is in use"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; ids are for one bundle")
         limit = self.budget.total if entry.is_result else self._for_uploads
         if entry.nbytes > limit:
@@ -183,17 +187,17 @@ class StagingRoom:
         self.budget.take(entry.nbytes)
         self._entries[staging_id] = entry
 
-    def get(self, staging_id: bytes, *, job_id: JobId | None = None) -> StagedEntry:
-        """Return an entry, of `job_id` if given.
+    def get(self, staging_id: bytes) -> StagedEntry:
+        """Return an entry.
 
         Raises:
             PlexError: `not_found`.
         """
         entry = self._entries.get(staging_id)
-        if entry is None or job_id not in (None, entry.job_id):
+        if entry is None:
             raise PlexError(
                 ErrorCode.NOT_FOUND,
-                f"nothing is staged on this node under {staging_id.hex()[:8]}; it was never sent, "
+                f"nothing is staged on this node under {_shown(staging_id)}; it was never sent, "
                 "or it was answered and dropped",
             )
         return entry

@@ -31,7 +31,10 @@ class Bundle:
 
 
 class Staging:
-    """Bundles by id. Bytes are reserved before they arrive; `lock` guards the counts."""
+    """Bundles by job and id. Bytes are reserved before they arrive; `lock` guards the counts.
+
+    An id means something within its job alone: nobody reads, replaces or drops another job's.
+    """
 
     def __init__(self, room: StagingRoom, *, lock: threading.Lock, book: Book) -> None:
         self._room = room
@@ -47,19 +50,19 @@ class Staging:
         Raises:
             PlexError: `staging_full`, `payload_too_large`, `bad_request`, `bad_batch`.
         """
-        staging_id, job_id = header.operation_id, JobId(header.job_id)
-        _check_id(staging_id)
+        job_id = JobId(header.job_id)
+        key = _key(job_id, header.operation_id)
         for spec in header.tensors:
             tensors.check_spec(spec, header.nbytes)
         with self._lock:
-            known = self._room.find(staging_id)
-            if known is not None and known.is_sealed and known.job_id == job_id:
+            known = self._room.find(key)
+            if known is not None and known.is_sealed:
                 return None
-            if known is not None and known.job_id == job_id:
-                self._drop(staging_id)
+            if known is not None:
+                self._drop(key)
             entry = StagedEntry(job_id=job_id, nbytes=header.nbytes)
-            bundle = self._admit(staging_id, entry, specs=header.tensors)
-            return Upload(self, header, bundle, fd=self._opened(staging_id, bundle))
+            bundle = self._admit(key, entry, specs=header.tensors)
+            return Upload(self, header, bundle, fd=self._opened(key, bundle))
 
     def create(
         self,
@@ -76,15 +79,15 @@ class Staging:
             PlexError: `staging_full`, `payload_too_large`, `bad_batch`; `bad_request` for an id in
                 use by another; `no_room` when the machine itself lacks the memory.
         """
-        _check_id(staging_id)
+        key = _key(job_id, staging_id)
         for spec in specs:
             tensors.check_spec(spec, nbytes)
         entry = StagedEntry(job_id=job_id, nbytes=nbytes, owner=owner)
         with self._lock:
-            if self._room.find(staging_id) == entry:
-                return self._bundles[staging_id].file.duplicate()
-            bundle = self._admit(staging_id, entry, specs=specs)
-            fd = self._opened(staging_id, bundle)
+            if self._room.find(key) == entry:
+                return self._bundles[key].file.duplicate()
+            bundle = self._admit(key, entry, specs=specs)
+            fd = self._opened(key, bundle)
         try:
             reserve(fd, nbytes)
         except BaseException:
@@ -100,7 +103,7 @@ class Staging:
             PlexError: `not_found`.
         """
         with self._lock:
-            self._seal(staging_id, job_id=job_id)
+            self._seal(_key(job_id, staging_id))
 
     def adopt(self, entry: Entry) -> None:
         """Take over a bundle that a predecessor kept.
@@ -108,7 +111,7 @@ class Staging:
         Raises:
             PlexError: `staging_full`, `internal`.
         """
-        staging_id, facts = bytes.fromhex(entry.key[1]), entry.facts
+        key, facts = bytes.fromhex(entry.key[1]), entry.facts
         specs = common_pb2.TensorBundle.FromString(entry.body).tensors
         staged = StagedEntry(
             job_id=JobId(facts["job_id"]),
@@ -116,10 +119,10 @@ class Staging:
             owner=facts["owner"],
             is_sealed=facts["is_sealed"],
         )
-        self._room.admit(staging_id, staged)
+        self._room.admit(key, staged)
         (fd,) = entry.fds
         file = MemoryFile("plexsvc-staged", staged.nbytes, fd=fd)
-        self._bundles[staging_id] = Bundle(specs=tuple(specs), file=file)
+        self._bundles[key] = Bundle(specs=tuple(specs), file=file)
 
     def open(self, staging_id: bytes, *, job_id: JobId) -> tuple[int, Bundle]:
         """Return a descriptor of a sealed bundle, which the caller closes, and its description.
@@ -128,31 +131,23 @@ class Staging:
             PlexError: `not_found`; `unavailable` while it is still being written.
         """
         with self._lock:
-            bundle = self._sealed(staging_id, job_id=job_id)
+            bundle = self._sealed(_key(job_id, staging_id))
             return bundle.file.duplicate(), bundle
 
-    def read(self, staging_id: bytes, offset: int) -> bytes:
+    def read(self, staging_id: bytes, offset: int, *, job_id: JobId) -> bytes:
         """Return the chunk at `offset`, empty at the end.
 
         Raises:
             PlexError: `not_found`, also when it was dropped meanwhile; `unavailable`.
         """
         with self._lock:
-            return self._sealed(staging_id).file.read(offset, tensors.CHUNK_BYTES)
+            return self._sealed(_key(job_id, staging_id)).file.read(offset, tensors.CHUNK_BYTES)
 
-    def drop(self, staging_ids: Sequence[bytes], *, job_id: JobId | None) -> int:
-        """Drop bundles by id, or all of a job for no ids; return the freed bytes. Repeatable."""
+    def drop(self, staging_ids: Sequence[bytes], *, job_id: JobId) -> int:
+        """Drop bundles of a job by id, or all for no ids; return the freed bytes. Repeatable."""
         with self._lock:
-            if not staging_ids and job_id is not None:
-                staging_ids = self._room.ids_of(job_id)
-            return sum(self._drop(staging_id) for staging_id in staging_ids)
-
-    def drop_of(self, job_id: JobId, staging_id: bytes) -> None:
-        """Drop a bundle if it is of this job. Repeatable."""
-        with self._lock:
-            known = self._room.find(staging_id)
-            if known is not None and known.job_id == job_id:
-                self._drop(staging_id)
+            keys = [_key(job_id, staging_id) for staging_id in staging_ids]
+            return sum(map(self._drop, keys or self._room.ids_of(job_id)))
 
     def drop_unsealed(self, owner: int) -> None:
         """Drop what a client that left had not sealed."""
@@ -173,102 +168,114 @@ class Staging:
             self._bundles.clear()
 
     @contextmanager
-    def holding(self, staging_id: bytes, bundle: Bundle) -> Iterator[None]:
+    def holding(self, key: bytes, bundle: Bundle) -> Iterator[None]:
         """Keep an upload's bundle from being dropped meanwhile.
 
         Raises:
             PlexError: `unavailable` when the id stands for something else by now.
         """
         with self._lock:
-            self.check_current(staging_id, bundle)
+            self.check_current(key, bundle)
             yield
 
-    def check_current(self, staging_id: bytes, bundle: Bundle) -> None:
+    def check_current(self, key: bytes, bundle: Bundle) -> None:
         """Refuse an upload that was overtaken; it may still be while its next chunk is written.
 
         Raises:
             PlexError: `unavailable` when the id stands for something else by now.
         """
-        if self._bundles.get(staging_id) is not bundle:
-            text = f"upload of {show(staging_id)} was dropped, or replaced by a newer one"
+        if self._bundles.get(key) is not bundle:
+            text = f"upload of {_shown(key)} was dropped, or replaced by a newer one"
             raise PlexError(ErrorCode.UNAVAILABLE, f"{text}; send it again")
 
-    def seal_upload(self, staging_id: bytes, bundle: Bundle) -> None:
+    def seal_upload(self, key: bytes, bundle: Bundle) -> None:
         """Make an upload readable.
 
         Raises:
             PlexError: `unavailable`.
         """
-        with self.holding(staging_id, bundle):
-            self._seal(staging_id)
+        with self.holding(key, bundle):
+            self._seal(key)
 
-    def abandon(self, staging_id: bytes, bundle: Bundle) -> None:
+    def abandon(self, key: bytes, bundle: Bundle) -> None:
         """Drop a bundle unless another upload took its id."""
         with self._lock:
-            if self._bundles.get(staging_id) is bundle:
-                self._drop(staging_id)
+            if self._bundles.get(key) is bundle:
+                self._drop(key)
 
-    def _seal(self, staging_id: bytes, *, job_id: JobId | None = None) -> None:
-        entry = self._room.get(staging_id, job_id=job_id)
+    def _seal(self, key: bytes) -> None:
+        entry = self._room.get(key)
         was_sealed, entry.is_sealed = entry.is_sealed, True
         try:
-            self._write_down(staging_id)
+            self._write_down(key)
         except BaseException:
             entry.is_sealed = was_sealed
             raise
 
-    def _write_down(self, staging_id: bytes) -> None:
+    def _write_down(self, key: bytes) -> None:
         """Note a bundle that outlives whoever sent it; an upload's first when it is sealed."""
-        entry, bundle = self._room.get(staging_id), self._bundles[staging_id]
+        entry, bundle = self._room.get(key), self._bundles[key]
         body = common_pb2.TensorBundle(tensors=bundle.specs).SerializeToString()
-        self._book.put(_record(staging_id), asdict(entry), body=body, fds=(bundle.file.fd,))
+        self._book.put(_record(key), asdict(entry), body=body, fds=(bundle.file.fd,))
 
-    def _sealed(self, staging_id: bytes, *, job_id: JobId | None = None) -> Bundle:
-        if not self._room.get(staging_id, job_id=job_id).is_sealed:
-            text = f"bundle {show(staging_id)} is still being written; try again"
+    def _sealed(self, key: bytes) -> Bundle:
+        if not self._room.get(key).is_sealed:
+            text = f"bundle {_shown(key)} is still being written; try again"
             raise PlexError(ErrorCode.UNAVAILABLE, text)
-        return self._bundles[staging_id]
+        return self._bundles[key]
 
     def _admit(
-        self, staging_id: bytes, entry: StagedEntry, *, specs: Sequence[common_pb2.TensorSpec]
+        self, key: bytes, entry: StagedEntry, *, specs: Sequence[common_pb2.TensorSpec]
     ) -> Bundle:
-        self._room.admit(staging_id, entry)
+        self._room.admit(key, entry)
         try:
             file = MemoryFile("plexsvc-staged", entry.nbytes)
         except BaseException:
-            self._room.drop(staging_id)
+            self._room.drop(key)
             raise
         bundle = Bundle(specs=tuple(specs), file=file)
-        self._bundles[staging_id] = bundle
+        self._bundles[key] = bundle
         return bundle
 
-    def _opened(self, staging_id: bytes, bundle: Bundle) -> int:
+    def _opened(self, key: bytes, bundle: Bundle) -> int:
         """Return a descriptor of a new bundle; one that a client fills is written down first."""
         try:
-            if self._room.get(staging_id).owner is not None:
-                self._write_down(staging_id)
+            if self._room.get(key).owner is not None:
+                self._write_down(key)
             return bundle.file.duplicate()
         except BaseException:
-            self._drop(staging_id)
+            self._drop(key)
             raise
 
-    def _drop(self, staging_id: bytes) -> int:
-        bundle, entry = self._bundles.pop(staging_id, None), self._room.find(staging_id)
+    def _drop(self, key: bytes) -> int:
+        bundle, entry = self._bundles.pop(key, None), self._room.find(key)
         if entry is not None and (entry.is_sealed or entry.owner is not None):
-            self._book.drop(_record(staging_id))
+            self._book.drop(_record(key))
         if bundle is not None:
             bundle.file.close()
-        return self._room.drop(staging_id)
+        return self._room.drop(key)
 
 
-def _check_id(staging_id: bytes) -> None:
-    if not 0 < len(staging_id) <= MAX_ID_BYTES:
-        text = f"staging id of {len(staging_id)} bytes; it is 1 to {MAX_ID_BYTES} bytes"
-        raise PlexError(ErrorCode.BAD_REQUEST, text)
+def _key(job_id: JobId, staging_id: bytes) -> bytes:
+    """Return the key of a bundle; no job id has a slash.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if not job_id or not 0 < len(staging_id) <= MAX_ID_BYTES:
+        text = f"staging id of {len(staging_id)} bytes, of job {job_id!r}"
+        raise PlexError(
+            ErrorCode.BAD_REQUEST, f"{text}; it is 1 to {MAX_ID_BYTES} bytes, and belongs to a job"
+        )
+    return job_id.encode() + b"/" + staging_id
 
 
-def _record(staging_id: bytes) -> Key:
-    return ("staged", staging_id.hex())
+def _shown(key: bytes) -> str:
+    return show(key.partition(b"/")[2])
+
+
+def _record(key: bytes) -> Key:
+    return ("staged", key.hex())
 
 
 class Upload:
@@ -282,6 +289,7 @@ class Upload:
         self, staging: Staging, header: service_pb2.StageHeader, bundle: Bundle, *, fd: int
     ) -> None:
         self._staging = staging
+        self._key = _key(JobId(header.job_id), header.operation_id)
         self._header = header
         self._bundle = bundle
         self._received = 0
@@ -311,7 +319,7 @@ class Upload:
                 f"chunk [{chunk.offset}, {end}) came where byte {self._received} of "
                 f"{self._header.nbytes} was due; send chunks in order",
             )
-        self._staging.check_current(self._header.operation_id, self._bundle)
+        self._staging.check_current(self._key, self._bundle)
         write(self._fd, chunk.offset, data)
         self._received = end
 
@@ -326,15 +334,15 @@ class Upload:
             raise PlexError(ErrorCode.BAD_REQUEST, f"{found}; send it again")
         if self._header.HasField("rules"):
             self._validate()
-        self._staging.seal_upload(self._header.operation_id, self._bundle)
+        self._staging.seal_upload(self._key, self._bundle)
         return int(self._header.nbytes)
 
     def abandon(self) -> None:
         """Drop what came so far."""
-        self._staging.abandon(self._header.operation_id, self._bundle)
+        self._staging.abandon(self._key, self._bundle)
 
     def _validate(self) -> None:
-        with self._staging.holding(self._header.operation_id, self._bundle):
+        with self._staging.holding(self._key, self._bundle):
             mapped = self._bundle.file.map(is_writable=False)
         data = memoryview(mapped)[: self._header.nbytes]
         views = tensors.views(self._header.tensors, data)

@@ -68,7 +68,7 @@ class BlockHasher:
         self._current.reset()
 
 
-def seal(directory: Path, known: Mapping[str, Sealed]) -> dict[str, Sealed]:
+def seal(directory: Path, known: Mapping[str, Sealed], *, tenant: str = "") -> dict[str, Sealed]:
     """Seal all files of a directory, the last thing written into it; return them by name.
 
     What is `known` is taken for what the files are to be; the others are sealed as they are.
@@ -78,6 +78,7 @@ def seal(directory: Path, known: Mapping[str, Sealed]) -> dict[str, Sealed]:
     table = {
         "block_bytes": BLOCK_BYTES,
         "files": {name: asdict(found) for name, found in files.items()},
+        "tenant": tenant,
     }
     with (directory / SEAL).open("w") as file:
         json.dump(table, file)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Final
 
 from plexclient.ids import OPERATION_ID_BYTES
-from plexclient.wire.errors import refused
+from plexclient.wire.errors import refused, to_wire
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -50,6 +50,8 @@ class Operations:
         operation_id = OperationId(operation.operation_id)
         try:
             self._scheduler.recorder.check_same(operation)
+            if not self._is_of(operation_id, operation.job_id):
+                raise _not_ours(operation_id, operation.job_id)
             known = self._scheduler.results.get(operation_id)
             if known is not None:
                 return known
@@ -69,10 +71,11 @@ class Operations:
         """
         self._scheduler.registry.job(request.job_id, tenant=request.tenant)
         operation_id = OperationId(request.operation_id)
-        known = self._scheduler.results.get(operation_id)
+        is_ours = self._is_of(operation_id, request.job_id)
+        known = self._scheduler.results.get(operation_id) if is_ours else None
         if known is not None:
             return known
-        if operation_id not in self._scheduler.registry.held:
+        if not is_ours or operation_id not in self._scheduler.registry.held:
             raise _result_gone(operation_id)
         return await self._scheduler.results.wait(operation_id)
 
@@ -103,10 +106,16 @@ class Operations:
         """Note what became of an operation's payload, whether the operation has come or not.
 
         Raises:
-            PlexError: `staging_full` when too much is announced for operations that have not come.
+            PlexError: `staging_full` when too much is announced for operations that have not come;
+                `not_found` job or deployment; `bad_request` for another job's operation.
         """
         operation_id = OperationId(request.operation_id)
         cluster = self._scheduler.cluster
+        self._scheduler.registry.deployment(
+            request.deployment_id, job_id=request.job_id, tenant=request.tenant
+        )
+        if not self._is_of(operation_id, request.job_id):
+            raise _not_ours(operation_id, request.job_id)
         if request.is_under_way:
             if operation_id in cluster.operations:
                 self._scheduler.post(PayloadUnderWay(operation_id=operation_id))
@@ -114,9 +123,21 @@ class Operations:
             self._announce(request)
         else:
             for expired in self._early.keep(request):
-                # The core does not know the operation, so it orders that the bytes are dropped.
-                self._scheduler.post(PayloadStaged(operation_id=expired))
+                self._drop(expired)
         return service_pb2.PayloadStagedReply()
+
+    def _drop(self, announced: service_pb2.PayloadStagedRequest) -> None:
+        """Free inputs whose operation never came: the core orders it for what it does not know."""
+        operation_id = OperationId(announced.operation_id)
+        if self._scheduler.recorder.deployment_of(operation_id) is None:
+            deployment_id = DeploymentId(announced.deployment_id)
+            self._scheduler.recorder.never_came(operation_id, deployment_id)
+            self._scheduler.post(PayloadStaged(operation_id=operation_id))
+
+    def _is_of(self, operation_id: OperationId, job_id: str) -> bool:
+        """Whether an id is a job's, or nobody's yet: ids mean something within their job alone."""
+        record = self._scheduler.recorder.deployment_of(operation_id)
+        return record is None or record.job_id == job_id
 
     def _take(self, operation: operations_pb2.Operation) -> None:
         """Post a new operation.
@@ -128,6 +149,7 @@ class Operations:
         operation_id = OperationId(operation.operation_id)
         if operation_id in self._scheduler.cluster.operations:
             raise _result_gone(operation_id)  # it has ended: whoever waited would wait for ever
+        self._check_source(operation)
         is_refused = operation.HasField("refusal")
         is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
         submitted = OperationSubmitted(
@@ -152,11 +174,25 @@ class Operations:
         elif not is_staged:
             posted.decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
 
+    def _check_source(self, operation: operations_pb2.Operation) -> None:
+        """Have a pull refused that takes the weights of another job's deployment."""
+        if operation.WhichOneof("body") != OperationKind.PULL or operation.HasField("refusal"):
+            return
+        try:
+            self._scheduler.registry.deployment(
+                operation.pull.source_deployment_id,
+                job_id=operation.job_id,
+                tenant=operation.tenant,
+            )
+        except PlexError as error:
+            operation.refusal.CopyFrom(to_wire(error))
+
     def _decided(self, operation_id: OperationId, decision: Decision) -> None:
         """Announce what was staged before the operation came, unless the core refused it."""
         is_decided = not decision.cancelled() and decision.exception() is None
         if is_decided and operation_id in self._scheduler.cluster.operations:
-            request = self._early.take(operation_id)
+            job_id = self._scheduler.cluster.operations[operation_id].job_id
+            request = self._early.take((job_id, operation_id))
             if request is not None:
                 self._announce(request)
 
@@ -208,40 +244,50 @@ class EarlyPayloads:
         self._clock = clock
         self._max_bytes = max_bytes
         self._keep_us = keep_us
-        self._kept: OrderedDict[OperationId, _Early] = OrderedDict()
+        self._kept: OrderedDict[tuple[JobId, OperationId], _Early] = OrderedDict()
         self._bytes = 0
 
-    def keep(self, request: service_pb2.PayloadStagedRequest) -> list[OperationId]:
-        """Keep an announcement; return the operations whose own have expired.
+    def keep(
+        self, request: service_pb2.PayloadStagedRequest
+    ) -> list[service_pb2.PayloadStagedRequest]:
+        """Keep an announcement; return those that have expired.
 
         Raises:
             PlexError: `staging_full`.
         """
         now_us = self._clock.monotonic_us()
-        expired = list(takewhile(lambda i: self._kept[i].until_us <= now_us, self._kept))
-        for known in expired:
+        late = list(takewhile(lambda key: self._kept[key].until_us <= now_us, self._kept))
+        expired = [self._kept[key].request for key in late]
+        key = (JobId(request.job_id), OperationId(request.operation_id))
+        nbytes = request.ByteSize()
+        for known in (*late, key):
             self.take(known)
-        operation_id, nbytes = OperationId(request.operation_id), request.ByteSize()
-        self.take(operation_id)
         if self._bytes + nbytes > self._max_bytes:
             raise PlexError(
                 ErrorCode.STAGING_FULL,
-                f"the payload of {show(operation_id)} not accepted: {self._bytes} bytes are "
+                f"the payload of {show(key[1])} not accepted: {self._bytes} bytes are "
                 f"announced for operations that have not come, at most {self._max_bytes}; submit "
                 "the operation, then send the payload again",
                 limit=self._max_bytes,
             )
-        self._kept[operation_id] = _Early(request, nbytes, now_us + self._keep_us)
+        self._kept[key] = _Early(request, nbytes, now_us + self._keep_us)
         self._bytes += nbytes
         return expired
 
-    def take(self, operation_id: OperationId) -> service_pb2.PayloadStagedRequest | None:
-        """Return an operation's announcement and keep it no longer."""
-        early = self._kept.pop(operation_id, None)
+    def take(self, key: tuple[JobId, OperationId]) -> service_pb2.PayloadStagedRequest | None:
+        """Return the announcement of a job's operation and keep it no longer."""
+        early = self._kept.pop(key, None)
         if early is None:
             return None
         self._bytes -= early.nbytes
         return early.request
+
+
+def _not_ours(operation_id: OperationId, job_id: str) -> PlexError:
+    return PlexError(
+        ErrorCode.BAD_REQUEST,
+        f"{show(operation_id)} is no operation of job {job_id!r}; mint another id",
+    )
 
 
 def _result_gone(operation_id: OperationId) -> PlexError:

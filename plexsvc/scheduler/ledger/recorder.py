@@ -206,26 +206,29 @@ class Recorder:
         is_kept = action.is_final and held.kind is not OperationKind.INITIALIZE
         self._settle(action.operation_id, held, result, keep=is_kept)
 
-    def staging_nodes(self, operation_id: OperationId) -> tuple[NodeId, ...] | None:
-        """Return the nodes an operation's inputs were staged on; None if it never came."""
-        held = self._registry.held.get(operation_id)
+    def deployment_of(self, operation_id: OperationId) -> DeploymentRecord | None:
+        """Return the deployment of an operation that is held, was answered or ended lately."""
+        held, answered = self._registry.held.get(operation_id), self._answered.get(operation_id)
         deployment_id = self._let_go.get(operation_id)
         if held is not None:
             deployment_id = DeploymentId(held.operation.deployment_id)
-        record = self._registry.deployments.get(deployment_id) if deployment_id else None
-        return None if record is None else (*record.nodes, *record.former_nodes)
+        elif answered is not None:
+            deployment_id = answered.deployment_id
+        return self._registry.deployments.get(deployment_id) if deployment_id else None
 
-    def release(self, operation_id: OperationId) -> tuple[list[bytes], tuple[NodeId, ...]]:
-        """Forget an answer; return the staged bytes it held and the nodes that have them."""
+    def never_came(self, operation_id: OperationId, deployment_id: DeploymentId) -> None:
+        """Note whose inputs lie on nodes for an operation that nobody submitted."""
+        self._let_go[operation_id] = deployment_id
+
+    def release(self, operation_id: OperationId) -> tuple[list[bytes], DeploymentRecord | None]:
+        """Forget an answer; return the staged bytes it held and the deployment whose they are."""
         result = self._results.drop(operation_id)
         answered = self._answered.pop(operation_id, None)
         record = None
         if answered is not None:
             del self._owned[answered.deployment_id][operation_id]
             record = self._registry.deployments.get(answered.deployment_id)
-        if result is None or record is None:
-            return [], ()
-        return staged_ids(result), (*record.nodes, *record.former_nodes)
+        return ([] if result is None else staged_ids(result)), record
 
     def wpg_opened(self, wpg: WpgRecord, *, is_current: bool) -> None:
         """Keep a new WPG, whose processes will be at its places."""

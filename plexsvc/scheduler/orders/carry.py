@@ -184,7 +184,9 @@ async def _relay(
         AioRpcError: the source does not have it, or one of them does not answer.
     """
     operation, staged = held.operation, held.operation.payload.staged
-    request = statemanager_pb2.ReadStagedRequest(staging_id=operation.operation_id)
+    request = statemanager_pb2.ReadStagedRequest(
+        staging_id=operation.operation_id, job_id=operation.job_id
+    )
     stream = source.ReadStaged(request, timeout=reach.move_s)
     call = reach.nodes.link(to).state.Stage(timeout=reach.move_s)
     header = service_pb2.StageHeader(

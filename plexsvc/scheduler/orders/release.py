@@ -10,10 +10,10 @@ import grpc.aio
 
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import PlexError
-from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.scheduler.core.actions import DropPayload, ReleaseOperation
 from plexsvc.scheduler.handler import Handler, Work
+from plexsvc.scheduler.ledger.jobs import DeploymentRecord
 from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
@@ -29,35 +29,38 @@ def handlers(reach: Reach) -> list[Handler[Any]]:
 
 def release(reach: Reach, action: ReleaseOperation) -> Work:
     """Forget an operation's answer, and the results that wait for its client on nodes."""
-    staged, node_ids = reach.recorder.release(action.operation_id)
-    return _release(reach, action, staged=staged, node_ids=node_ids)
+    staged, record = reach.recorder.release(action.operation_id)
+    return _release(reach, action, staged=staged, record=record)
 
 
 async def drop_payload(reach: Reach, action: DropPayload) -> None:
     """Free an operation's staged inputs: where its deployment is and was, known or not all come.
 
-    Of an operation that never came nobody knows where its inputs lie: every node is asked.
+    Of an operation whose deployment is gone the nodes have dropped everything with its job.
     """
-    node_ids = reach.recorder.staging_nodes(action.operation_id)
-    if node_ids is None:
-        node_ids = tuple(link.node_id for link in reach.nodes.links if link.is_up)
-    await _drop_staged(reach, [action.operation_id], node_ids=node_ids)
+    record = reach.recorder.deployment_of(action.operation_id)
+    if record is not None:
+        await _drop_staged(reach, [action.operation_id], record=record)
 
 
 async def _release(
-    reach: Reach, action: ReleaseOperation, *, staged: Sequence[bytes], node_ids: Sequence[NodeId]
+    reach: Reach,
+    action: ReleaseOperation,
+    *,
+    staged: Sequence[bytes],
+    record: DeploymentRecord | None,
 ) -> None:
     reach.rollout.release(action.operation_id)
-    if staged:
-        await _drop_staged(reach, staged, node_ids=node_ids)
+    if staged and record is not None:
+        await _drop_staged(reach, staged, record=record)
 
 
 async def _drop_staged(
-    reach: Reach, staging_ids: Sequence[bytes], *, node_ids: Sequence[NodeId]
+    reach: Reach, staging_ids: Sequence[bytes], *, record: DeploymentRecord
 ) -> None:
     """Free staged bytes on nodes that are up; what is gone already is fine."""
-    request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids)
-    for node_id in node_ids:
+    request = statemanager_pb2.DropStagedRequest(staging_ids=staging_ids, job_id=record.job_id)
+    for node_id in (*record.nodes, *record.former_nodes):
         if not reach.nodes.is_up(node_id):
             continue
         try:

@@ -64,12 +64,12 @@ def stage(
 
 
 def drop(daemon: Daemon, **fields: Any) -> int:  # noqa: ANN401 - fields of a message
-    request = statemanager_pb2.DropStagedRequest(**fields)
+    request = statemanager_pb2.DropStagedRequest(**{"job_id": "job"} | fields)
     return daemon.stub.DropStaged(request, timeout=30).freed_bytes
 
 
 def read(daemon: Daemon, staging_id: bytes, offset: int = 0) -> bytes:
-    request = statemanager_pb2.ReadStagedRequest(staging_id=staging_id, offset=offset)
+    request = statemanager_pb2.ReadStagedRequest(staging_id=staging_id, offset=offset, job_id="job")
     try:
         return b"".join(chunk.data for chunk in daemon.stub.ReadStaged(request, timeout=30))
     except grpc.RpcError as error:

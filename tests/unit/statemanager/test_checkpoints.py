@@ -115,7 +115,12 @@ def test_a_checkpoint_is_sealed_with_what_was_in_memory(
     model.mkdir()
     (model / "config.json").write_text("{}")
     checkpoints.materialize(
-        snapshot(), tmp_path / "out", model=model, optimizer=False, caller=Caller()
+        snapshot(),
+        tmp_path / "out",
+        model=model,
+        optimizer=False,
+        caller=Caller(),
+        tenant="lab",
     )
     sealed = read_seal(tmp_path / "out")
     assert sealed is not None

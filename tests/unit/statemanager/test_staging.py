@@ -56,7 +56,7 @@ def test_an_upload_that_was_overtaken_may_be_sent_again(staging: Staging) -> Non
 def test_an_upload_whose_bundle_was_dropped_may_be_sent_again(staging: Staging) -> None:
     upload = begin(staging)
     upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
-    staging.drop([HEADER.operation_id], job_id=None)
+    staging.drop([HEADER.operation_id], job_id=JobId("job"))
     with pytest.raises(PlexError) as caught:
         upload.finish()
     assert caught.value.retryable
@@ -83,7 +83,7 @@ def take_result(staging: Staging) -> None:
         os.close(staging.create(b"r", BUNDLE.tensors, HEADER.nbytes, job_id=JobId("job"), owner=1))
         staging.seal(b"r", job_id=JobId("job"))
     except BaseException:
-        staging.drop_of(JobId("job"), b"r")
+        staging.drop([b"r"], job_id=JobId("job"))
         raise
 
 
@@ -133,6 +133,29 @@ def test_a_fault_at_any_call_leaves_nothing_behind_and_it_may_come_again(
         take(staging)
 
 
+def test_an_id_means_something_within_its_job_alone(staging: Staging) -> None:
+    staging_id, ours, theirs = HEADER.operation_id, JobId("job"), JobId("thief")
+    upload = begin(staging)
+    upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
+    upload.finish()
+    for attempt in (
+        lambda: staging.read(staging_id, 0, job_id=theirs),
+        lambda: staging.open(staging_id, job_id=theirs),
+        lambda: staging.seal(staging_id, job_id=theirs),
+    ):
+        with pytest.raises(PlexError) as caught:
+            attempt()
+        assert caught.value.code is ErrorCode.NOT_FOUND
+    assert staging.drop([staging_id], job_id=theirs) == staging.drop([], job_id=theirs) == 0
+    foreign = service_pb2.StageHeader()
+    foreign.CopyFrom(HEADER)
+    foreign.job_id = theirs
+    assert staging.begin(foreign) is not None, "it neither finds nor replaces another job's bundle"
+    assert staging.read(staging_id, 0, job_id=ours) == BUNDLE.data
+    with pytest.raises(PlexError, match="belongs to a job"):
+        staging.read(staging_id, 0, job_id=JobId(""))
+
+
 def test_uploads_wait_neither_for_one_another_nor_for_the_lock() -> None:
     lock = threading.Lock()
     staging = Staging(StagingRoom(staging_bytes=1 << 20, max_per_job=4), lock=lock, book=Book())
@@ -141,7 +164,10 @@ def test_uploads_wait_neither_for_one_another_nor_for_the_lock() -> None:
     with lock:
         upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
     assert upload.finish() == HEADER.nbytes
-    assert staging.read(HEADER.operation_id, 0) == BUNDLE.data[: tensors.CHUNK_BYTES]
+    assert (
+        staging.read(HEADER.operation_id, 0, job_id=JobId("job"))
+        == BUNDLE.data[: tensors.CHUNK_BYTES]
+    )
 
 
 def test_memory_that_the_machine_lacks_is_a_refusal_that_leaves_nothing(

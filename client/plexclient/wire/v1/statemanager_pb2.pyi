@@ -323,12 +323,14 @@ class DeviceMemory(_message.Message):
     def __init__(self, index: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_total: _Optional[int] = ..., bytes_peak: _Optional[int] = ...) -> None: ...
 
 class ReadStagedRequest(_message.Message):
-    __slots__ = ("staging_id", "offset")
+    __slots__ = ("staging_id", "offset", "job_id")
     STAGING_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
     staging_id: bytes
     offset: int
-    def __init__(self, staging_id: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    job_id: str
+    def __init__(self, staging_id: _Optional[bytes] = ..., offset: _Optional[int] = ..., job_id: _Optional[str] = ...) -> None: ...
 
 class DropStagedRequest(_message.Message):
     __slots__ = ("staging_ids", "job_id")

@@ -16,7 +16,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexclient.wire.v1 import worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId
+from plexsvc.ids import JobId, OperationId
 from plexsvc.scheduler.api.operations import EarlyPayloads
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import staged_payload
@@ -37,7 +37,10 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 def staged(operation: ops.Operation, *, error: str = "", plan: int = 0) -> pb.PayloadStagedRequest:
     request = pb.PayloadStagedRequest(
-        operation_id=operation.operation_id, job_id="job-1", tenant=TENANT
+        operation_id=operation.operation_id,
+        job_id="job-1",
+        tenant=TENANT,
+        deployment_id="job-1/actor",
     )
     if error:
         request.error.code, request.error.message = error, "advantages[3] is NaN"
@@ -221,6 +224,94 @@ async def test_a_refused_operation_with_a_number_that_is_used_is_stale(rig: Rig)
     assert (await rig.scheduler.submit(bad)).error.code == ErrorCode.STALE_SEQUENCE
 
 
+async def foreign_job(rig: Rig) -> None:
+    """Bring up another job of another tenant, on another device."""
+    thief = pb.CreateJobRequest(job_id="thief", name="thief", tenant="rival")
+    await rig.scheduler.call("CreateJob", thief, pb.Job)
+    spec = pb.DeploymentSpec(role="actor", backend="noop")
+    request = pb.CreateDeploymentRequest(
+        deployment_id="thief/actor", job_id="thief", tenant="rival", name="actor", spec=spec
+    )
+    await rig.scheduler.call("CreateDeployment", request, pb.Deployment)
+
+
+async def test_whoever_knows_an_operations_id_gets_neither_its_answer_nor_its_payload(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await foreign_job(rig)
+        answered = rig.operation("job-1", "forward")
+        assert (await rig.scheduler.submit(answered)).state == ANSWERED
+        waits = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(rig.scheduler.submit(waits))
+            await until_known(rig, waits)
+            for victim in (answered, waits):
+                attack = ops.Operation(
+                    operation_id=victim.operation_id,
+                    tenant="rival",
+                    job_id="thief",
+                    deployment_id="thief/actor",
+                    seq=1,
+                    noop=ops.Noop(),
+                )
+                found = await rig.scheduler.submit(attack)
+                assert found.error.code == ErrorCode.BAD_REQUEST
+                assert not found.shards
+                asked = pb.GetResultRequest(
+                    operation_id=victim.operation_id, job_id="thief", tenant="rival"
+                )
+                with pytest.raises(PlexError) as gone:
+                    await rig.scheduler.call("GetResult", asked, ops.OperationResult)
+                assert gone.value.code is ErrorCode.RESULT_GONE
+                told = pb.PayloadStagedRequest(
+                    operation_id=victim.operation_id,
+                    job_id="thief",
+                    tenant="rival",
+                    deployment_id="thief/actor",
+                )
+                told.error.code = ErrorCode.BAD_BATCH
+                with pytest.raises(PlexError, match="no operation of job"):
+                    await announce(rig, told)
+            assert not waiting.done()
+            await announce(rig, staged(waits))
+        assert waiting.result().state == ANSWERED
+
+
+async def test_an_announcement_of_another_job_does_not_take_the_place_of_ones_own(
+    tmp_path: Path,
+) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await foreign_job(rig)
+        operation = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
+        told = pb.PayloadStagedRequest(
+            operation_id=operation.operation_id,
+            job_id="thief",
+            tenant="rival",
+            deployment_id="thief/actor",
+        )
+        told.error.code = ErrorCode.BAD_BATCH
+        await announce(rig, staged(operation))
+        await announce(rig, told)
+        assert (await rig.scheduler.submit(operation)).state == ANSWERED
+
+
+async def test_nobody_pulls_the_weights_of_another_job(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 2}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await foreign_job(rig)
+        pull = rig.operation("job-1", "pull")
+        pull.pull.source_deployment_id, pull.pull.version = "thief/actor", 1
+        found = await rig.scheduler.submit(pull)
+        assert found.error.code == ErrorCode.NOT_FOUND
+        assert (await rig.run("job-1")).state == ANSWERED, "the refusal took its number"
+
+
 async def test_a_result_is_found_by_its_operations_id_while_it_runs_and_until_it_is_acknowledged(
     rig: Rig,
 ) -> None:
@@ -254,6 +345,10 @@ class SetClock(Clock):
         raise AssertionError(duration_us)
 
 
+def key(request: pb.PayloadStagedRequest) -> tuple[JobId, OperationId]:
+    return JobId(request.job_id), OperationId(request.operation_id)
+
+
 def test_announcements_are_bounded_in_bytes_and_in_time() -> None:
     one, two, three = (
         pb.PayloadStagedRequest(operation_id=new_operation_id(), node_ids=["n0"]) for _ in range(3)
@@ -265,15 +360,12 @@ def test_announcements_are_bounded_in_bytes_and_in_time() -> None:
         early.keep(three)
     assert (full.value.code, full.value.retryable) == (ErrorCode.STAGING_FULL, True)
     clock.now_us = 99
-    assert early.take(OperationId(two.operation_id)) is two
+    assert early.take(key(two)) is two
     assert early.keep(two) == []
     clock.now_us = 100
-    assert early.keep(three) == [one.operation_id]
-    assert early.take(OperationId(one.operation_id)) is None
-    assert (
-        early.take(OperationId(two.operation_id)),
-        early.take(OperationId(three.operation_id)),
-    ) == (two, three)
+    assert early.keep(three) == [one]
+    assert early.take(key(one)) is None
+    assert (early.take(key(two)), early.take(key(three))) == (two, three)
 
 
 async def cancel(rig: Rig, operation_id: bytes, *, job_id: str = "job-1") -> None:

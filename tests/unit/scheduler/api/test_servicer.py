@@ -82,7 +82,12 @@ async def test_a_stream_of_a_router_refuses_what_is_beyond_its_limit_and_reads_o
         assert refused.error.code == ErrorCode.QUEUE_FULL
         assert "scheduler.max_operations_per_stream" in refused.error.message
         for operation in (first, second):
-            staged = pb.PayloadStagedRequest(operation_id=operation.operation_id)
+            staged = pb.PayloadStagedRequest(
+                operation_id=operation.operation_id,
+                job_id="job-1",
+                deployment_id="job-1/actor",
+                tenant=TENANT,
+            )
             await remote.call("PayloadStaged", staged, pb.PayloadStagedReply)
         assert [(await call).state for call in calls] == [ANSWERED, ANSWERED]
 

@@ -147,7 +147,11 @@ def staged(
 ) -> tuple[operations_pb2.Operation, service_pb2.PayloadStagedRequest]:
     operation = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
     announced = service_pb2.PayloadStagedRequest(
-        operation_id=operation.operation_id, job_id="job-1", tenant=TENANT, node_ids=[on]
+        operation_id=operation.operation_id,
+        job_id="job-1",
+        tenant=TENANT,
+        deployment_id="job-1/actor",
+        node_ids=[on],
     )
     return operation, announced
 

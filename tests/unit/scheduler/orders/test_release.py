@@ -16,7 +16,11 @@ async def run_staged(rig: Rig, *, refused: bool = False) -> OperationId:
     """Run an operation with staged inputs, or have it refused; return its id."""
     operation = rig.operation("job-1", "forward", payload=staged_payload(1 << 20))
     announced = service_pb2.PayloadStagedRequest(
-        operation_id=operation.operation_id, job_id="job-1", tenant=TENANT, node_ids=["node-0"]
+        operation_id=operation.operation_id,
+        job_id="job-1",
+        tenant=TENANT,
+        deployment_id="job-1/actor",
+        node_ids=["node-0"],
     )
     if refused:
         announced.error.code = ErrorCode.BAD_REQUEST
