@@ -119,7 +119,7 @@ class Operations:
         if request.is_under_way:
             if operation_id in cluster.operations:
                 self._scheduler.post(PayloadUnderWay(operation_id=operation_id))
-        elif operation_id in cluster.operations or operation_id in cluster.released:
+        elif cluster.knows(JobId(request.job_id), operation_id):
             self._announce(request)
         else:
             for expired in self._early.keep(request):

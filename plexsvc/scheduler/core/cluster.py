@@ -12,20 +12,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
-from plexsvc.newest import Newest
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
-
-MAX_REMEMBERED_IDS: Final = 8192
-"""Ids of released operations, and of those turned away, that dependants and late repeats find."""
+from plexsvc.scheduler.core.vocabulary import JobState, Place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,11 +105,6 @@ class Queues(Slice):
     def __init__(self, turn: Turn, roll: Roll) -> None:
         super().__init__(turn, roll)
         self.operations: dict[OperationId, Operation] = {}
-        self.released = Newest[OperationId, bool](MAX_REMEMBERED_IDS)
-        """Operations whose record is gone, and whether they succeeded."""
-
-        self.turned_away = Newest[OperationId, Fault](MAX_REMEMBERED_IDS)
-        """Operations refused because their deployment is gone: they come in no other try."""
 
 
 class Placement(Slice):

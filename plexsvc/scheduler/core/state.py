@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from plexsvc.ids import (
     DeploymentId,
@@ -14,6 +15,7 @@ from plexsvc.ids import (
     TenantId,
     WpgId,
 )
+from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler, TokenCost
@@ -38,6 +40,10 @@ from plexsvc.scheduler.core.vocabulary import (
 
 HELD = frozenset({RelocationStage.CARRYING, RelocationStage.RESTORING})
 """Stages of a relocation in which the deployment's operations wait."""
+
+MAX_REMEMBERED_IDS: Final = 8192
+"""Ids of a job's released operations, and of those turned away, that dependants and late repeats
+find."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -315,6 +321,14 @@ class Job:
     is_pinned: bool = False
     cycle: int = 0
     """How often it published weights."""
+
+    released: Newest[OperationId, bool] = field(default_factory=lambda: Newest(MAX_REMEMBERED_IDS))
+    """Operations whose record is gone, and whether they succeeded."""
+
+    turned_away: Newest[OperationId, Fault] = field(
+        default_factory=lambda: Newest(MAX_REMEMBERED_IDS)
+    )
+    """Operations refused because their deployment is gone: they come in no other try."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,6 @@ class ClusterView:
         self.relocating: Mapping[DeploymentId, None] = cluster.relocating
         self.wpgs: Mapping[WpgId, Wpg] = cluster.wpgs
         self.operations: Mapping[OperationId, Operation] = queues.operations
-        self.released: Mapping[OperationId, bool] = queues.released
         self.nodes: Mapping[NodeId, Node] = placement.nodes
         self.cordoned: Mapping[NodeId, bool] = placement.cordoned
         self.unplaced: Sequence[DeploymentId] = placement.unplaced
@@ -58,6 +57,12 @@ class ClusterView:
     def resident_bytes(self, place: Place) -> int:
         """Return the bytes that WPGs hold, or are about to hold, on a device."""
         return space.resident_bytes(self._cluster.devices, self.devices[place])
+
+    def knows(self, job_id: JobId, operation_id: OperationId) -> bool:
+        """Return whether a job's operation has come, be it long over."""
+        job = self.jobs.get(job_id)
+        is_released = job is not None and operation_id in job.released
+        return is_released or operation_id in self.operations
 
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""

@@ -92,14 +92,14 @@ def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
 def _why_not(queues: Queues, event: OperationSubmitted) -> Fault | None:
     """Return why an operation cannot be queued; `None` if it can."""
     name = show(event.operation_id)
-    if event.operation_id in queues.released:
+    deployment = queues.deployments.get(event.deployment_id)
+    job = queues.jobs.get(event.job_id)
+    if job is not None and event.operation_id in job.released:
         return Fault(
             code=ErrorCode.RESULT_GONE,
             message=f"{name} was answered and its answer acknowledged or dropped "
             "(scheduler.max_answered_per_deployment); use the answer you had",
         )
-    deployment = queues.deployments.get(event.deployment_id)
-    job = queues.jobs.get(event.job_id)
     if job is None or job.ending is not None:
         return Fault(
             code=ErrorCode.JOB_ENDED,

@@ -91,7 +91,7 @@ def end_running(
 
 def turn_away(queues: Queues, operation_id: OperationId, job: Job, fault: Fault) -> None:
     """Remember (bounded) that an operation will never run, for those that come after it."""
-    queues.turned_away[operation_id] = fault
+    job.turned_away[operation_id] = fault
     _wake_dependants(queues, operation_id, job)
 
 
@@ -109,7 +109,9 @@ def release(queues: Queues, operation: Operation) -> None:
     succeeded = operation.state is OperationState.ANSWERED
     operation.apply(OperationTrigger.RELEASED)
     del queues.operations[operation.operation_id]
-    queues.released[operation.operation_id] = succeeded
+    job = queues.jobs.get(operation.job_id)
+    if job is not None:
+        job.released[operation.operation_id] = succeeded
     queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 

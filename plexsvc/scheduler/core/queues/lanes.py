@@ -98,17 +98,24 @@ def _void(queues: Queues, deployment: Deployment, missing: int, *, waited_us: in
 
 def dependency(queues: Queues, operation: Operation) -> OperationId | Fault | None:
     """Return the first `after` that is not over, a fault if one failed, or `None`."""
+    job = queues.jobs[operation.job_id]
     for operation_id in operation.after:
-        known = queues.operations.get(operation_id)
-        succeeded = queues.released.get(operation_id)
+        known = _known(queues, operation, operation_id)
+        succeeded = job.released.get(operation_id)
         if known is not None and known.state in TERMINAL:
             succeeded = known.state is OperationState.ANSWERED
-        if succeeded is None and operation_id not in queues.turned_away:
+        if succeeded is None and operation_id not in job.turned_away:
             return operation_id
         if not succeeded:
-            cause = queues.turned_away.get(operation_id) if known is None else known.fault
+            cause = job.turned_away.get(operation_id) if known is None else known.fault
             return _dependency_failed(operation, operation_id, cause)
     return None
+
+
+def _known(queues: Queues, operation: Operation, operation_id: OperationId) -> Operation | None:
+    """Return an operation of the same job: ids mean something within their job alone."""
+    known = queues.operations.get(operation_id)
+    return None if known is None or known.job_id != operation.job_id else known
 
 
 def startable(queues: Queues, wpg: Wpg) -> Operation | None:
@@ -145,7 +152,10 @@ def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
     operation = queues.operations.get(operation_id)
     if operation is None or operation.state is not OperationState.STAGED:
         return
-    unseen = [o for o in operation.after if o not in queues.operations and o not in queues.released]
+    released = queues.jobs[operation.job_id].released
+    unseen = [
+        o for o in operation.after if _known(queues, operation, o) is None and o not in released
+    ]
     if not unseen:
         return
     fault = Fault(
