@@ -42,8 +42,17 @@ class Budget:
         """Reserve `nbytes`.
 
         Raises:
-            PlexError: `no_room` with `need` and `free`.
+            PlexError: `no_room` with `need` and `free`; `no_placement` for what can never fit.
         """
+        if nbytes > self.total:
+            raise PlexError(
+                ErrorCode.NO_PLACEMENT,
+                f"{self.name}: {nbytes} bytes needed, and it has {self.total} in all; use a larger "
+                "parallel layout, a smaller model, or configure more",
+                tier=self.name,
+                need=nbytes,
+                total=self.total,
+            )
         if nbytes > self.free:
             raise PlexError(
                 ErrorCode.NO_ROOM,

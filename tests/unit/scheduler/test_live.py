@@ -244,7 +244,7 @@ async def test_a_model_too_large_for_its_device_fails_with_the_sizes(rig: Rig) -
     rig.behaviour.device_bytes = 101
     with pytest.raises(PlexError) as refused:
         await rig.deploy("job-1")
-    assert refused.value.code == ErrorCode.NO_ROOM
+    assert (refused.value.code, refused.value.retryable) == (ErrorCode.NO_PLACEMENT, False)
     assert refused.value.facts["need"] == "101"
 
 

@@ -44,8 +44,8 @@ def test_an_allocation_takes_device_and_host_or_neither() -> None:
     books = ledger(host_bytes=90)
     register(books, A)
     error = refusal(books.allocate, A, 0, [region("p", 60), region("m", 35)])
-    assert error.code is ErrorCode.NO_ROOM
-    assert error.facts == {"tier": "host", "need": "95", "free": "90"}
+    assert (error.code, error.retryable) == (ErrorCode.NO_PLACEMENT, False), "no wait cures it"
+    assert error.facts == {"tier": "host", "need": "95", "total": "90"}
     assert (books.devices[0].used, books.host.used) == (0, 0)
     books.allocate(A, 0, [region("p", 60), region("m", 30)])
     assert (books.devices[0].used, books.host.used) == (90, 90)

@@ -230,7 +230,7 @@ def _initialized(
 
 def _no_room(wpg: Wpg, place: Place, *, need: int, total: int) -> Fault:
     return Fault(
-        code=ErrorCode.NO_ROOM,
+        code=ErrorCode.NO_PLACEMENT,  # final: no wait makes a device larger
         message=f"{wpg.deployment_id} needs {need} bytes on device {place.device} of "
         f"{place.node_id}, which has {total}; use a larger parallel layout or a smaller model",
         facts=(("need", str(need)), ("total", str(total)), ("node", place.node_id)),

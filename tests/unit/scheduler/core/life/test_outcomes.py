@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.errors import ErrorCode
+from plexsvc.errors import RETRYABLE, ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
@@ -72,13 +72,13 @@ def test_a_failed_spawn_fails_the_deployment_and_frees_the_device() -> None:
     assert not world.core.view.wpgs
 
 
-def test_a_wpg_larger_than_its_device_fails_with_no_room() -> None:
+def test_a_wpg_larger_than_its_device_fails_for_good() -> None:
     world = FakeWorld(device_bytes=101)
     world.join(train=1)
     world.job("a")
     world.deploy("a")
     actions = world.report_next(SpawnWpg)
-    assert actions[0].fault.code == ErrorCode.NO_ROOM
+    assert actions[0].fault.code not in RETRYABLE
     assert dict(actions[0].fault.facts)["need"] == "101"
 
 
