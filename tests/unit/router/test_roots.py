@@ -58,7 +58,7 @@ def test_models_lie_below_the_roots_of_all_and_of_their_tenant(roots: Roots, hom
         assert caught.value.code is ErrorCode.UNKNOWN_MODEL
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "a\0b", "d" * 300])
+@pytest.mark.parametrize("name", ["", "nowhere", "a\0b"])
 def test_a_model_that_is_not_there_is_refused_by_its_name(roots: Roots, name: str) -> None:
     with pytest.raises(PlexError) as caught:
         model(roots, name)
