@@ -44,6 +44,10 @@ class ErrorCode(StrEnum):
     """A payload or message exceeds its bound. Split it."""
     STAGING_FULL = "staging_full"
     """The node has no staging memory left for this payload. Nothing happened: try again later."""
+    DISK_FULL = "disk_full"
+    """The disk of the service's journal takes no more; what runs goes on. Nothing happened: try
+    again when there is room, or have the operator make some.
+    """
     STAGING_TIMEOUT = "staging_timeout"
     """A payload did not arrive in time. Submit the operation again under the next number."""
     WINDOW_BROKEN = "window_broken"
@@ -86,6 +90,7 @@ RETRYABLE = frozenset(
         ErrorCode.STAGING_FULL,
         ErrorCode.UNAVAILABLE,
         ErrorCode.NO_ROOM,
+        ErrorCode.DISK_FULL,
         ErrorCode.CHECKSUM_MISMATCH,
     }
 )

@@ -96,17 +96,18 @@ class LiveScheduler:
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox
         self._store = store
+        self._storing: Storing | None = None
         self._is_running = False
 
     async def run(self) -> None:
         """Lead until cancelled.
 
         Raises:
-            PlexError: `stale_fence` when another scheduler took over, `unavailable` when the
-                journal cannot be written.
+            PlexError: `stale_fence` when another scheduler took over.
         """
         inline_us = self.config.inline_append_us
         storing = Storing(self._store, clock=self.clock, inline_us=inline_us)
+        self._storing = storing
         try:
             await take_over(
                 self._store, self.config, clock=self.clock, run=storing.run, post=self.post
@@ -133,10 +134,12 @@ class LiveScheduler:
         """Refuse new work when it cannot be taken.
 
         Raises:
-            PlexError: `unavailable`.
+            PlexError: `unavailable`, `disk_full`.
         """
-        if not self._is_running:
+        if not self._is_running or self._storing is None:
             raise PlexError(ErrorCode.UNAVAILABLE, "the scheduler is not running; try again later")
+        if self._storing.failure is not None:
+            raise self._storing.failure
         self._inbox.check_room()
 
     def _given_up(self, wpg_id: str, address: str, because: str) -> None:

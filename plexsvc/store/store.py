@@ -30,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.appender import SqliteAppender
@@ -63,8 +63,9 @@ class Store:
         """Write a batch of events and changed rows in one transaction; durable on return.
 
         Raises:
-            PlexError: `stale_fence` when another scheduler has taken over; `unavailable` when the
-                database does not answer.
+            PlexError: `stale_fence` when another scheduler has taken over; `disk_full`;
+                `unavailable` when the database does not answer; `internal` for rows that
+                contradict what is there. Nothing is written then.
         """
         if events and not rows and self.append_now(events, is_synced=True):
             return
@@ -73,9 +74,19 @@ class Store:
                 self._fence()
                 self._write(events, rows)
         except (SQLAlchemyError, sqlite3.Error) as error:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE, f"the store did not take {len(events)} events: {error}"
-            ) from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> PlexError:
+        found = error.orig if isinstance(error, DBAPIError) else error
+        where = self._engine.url.render_as_string(hide_password=True)
+        if isinstance(error, IntegrityError | sqlite3.IntegrityError):
+            return PlexError(ErrorCode.INTERNAL, f"the store {where} holds such rows: {found}")
+        if getattr(found, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return PlexError(
+                ErrorCode.DISK_FULL,
+                f"the disk of {where} is full: {found}; make room there, and it goes on",
+            )
+        return PlexError(ErrorCode.UNAVAILABLE, f"the store {where} took nothing: {found}")
 
     def append_now(self, events: Sequence[JournalRow], *, is_synced: bool) -> bool:
         """Write a batch of events if nobody need be waited for; return whether it is written.

@@ -5,7 +5,7 @@ gathered, journals them in one transaction, hands each to the core and performs 
 and records at once, calls to other processes in tasks of their own, whose outcomes come back as
 events. Nothing is acted upon that is not in the journal, and nothing is told to anybody that is not
 synced to disk. A batch of new work that leads to internal actions alone is written, and synced with
-what is told next. If the journal cannot be written, the driver stops: it may no longer decide.
+what is told next. While the journal cannot be written nothing is decided.
 """
 
 from __future__ import annotations

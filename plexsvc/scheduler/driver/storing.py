@@ -6,6 +6,10 @@ more than the append itself. Such an append is made on the loop, and must not wa
 store is written on the thread when another connection has locked it, when it is not on this
 machine, when it was slow lately, or when the thread has work. Appends stay in order because their
 caller awaits each.
+
+A store that takes nothing (its disk is full, its server does not answer) is tried again until it
+does. Meanwhile nothing is decided and new work is refused; what runs goes on, and its outcomes
+wait.
 """
 
 from __future__ import annotations
@@ -16,13 +20,23 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
 from plexsvc.store.rows import JournalRow, Row
 from plexsvc.store.store import Store
 
 Result = TypeVar("Result")
+
+log = Log(__name__)
+
+RETRY_US: Final = 1_000_000
+"""Pause before a store that took nothing is tried again."""
+
+PASSES: Final = frozenset({ErrorCode.DISK_FULL, ErrorCode.UNAVAILABLE})
+"""What may pass; anything else says that this scheduler must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +74,18 @@ class Storing:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
+        self.failure: PlexError | None = None
+        """Why nothing can be written now."""
 
     async def append(self, rows: Sequence[JournalRow], *, is_synced: bool = True) -> None:
-        """Write a batch of the journal's rows, as `JournalWriter` promises."""
+        """Write a batch of the journal's rows, as `JournalWriter` promises.
+
+        Raises:
+            PlexError: `stale_fence`, `internal`.
+        """
         write = partial(self._store.append_now, rows, is_synced=is_synced)
         if not (self._is_quick and self._timed(write)):
-            await self.run(partial(self._timed, partial(self._store.append, rows)))
+            await self._insist(partial(self._timed, partial(self._store.append, rows)))
 
     async def write(self, rows: Sequence[Row]) -> None:
         """Write changed rows of the tables.
@@ -74,7 +94,25 @@ class Storing:
             PlexError: as `Store.append`.
         """
         if not (self._is_quick and self._store.write_now(rows)):
-            await self.run(partial(self._store.append, (), rows))
+            await self._insist(partial(self._store.append, (), rows))
+
+    async def _insist(self, write: Callable[[], None]) -> None:
+        """Have the thread write until the store takes it."""
+        while True:
+            try:
+                await self.run(write)
+            except PlexError as error:
+                if error.code not in PASSES:
+                    raise
+                if self.failure is None:
+                    log.warning("the store takes nothing; new work is refused", error=error)
+                self.failure = error
+                await self._clock.sleep(RETRY_US)
+                continue
+            if self.failure is not None:
+                log.info("the store takes events again")
+            self.failure = None
+            return
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what `work()` returns on the thread, or raise what it raises.

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ from plexsvc.ids import NodeId, OperationId
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
 from plexsvc.scheduler.core.vocabulary import JobState
-from plexsvc.scheduler.driver import journal
+from plexsvc.scheduler.driver import journal, storing
 from plexsvc.store.rows import JournalRow
-from plexsvc.store.store import open_store
+from plexsvc.store.store import Store, open_store
 from tests.fakes.fake_cluster import failed, no_room
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
@@ -516,6 +517,57 @@ async def test_ranks_that_a_restarted_agent_does_not_know_are_dead(tmp_path: Pat
         rig.behaviour.on_execute = None
         assert (await rig.deploy("job-1", "second")).state == "ready"
         assert (await rig.run("job-1", name="second")).state == ANSWERED
+
+
+async def limit_pages(rig: Rig, more: int) -> None:
+    """Let SQLite's file grow by so many pages: beyond, its disk is full."""
+    found = rig.driver._storing
+    assert found is not None
+    await found.run(partial(_limit_pages, rig.store, more))
+
+
+def _limit_pages(store: Store, more: int) -> None:
+    assert store._appender is not None
+    held = store._appender._connection
+    pages = held.execute("pragma page_count").fetchone()[0] + more
+    held.execute(f"pragma max_page_count={pages}")
+    store._connection.exec_driver_sql(f"pragma max_page_count={pages}")
+    store._connection.rollback()
+
+
+def is_full(rig: Rig) -> bool:
+    try:
+        rig.driver.check_open()
+    except PlexError:
+        return True
+    return False
+
+
+async def test_a_full_disk_refuses_new_work_by_name_and_keeps_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing, "RETRY_US", 1000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}]) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        begun, finish = held_open(rig, "step")
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(rig.run("job-1", "step"))
+            await begun.wait()
+            await limit_pages(rig, 0)
+            waiting = [group.create_task(rig.run("job-1")) for _ in range(200)]
+            await until(lambda: rig.driver._storing.failure)
+            finish.set()
+            with pytest.raises(PlexError, match=r"disk of sqlite.*plex\.db is full") as refused:
+                await rig.job("job-2")
+            assert (refused.value.code, refused.value.retryable) == (ErrorCode.DISK_FULL, True)
+            assert (await rig.run("job-1", seq=999)).error.code == ErrorCode.DISK_FULL
+            assert not running.done()
+            await limit_pages(rig, 100_000)
+        assert running.result().state == ANSWERED
+        states = {call.result().state for call in waiting if not call.result().HasField("error")}
+        assert states == {ANSWERED}
+        assert (await rig.job("job-2")).job_id == "job-2"
 
 
 async def test_a_scheduler_that_was_replaced_stops(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_repeated_index_is_refused_and_nothing_of_the_batch_is_kept(url: str) 
     store.append([entry(1)])
     with pytest.raises(PlexError) as refused:
         store.append([entry(2), entry(1)])
-    assert refused.value.code == ErrorCode.UNAVAILABLE
+    assert refused.value.code == ErrorCode.INTERNAL
     assert list(store.journal()) == [entry(1)]
     store.close()
 
