@@ -182,7 +182,7 @@ def _drop_views_of_the_dead(home: Path) -> None:
 
 def _walk(root: Path, directory: Path, *, make: bool = False) -> int:
     """Return a descriptor of a directory at or below a root, reached without following a link."""
-    if not directory.is_relative_to(root):
+    if not directory.is_relative_to(root) or ".." in directory.parts:
         raise _refused(directory, f"it lies outside {root}")
     try:
         fd = os.open(root, _DIRECTORY)

@@ -99,7 +99,8 @@ class RouterServicer:
             names.check_metrics(request, self._config)
         except PlexError:
             request.ClearField("metrics")
-            request.ClearField("acks")
+            if max(request.acks.values(), default=0) > bounds.COUNTER.high:
+                request.ClearField("acks")
             await self._scheduler.call("KeepAlive", request, pb.KeepAliveReply)
             raise
         return await self._scheduler.call("KeepAlive", request, pb.KeepAliveReply)

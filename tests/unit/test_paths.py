@@ -113,6 +113,16 @@ def test_a_directory_exchanged_for_a_link_after_it_was_resolved_leads_nowhere(
         paths.read_file(deep, nbytes=9)
 
 
+def test_a_place_that_was_not_resolved_does_not_climb(root: Path, secret: Path) -> None:
+    for path in (root / ".." / "x", root / "model" / ".." / ".." / "x"):
+        with (
+            pytest.raises(PlexError, match="cannot be used"),
+            paths.opened_directory(Place(path=path, root=root), make=True),
+        ):
+            pass
+    assert not (secret.parent / "x").exists()
+
+
 def test_an_opened_directory_stays_what_it_was(root: Path, secret: Path) -> None:
     with paths.opened_directory(resolve("model", root)) as directory:
         (root / "model").rename(root / "gone")
