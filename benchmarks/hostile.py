@@ -1,0 +1,193 @@
+"""What hostile callers cost another tenant's job: its longest pause while each load runs.
+
+    python -m benchmarks.hostile [--seconds 10] [--loads what_if garbage ...]
+
+A service with one device. The victim runs no-op operations one after the other; the attacker, in a
+process of its own and with a token of its own (or none), does one thing as fast as it can. Printed
+for each load: the victim's operations, its longest pause in seconds, and what the attacker was
+answered. One JSON line a load; the target is a pause of at most 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import plexclient as plex
+from plexclient.wire.v1 import service_pb2 as pb
+from tests.rigs.live_cluster import ROOT, SHARES_ALL, TRAIN, start_cluster
+
+THREADS = 16
+TENANTS = '[tokens]\n"victim" = "default"\n"attacker" = "mallory"\n\n'
+MODELS = f'[router]\nmodel_roots = ["{ROOT}"]\n'
+DEPTH = 100_000
+"""Lists in one another in a hostile config.json."""
+
+Attack = Callable[["Attacker"], str]
+
+
+class Attacker:
+    """One thread's connection, and what it has to attack with."""
+
+    def __init__(self, address: str, model: Path) -> None:
+        self.address, self.model = address, model
+        self.channel = grpc.insecure_channel(address)
+        self.dice = random.Random(0)
+
+    def call(self, method: str, body: bytes, **more: Any) -> str:  # noqa: ANN401 - options of gRPC
+        """Return the status of a call with these bytes."""
+        asked = self.channel.unary_unary(f"/plexsvc.v1.Router/{method}")
+        metadata = [("authorization", "Bearer attacker")]
+        try:
+            asked(body, timeout=10, metadata=metadata, **more)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+
+def what_if(attacker: Attacker) -> str:
+    """Ask where the longest cycle that is taken would go, on one device or a billion."""
+    segments = [pb.CycleSegment(offset_us=i * 10**6, duration_us=5 * 10**5) for i in range(512)]
+    devices = attacker.dice.choice([1, 10**9])
+    job = pb.JobShape(num_devices=devices, period_us=512 * 10**6, segments=segments)
+    return attacker.call("WhatIf", pb.WhatIfRequest(job=job).SerializeToString())
+
+
+def questions(attacker: Attacker) -> str:
+    """Ask everything that a tenant may ask."""
+    method = attacker.dice.choice(["GetStatus", "GetPack", "Timeline", "GetReport", "ListNodes"])
+    return attacker.call(method, b"")
+
+
+def garbage(attacker: Attacker) -> str:
+    """Send bytes that are no message, and connections that speak no protocol."""
+    host, _, port = attacker.address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 2) as raw:
+        raw.sendall(attacker.dice.randbytes(4096))
+    return attacker.call("CreateDeployment", attacker.dice.randbytes(4096))
+
+
+def oversized(attacker: Attacker) -> str:
+    """Send what is too large, as it is and packed."""
+    packed = attacker.dice.choice([grpc.Compression.Gzip, grpc.Compression.NoCompression])
+    return attacker.call("CreateJob", bytes(64 << 20), compression=packed)
+
+
+def slow_readers(attacker: Attacker) -> str:
+    """Open streams, send nothing and read nothing."""
+    open_stream = attacker.channel.stream_stream("/plexsvc.v1.Router/Operate")
+    wait = threading.Event()
+    call = open_stream(iter(lambda: wait.wait(0.2) and b"", None), timeout=0.5)
+    wait.wait(0.1)
+    call.cancel()
+    return "CANCELLED"
+
+
+def connections(attacker: Attacker) -> str:
+    """Open connections, keep them a moment and leave."""
+    host, _, port = attacker.address.rpartition(":")
+    held: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        held.extend(socket.create_connection((host, int(port)), 2) for _ in range(20))
+    for raw in held:
+        raw.close()
+    return str(len(held))
+
+
+def deep_json(attacker: Attacker) -> str:
+    """Deploy a model whose configuration is nested deeper than anything reads."""
+    job_id = f"deep-{attacker.dice.getrandbits(64)}"
+    attacker.call("CreateJob", pb.CreateJobRequest(job_id=job_id, name="deep").SerializeToString())
+    spec = pb.DeploymentSpec(role="actor", backend="fsdp", model=str(attacker.model))
+    request = pb.CreateDeploymentRequest(
+        job_id=job_id, deployment_id=f"{job_id}/actor", name="actor", spec=spec
+    )
+    return attacker.call("CreateDeployment", request.SerializeToString())
+
+
+LOADS: dict[str, Attack] = {
+    load.__name__: load
+    for load in (what_if, questions, garbage, oversized, slow_readers, connections, deep_json)
+}
+
+
+def attack(name: str, address: str, *, seconds: float, model: Path) -> dict[str, int]:
+    """Run a load from many threads; return how often it was answered what."""
+    until, answers = time.monotonic() + seconds, collections.Counter[str]()
+
+    def run(seed: int) -> None:
+        attacker = Attacker(address, model)
+        attacker.dice.seed(seed)
+        while time.monotonic() < until:
+            answers[LOADS[name](attacker)] += 1
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return dict(answers)
+
+
+def measure(name: str, actor: plex.Actor, *, address: str, seconds: float, model: Path) -> None:
+    """Print what one load does to the victim."""
+    command = [sys.executable, "-m", "benchmarks.hostile", "--attack", name, "--address", address]
+    command += ["--seconds", str(seconds), "--model", str(model)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    operations, longest_s, last_s = 0, 0.0, time.monotonic()
+    while running.poll() is None:
+        actor.zero_grad()
+        now_s = time.monotonic()
+        operations, longest_s, last_s = operations + 1, max(longest_s, now_s - last_s), now_s
+    answers = json.loads(running.communicate()[0] or "{}")
+    line = {"load": name, "operations": operations, "longest_pause_s": round(longest_s, 3)}
+    print(json.dumps({**line, "answers": answers}), flush=True)
+
+
+def main() -> None:
+    """Run the loads one after the other, or one as the attacker's process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--loads", nargs="*", default=list(LOADS), choices=list(LOADS))
+    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.attack:
+        found = attack(given.attack, given.address, seconds=given.seconds, model=given.model)
+        print(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as home:
+        model = Path(home) / "deep"
+        model.mkdir()
+        (model / "config.json").write_text("[" * DEPTH)
+        (model / "model.safetensors").write_bytes(b"")
+        terms = SHARES_ALL + TENANTS + MODELS
+        with (
+            start_cluster(Path(home), nodes={"node-a": [TRAIN]}, scheduler=terms) as live,
+            live.connect() as cluster,
+            cluster.job("victim") as job,
+        ):
+            actor = job.deploy(
+                "actor", model="", backend="noop", role="actor", optimizer=plex.AdamW(lr=1e-3)
+            )
+            for name in given.loads:
+                measure(name, actor, address=live.address, seconds=given.seconds, model=model)
+
+
+if __name__ == "__main__":
+    main()
