@@ -244,7 +244,7 @@ def test_a_spawn_that_fails_or_hangs_ends_it(world: FakeWorld) -> None:
 def test_state_that_could_never_fit_ends_it(world: FakeWorld) -> None:
     world.relocate("a", places=TO)
     ready = WpgReady(at_us=world.tick(), wpg_id=NEW, device_bytes=(101,))
-    assert fault_of(world.tell(ready)).code is ErrorCode.NO_ROOM
+    assert fault_of(world.tell(ready)).code is ErrorCode.NO_PLACEMENT
 
 
 def test_a_copy_that_cannot_be_made_ends_it(world: FakeWorld) -> None:
