@@ -2,10 +2,11 @@
 
 A checkpoint directory is complete when it holds `.complete`, written last: its files, their sizes
 and checksums (`weights/checkpoints.py`), and the tenant whose it is. The directory appears under
-its name in one rename (an exchange when an older checkpoint is there), so a reader never sees half of one; the seal lets it
-also recognise a copy that was cut short. Files: `model.safetensors`; with the optimizer
-`optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq, master), and
-`plex_state.json` with the scalars; and the model directory's configuration and tokenizer files.
+its name in one rename (an exchange when an older checkpoint is there), so a reader never sees half
+of one; the seal lets it also recognise a copy that was cut short. Files: `model.safetensors`; with
+the optimizer `optimizer.safetensors`, whose keys are `<kind>/<tensor>` (exp_avg, exp_avg_sq,
+master), and `plex_state.json` with the scalars; and the model directory's configuration and
+tokenizer files.
 """
 
 from __future__ import annotations
