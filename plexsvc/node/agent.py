@@ -48,6 +48,7 @@ class Agent:
         self._config = config
         self._clock = clock
         self._tasks = tasks
+        config.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log_dir = config.log_dir or config.runtime_dir / "logs"
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())

@@ -22,6 +22,7 @@ from plexsvc.router.api import SERVICE as SCHEDULER
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import bad_request, check_operation_id
+from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.services import has_option, reply_type, unary_methods
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Router"]
@@ -32,6 +33,8 @@ METHODS: Final[Mapping[str, MethodDescriptor]] = {
     if name in SCHEDULER.methods_by_name
 }
 """The methods that both services have."""
+
+MAX_PORT: Final = 65_535
 
 MAX_SEGMENTS: Final = 512
 """Segments of one cycle that `what_if` takes."""
@@ -99,9 +102,14 @@ def _check_change(request: pb.ChangeNodeRequest, _: RouterConfig) -> None:
 
 
 def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
-    host, colon, port = request.agent.rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise bad_request(f"{request.agent!r} is not the HOST:PORT of a node agent")
+    path = socket_path(request.agent)
+    host, _, port = request.agent.rpartition(":")
+    is_port = host and port.isdecimal() and 0 < int(port) <= MAX_PORT
+    if not (path.is_absolute() if path is not None else is_port):
+        raise bad_request(
+            f"{request.agent!r} is not where a node agent listens: give HOST:PORT, with a port up "
+            f"to {MAX_PORT}, or unix:/PATH for one on this host"
+        )
 
 
 def _check_moved(request: pb.MoveJobRequest, _: RouterConfig) -> None:

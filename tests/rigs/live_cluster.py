@@ -56,7 +56,8 @@ def configuration(
             f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
             f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]"
         )
-    roots = f'[router.roots]\ndefault = ["{ROOT}"]\n'
+    tenants = ("default", "ops")
+    roots = "[router.roots]\n" + "".join(f'{tenant} = ["{ROOT}"]\n' for tenant in tenants)
     return "\n\n".join([*tables, scheduler, roots])
 
 

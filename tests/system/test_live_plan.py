@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,8 @@ from plexsvc.scheduler.driver.journal import NOTE_EVERY
 from plexsvc.sim.predict import predict
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
-from tests.rigs.live_cluster import MIB, TETHERED, TRAIN, LiveCluster, start_cluster
+from tests.rigs.another_node import another_node
+from tests.rigs.live_cluster import TRAIN, LiveCluster, start_cluster
 from tests.rigs.live_jobs import PacedJob, run_together
 from tests.rigs.waiting import wait_until
 from tests.system.test_operating import plexctl, states
@@ -30,36 +28,7 @@ JOBS = [
 ]
 SAME_SIZE = 0.25
 """Loose, for other work may slow a part of a test; `benchmarks/live_replay.py` has the figure."""
-AGENT = """
-node_id = "node-d"
-runtime_dir = "{runtime_dir}"
-host_bytes = {host_bytes}
-staging_bytes = {staging_bytes}
-devices = [{device}]
-images = [{{ name = "train", preload = "plexsvc.worker.preload" }}]
-"""
 OPERATOR = 'tokens = { "token-of-ops" = "ops" }\n'
-
-
-@contextmanager
-def another_node(folder: Path) -> Iterator[str]:
-    """Run one more node agent; yield its address."""
-    config = folder / "agent.toml"
-    config.write_text(
-        AGENT.format(
-            runtime_dir=folder / "run",
-            host_bytes=2048 * MIB,
-            staging_bytes=256 * MIB,
-            device=TRAIN,
-        )
-    )
-    command = [*TETHERED, "-m", "plexsvc.node.agent", "--config", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
-        try:
-            assert agent.stdout is not None
-            yield str(json.loads(agent.stdout.readline())["address"])
-        finally:
-            agent.terminate()
 
 
 def change_nodes(cluster: LiveCluster, address: str) -> None:
@@ -86,8 +55,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[
     folder = tmp_path_factory.mktemp("planned")
     nodes = {f"node-{name}": [TRAIN] for name in "abc"}
     with (
-        another_node(tmp_path_factory.mktemp("node-d")) as address,
         start_cluster(folder, nodes=nodes, extra=OPERATOR) as live,
+        another_node(
+            live, tmp_path_factory.mktemp("node-d"), node_id="node-d", device=TRAIN
+        ) as address,
         ThreadPoolExecutor(1) as pool,
     ):
         cycles = pool.submit(run_together, live, JOBS, model=tiny_model)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import MIB, SHARES_ALL, TETHERED, LiveCluster, start_cluster
+from tests.rigs.another_node import another_node
+from tests.rigs.live_cluster import MIB, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -26,14 +27,6 @@ TENANTS = """
 tokens = { "token-of-ops" = "ops", "token-of-lab" = "lab", "token-of-rival" = "rival" }
 """
 BOUNDS = f"{SHARES_ALL}slot_us = 20_000\nprobe_timeout_us = 2_000_000\n"
-AGENT = """
-node_id = "extra"
-runtime_dir = "{runtime_dir}"
-host_bytes = 268435456
-staging_bytes = 67108864
-devices = [{{ kind = "train", bytes_total = 1048576 }}]
-images = [{{ name = "train", preload = "plexsvc.worker.preload" }}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -189,21 +182,17 @@ def test_a_what_if_answers_from_a_file_and_a_bad_one_is_misuse(
 def test_a_cordoned_node_takes_nothing_and_an_added_one_does(
     live: LiveCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "agent.toml").write_text(AGENT.format(runtime_dir=tmp_path / "run"))
-    command = [*TETHERED, "-m", "plexsvc.node.agent", "--config", str(tmp_path / "agent.toml")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+    small = '{ kind = "train", bytes_total = 1048576 }'
+    with another_node(live, tmp_path, node_id="extra", device=small) as address:
+        assert plexctl(live, "node", "add", address)["state"] == "up"
+        for node in ("left", "right"):
+            assert plexctl(live, "node", "cordon", node)["state"] == "cordoned"
         try:
-            assert agent.stdout is not None
-            address = json.loads(agent.stdout.readline())["address"]
-            assert plexctl(live, "node", "add", address)["state"] == "up"
-            for node in ("left", "right"):
-                assert plexctl(live, "node", "cordon", node)["state"] == "cordoned"
             with looping(live, "lab") as (loop,):
                 assert homes(live) == {loop.job_id: "extra"}
         finally:
             for node in ("left", "right"):
                 plexctl(live, "node", "uncordon", node)
-            agent.terminate()
     wait_until(lambda: states(live)["extra"] == "lost", what="the added node's loss is noticed")
 
 

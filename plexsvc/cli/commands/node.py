@@ -81,7 +81,10 @@ def node_drain(
 @command(node_app, "add", example="plexctl node add 10.0.0.7:50061")
 def node_add(
     at: At,
-    agent: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where its agent listens.")],
+    agent: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="Where its agent listens: HOST:PORT or unix:/PATH."),
+    ],
 ) -> None:
     """Take one more node agent in, until the service restarts (operators).
 

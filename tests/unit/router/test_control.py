@@ -23,6 +23,7 @@ SHAPE = pb.JobShape(num_devices=1, period_us=10)
 CHANGING: list[Message] = [
     pb.ChangeNodeRequest(node_id="n", change=pb.NODE_CHANGE_DRAIN),
     pb.AddNodeRequest(agent="host:1"),
+    pb.AddNodeRequest(agent="unix:/run/agent.sock"),
     pb.RepackRequest(),
     pb.MoveJobRequest(job_id="j"),
     pb.PinJobRequest(job_id="j", is_pinned=True),
@@ -110,6 +111,8 @@ def shape(*segments: tuple[int, int], **more: Any) -> pb.JobShape:  # noqa: ANN4
         (pb.ChangeNodeRequest(node_id="n"), "CORDON"),
         (pb.ChangeNodeRequest(change=pb.NODE_CHANGE_DRAIN), "node_id"),
         (pb.AddNodeRequest(agent="nowhere"), "HOST:PORT"),
+        (pb.AddNodeRequest(agent="host:99999"), "HOST:PORT"),
+        (pb.AddNodeRequest(agent="unix:here.sock"), "unix:/PATH"),
         (pb.MoveJobRequest(), "job_id"),
         (pb.PinJobRequest(), "job_id"),
         (pb.PackRequest(window_us=1 << 62), "window"),
