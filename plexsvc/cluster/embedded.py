@@ -37,6 +37,7 @@ from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 from plexsvc.node.launcher import LocalLauncher
+from plexsvc.node.restarts import restart_rate
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.router.config import RouterConfig
@@ -54,7 +55,6 @@ DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
 _STOP_GRACE_S: Final = 2.0
-_MAX_AGENT_RESTARTS: Final = 3
 _WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
 log = Log(__name__)
@@ -216,7 +216,8 @@ class EmbeddedCluster:
             NodeId(config.node_id): replace(config, listen=address, is_replacement=True)
             for config, address in zip(configs, addresses, strict=True)
         }
-        _run_beside(stack, tasks.create_task(_replace_agents(launcher, fixed)))
+        replacing = _replace_agents(launcher, fixed, clock=self._clock)
+        _run_beside(stack, tasks.create_task(replacing))
         return addresses
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
@@ -323,12 +324,13 @@ def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     )
 
 
-async def _replace_agents(launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig]) -> None:
-    """Start a new agent, at the same address, for each that dies: a bounded number of times."""
-    left = dict.fromkeys(configs, _MAX_AGENT_RESTARTS)
+async def _replace_agents(
+    launcher: LocalLauncher, configs: Mapping[NodeId, AgentConfig], *, clock: Clock
+) -> None:
+    """Start a new agent, at the same address, for each that dies: so many within a window."""
+    rates = {node_id: restart_rate(config, clock=clock) for node_id, config in configs.items()}
     async for ended in launcher.events():
-        left[ended.node_id] -= 1
-        if left[ended.node_id] < 0:
+        if rates[ended.node_id].note() < 0:
             log.error("node given up: its agent died too often", node_id=ended.node_id)
             continue
         try:

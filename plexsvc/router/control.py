@@ -103,7 +103,7 @@ def _check_change(request: pb.ChangeNodeRequest, _: RouterConfig) -> None:
 
 def _check_agent(request: pb.AddNodeRequest, _: RouterConfig) -> None:
     path = socket_path(request.agent)
-    host, _, port = request.agent.rpartition(":")
+    host, _colon, port = request.agent.rpartition(":")
     is_port = host and port.isdecimal() and 0 < int(port) <= MAX_PORT
     if not (path.is_absolute() if path is not None else is_port):
         raise bad_request(
