@@ -167,6 +167,7 @@ def loop_on_one_device(gpus: Sequence[Gpu]) -> dict[str, object]:
                         batch, loss="ppo", clip=0.2, return_logprobs=True
                     ),
                 )
+                assert batch.mask is not None, "made from samples"
                 gaps.append(float(abs(passed.logprobs - batch.logprobs)[batch.mask > 0].mean()))
                 timed("step", actor.step)
     return {"seconds": seconds, "mean_logprob_gaps": gaps}

@@ -78,6 +78,7 @@ def park(memory: str) -> dict[str, object]:
 
     nbytes = 512 * MIB if memory == "cuda" else 8 * MIB
     with one_client(memory, nbytes=nbytes, budget=nbytes) as found:
+        assert found.region is not None, "it was asked for"
         tensor = found.region.tensor()
         tensor.copy_(tensor.new_tensor(range(251)).repeat(nbytes // 251 + 1)[:nbytes])
         wanted = tensor.sum().item()
@@ -164,7 +165,8 @@ def attention(memory: str) -> dict[str, object]:
         heads = [torch.randn(4096, n, 128, **make) for n in (16, 4, 4)]
 
         def once(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor
-            out = attend(*heads, packing, scale=None)
+            query, key, value = heads
+            out = attend(query, key, value, packing, scale=None)
             return out, torch.autograd.grad(out.float().square().sum(), heads)
 
         def apart(heads: list[Any] = heads) -> Any:  # noqa: ANN401 - a tensor

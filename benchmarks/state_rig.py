@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, statemanager_pb2_grpc
-from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.ids import DeploymentId, JobId, VersionId, WpgId
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
 from plexsvc.worker.config import WorkerConfig, parse
@@ -173,7 +173,6 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
     from plexsvc.statemanager.links import Export, RankLink
     from plexsvc.statemanager.memory import RankMemory
     from plexsvc.statemanager.node import Node, region_state
-    from plexsvc.statemanager.shelves import VersionKey
 
     class Quiet(RankLink):
         def export(self) -> Export:
@@ -184,10 +183,10 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         driver = cuda.open_driver(0)
         to_host = driver.to_host
 
-        def counted(target: int, address: int, size: int) -> None:
+        def counted(target: int, address: int, nbytes: int) -> None:
             nonlocal copied
-            copied += size
-            to_host(target, address, size)
+            copied += nbytes
+            to_host(target, address, nbytes)
 
         driver.to_host = counted  # type: ignore[method-assign]  # what is counted is the point
     with tempfile.TemporaryDirectory() as place:
@@ -202,7 +201,7 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         node.allocate(link, [region_state("params", nbytes, is_droppable=False, granule=granule)])
         node.set_index(link, _pieces(nbytes))
         started = time.perf_counter()
-        taken, key = snapshot.take(node, wpg), VersionKey(DeploymentId("d"), 1)
+        taken, key = snapshot.take(node, wpg), VersionId(DeploymentId("d"), 1, 1)
         draft = node.publisher.draft(
             key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
         )
@@ -220,9 +219,17 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
 
 def _pieces(nbytes: int) -> list[statemanager_pb2.CanonicalPiece]:
     numel = nbytes // TENSORS // 256 * 64
-    shape = {"global_shape": [numel], "start": [0], "size": [numel], "stride": [1]}
-    common = {"kind": "param", "dtype": "F32", "region": "params", **shape}
     return [
-        statemanager_pb2.CanonicalPiece(name=f"t{at}", offset=at * numel * 4, **common)
+        statemanager_pb2.CanonicalPiece(
+            name=f"t{at}",
+            offset=at * numel * 4,
+            kind="param",
+            dtype="F32",
+            region="params",
+            global_shape=[numel],
+            start=[0],
+            size=[numel],
+            stride=[1],
+        )
         for at in range(TENSORS)
     ]
