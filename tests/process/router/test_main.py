@@ -75,6 +75,7 @@ async def test_a_router_apart_serves_its_scheduler_and_stops_on_sigterm(tmp_path
 async def test_a_configuration_that_cannot_serve_ends_with_two_and_says_why(
     tmp_path: Path, text: str, word: str
 ) -> None:
+    text = text.replace("keys.json", str(keys_file(tmp_path)))
     process = await start(tmp_path / "router.toml", text)
     _, stderr = await process.communicate()
     assert process.returncode == 2

@@ -230,7 +230,7 @@ def test_weights_that_the_model_would_leave_out_or_could_not_use_change_nothing(
     group = start_group(**layout)
     before = assemble(group.ask("held"), "param")
     for seq, (path, word) in enumerate([(more, "o_proj.bias"), (nan, "up_proj")], start=1):
-        replies = group.execute(operation(seq, "load", path=str(path)))
+        replies = group.execute(operation(seq, "load", path=str(path), root=str(tmp_path)))
         assert set(errors(replies)) == {"unknown_model"}
         assert all(word in reply.result.error.message for reply in replies)
         held = assemble(group.ask("held"), "param")
