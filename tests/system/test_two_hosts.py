@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.cluster.places import Card, keys_file, read_card
-from tests.rigs.live_cluster import MIB, ROLLOUT, SHARES_ALL, TRAIN
+from tests.rigs.live_cluster import MIB, ROLLOUT, ROOT, SHARES_ALL, TRAIN
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -94,6 +94,7 @@ def cluster(hosts: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
         f'state_dir = "{state}"\nlisten = "{LEFT}:0"\n'
         f'[[nodes]]\nnode_id = "left"\naddress = "{LEFT}"\nhost_bytes = {2048 * MIB}\n'
         f"staging_bytes = {256 * MIB}\ndevices = [{TRAIN}, {ROLLOUT}]\n{SHARES_ALL}"
+        f'\n[router.roots]\ndefault = ["{ROOT}"]\n'
     )
     with ExitStack() as stack:
         left, right = hosts
