@@ -29,7 +29,8 @@ def running(config: str) -> Iterator[plex.Cluster]:
         path = home / "cluster.toml"
         path.write_text(f'state_dir = "{home / "state"}"\nlisten = "127.0.0.1:0"\n' + config)
         log = home / "up.log"
-        command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(path)]
+        models = ["--root", tempfile.gettempdir()]
+        command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(path), *models]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
