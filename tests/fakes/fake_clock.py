@@ -49,6 +49,19 @@ class FakeClock:
             await self.passes(step_us)
 
 
+class FakeHastyClock(FakeClock):
+    """Time that passes only in sleeps, which take none: everybody else runs meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept_us: list[int] = []
+
+    async def sleep(self, duration_us: int) -> None:
+        """Let the time pass."""
+        self.slept_us.append(duration_us)
+        await self.passes(duration_us)
+
+
 async def settle() -> None:
     """Let every task of the loop run as far as it gets."""
     for _ in range(10):

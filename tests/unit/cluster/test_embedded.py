@@ -17,6 +17,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.node.config import AgentConfig, DeviceConfig
 from plexsvc.node.launcher import AgentExited, LocalLauncher
+from tests.fakes.fake_clock import FakeClock
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,20 +78,6 @@ async def test_a_long_state_directory_gets_a_short_runtime_directory(tmp_path: P
 
 
 @dataclass
-class FakeClock:
-    now_us: int = 0
-
-    def wall_us(self) -> int:
-        return self.now_us
-
-    def monotonic_us(self) -> int:
-        return self.now_us
-
-    async def sleep(self, duration_us: int) -> None:
-        self.now_us += duration_us
-
-
-@dataclass
 class FakeLauncher:
     """Tells of one end of an agent every so often, and counts its successors."""
 
@@ -101,7 +88,7 @@ class FakeLauncher:
 
     async def events(self) -> AsyncIterator[AgentExited]:
         for _ in range(self.deaths):
-            self.clock.now_us += self.pause_us
+            await self.clock.passes(self.pause_us)
             yield AgentExited(node_id=NodeId("n"), pid=1, exit_code=9, log_tail="")
 
     async def spawn(self, config: AgentConfig) -> None:

@@ -5,24 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.rpc.retry import Patience, retry
-
-
-class FakeClock:
-    """A clock on which sleeping is what takes time."""
-
-    def __init__(self) -> None:
-        self.now_us = 500
-        self.slept_us: list[int] = []
-
-    def wall_us(self) -> int:
-        return self.now_us
-
-    def monotonic_us(self) -> int:
-        return self.now_us
-
-    async def sleep(self, duration_us: int) -> None:
-        self.slept_us.append(duration_us)
-        self.now_us += duration_us
+from tests.fakes.fake_clock import FakeHastyClock
 
 
 class Flaky:
@@ -41,7 +24,7 @@ class Flaky:
 
 
 async def test_a_call_that_works_at_last_is_answered() -> None:
-    clock, call = FakeClock(), Flaky(2)
+    clock, call = FakeHastyClock(), Flaky(2)
     patience = Patience(pause_us=100, max_tries=3)
     assert await retry(call, on=OSError, clock=clock, patience=patience, what="x") == "answer"
     assert len(clock.slept_us) == 2
@@ -49,7 +32,7 @@ async def test_a_call_that_works_at_last_is_answered() -> None:
 
 
 async def test_the_last_failure_is_raised_after_so_many_calls() -> None:
-    clock, call = FakeClock(), Flaky(9)
+    clock, call = FakeHastyClock(), Flaky(9)
     with pytest.raises(ConnectionError, match="6"):
         await retry(
             call, on=OSError, clock=clock, patience=Patience(pause_us=1, max_tries=3), what="x"
@@ -59,7 +42,7 @@ async def test_the_last_failure_is_raised_after_so_many_calls() -> None:
 
 
 async def test_no_pause_reaches_beyond_the_time_allowed() -> None:
-    clock, call = FakeClock(), Flaky(99)
+    clock, call = FakeHastyClock(), Flaky(99)
     with pytest.raises(ConnectionError):
         await retry(
             call, on=OSError, clock=clock, patience=Patience(pause_us=100, within_us=1000), what="x"
@@ -68,7 +51,7 @@ async def test_no_pause_reaches_beyond_the_time_allowed() -> None:
 
 
 async def test_what_would_fail_again_is_not_tried_again() -> None:
-    clock, call = FakeClock(), Flaky(9)
+    clock, call = FakeHastyClock(), Flaky(9)
 
     async def again(error: OSError) -> bool:
         return error.args != (7,)
@@ -86,7 +69,7 @@ async def test_what_would_fail_again_is_not_tried_again() -> None:
 
 
 async def test_other_errors_pass_at_once() -> None:
-    clock, call = FakeClock(), Flaky(1)
+    clock, call = FakeHastyClock(), Flaky(1)
     with pytest.raises(ConnectionError):
         await retry(
             call, on=KeyError, clock=clock, patience=Patience(pause_us=1, max_tries=9), what="x"
@@ -97,4 +80,4 @@ async def test_other_errors_pass_at_once() -> None:
 def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda _low, _high: 1.0)
     patience = Patience(pause_us=10, longest_pause_us=50, max_tries=6)
-    assert list(patience.pauses(FakeClock())) == [10, 20, 40, 50, 50]
+    assert list(patience.pauses(FakeHastyClock())) == [10, 20, 40, 50, 50]

@@ -15,29 +15,12 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.orders import watch
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.watch import Watch
+from tests.fakes.fake_clock import FakeHastyClock
 from tests.rigs.scheduler_rig import Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 TIMEOUT_US = 1_000_000
 ASK_US = TIMEOUT_US // watch.ASKS
-
-
-@dataclass
-class FakeClock:
-    """Time that passes only in sleeps, and lets everybody run meanwhile."""
-
-    now_us: int = 0
-
-    def wall_us(self) -> int:
-        return self.now_us
-
-    def monotonic_us(self) -> int:
-        return self.now_us
-
-    async def sleep(self, us: int) -> None:
-        self.now_us += us
-        for _ in range(5):
-            await asyncio.sleep(0)
 
 
 @dataclass
@@ -63,7 +46,7 @@ class FakeCarrier:
 @pytest.fixture
 async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
     monkeypatch.setattr(watch, "LOOK_US", ASK_US)
-    made = Watch(FakeClock(), progress_timeout_us=TIMEOUT_US)
+    made = Watch(FakeHastyClock(), progress_timeout_us=TIMEOUT_US)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(made.run())
         yield made
