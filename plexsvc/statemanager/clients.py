@@ -17,6 +17,7 @@ from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.records import facts_of, host_key, index_key, without, wpg_key
+from plexsvc.statemanager.shelves import UNHEARD
 
 log = Log(__name__)
 
@@ -161,7 +162,7 @@ class Clients:
                 self._node.links[key] for key in self._node.pending if key in self._node.links
             ]
         if has_all:
-            self._node.publisher.free_unneeded()
+            self._node.publisher.unhold_all(UNHEARD)
         if not any(link.memory.hosts for link in missing):
             self._node.settled.set()
 

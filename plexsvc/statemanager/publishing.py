@@ -161,16 +161,11 @@ class Publisher:
         self._versions[key] = Version(manifest=manifest, file=file)
 
     def hold_all(self, held: Mapping[VersionId, int], *, holder: int) -> None:
-        """Count what a client maps that a predecessor had known."""
+        """Take a client's word for what it maps of a predecessor's versions."""
         with self._lock:
             for key, count in held.items():
                 if key in self._shelf:
-                    self._shelf.hold(key, holder, count=count)
-
-    def free_unneeded(self) -> None:
-        """Free released versions, now that everyone has said what it holds."""
-        with self._lock:
-            self._let_go(self._shelf.free_unneeded())
+                    self._shelf.set_held(key, holder, count=count)
 
     def manifest(self, key: VersionId) -> VersionManifest:
         """Return the manifest of a version.
@@ -203,7 +198,7 @@ class Publisher:
                 self._let_go([key])
 
     def unhold_all(self, holder: int) -> None:
-        """Forget a client that left."""
+        """Forget a client that left, or `UNHEARD` once every client was heard."""
         with self._lock:
             self._let_go(self._shelf.unhold_all(holder))
 

@@ -10,6 +10,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.core import Budget
 
+UNHEARD: Final = 0
+"""Holds what a predecessor kept until all of its clients have said what they map."""
+
 
 @dataclass(slots=True, kw_only=True)
 class VersionEntry:
@@ -49,14 +52,14 @@ class VersionShelf:
         self._entries[key] = VersionEntry(job_id=job_id, nbytes=nbytes, holders=Counter())
 
     def adopt(self, key: VersionId, *, job_id: JobId, nbytes: int, is_released: bool) -> None:
-        """Take over a version that a predecessor kept; `free_unneeded` once holders are known.
+        """Take over a version of a predecessor; `unhold_all(UNHEARD)` once holders are known.
 
         Raises:
             PlexError: `no_room`.
         """
         self._host.take(nbytes)
         self._entries[key] = VersionEntry(
-            job_id=job_id, nbytes=nbytes, holders=Counter(), is_released=is_released
+            job_id=job_id, nbytes=nbytes, holders=Counter([UNHEARD]), is_released=is_released
         )
 
     def get(self, key: VersionId, *, job_id: JobId | None = None) -> VersionEntry:
@@ -86,9 +89,13 @@ class VersionShelf:
         """Whether only mappings keep it."""
         return self._entries[key].is_released
 
-    def hold(self, key: VersionId, holder: int, *, count: int = 1) -> None:
-        """Count mappings of it."""
-        self._entries[key].holders[holder] += count
+    def hold(self, key: VersionId, holder: int) -> None:
+        """Count a mapping of it."""
+        self._entries[key].holders[holder] += 1
+
+    def set_held(self, key: VersionId, holder: int, *, count: int) -> None:
+        """Take a client's word for its mappings; it may say so again."""
+        self._entries[key].holders[holder] = count
 
     def unhold(self, key: VersionId, holder: int) -> bool:
         """Count a mapping less; True when that freed the version."""
@@ -103,10 +110,6 @@ class VersionShelf:
         """Forget a holder that left; return the versions that freed."""
         for entry in self._entries.values():
             entry.holders.pop(holder, None)
-        return self.free_unneeded()
-
-    def free_unneeded(self) -> list[VersionId]:
-        """Return the released versions that nobody holds; they are freed."""
         return [key for key in sorted(self._entries) if self._free_unneeded(key)]
 
     def release(self, key: VersionId) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.shelves import StagedEntry, StagingRoom, VersionShelf
+from plexsvc.statemanager.shelves import UNHEARD, StagedEntry, StagingRoom, VersionShelf
 
 JOB = JobId("job")
 
@@ -44,6 +44,19 @@ def test_a_holder_that_leaves_lets_all_its_versions_go() -> None:
     shelf.release(key(2))
     assert shelf.unhold_all(7) == [key(1)]
     assert shelf.unhold_all(8) == [key(2)]
+
+
+def test_what_a_predecessor_kept_stays_until_every_client_was_heard() -> None:
+    host = Budget("host", total=100)
+    shelf = VersionShelf(host, max_per_deployment=2)
+    for version in (1, 2):
+        shelf.adopt(key(version), job_id=JOB, nbytes=10, is_released=False)
+        assert not shelf.release(key(version)), "somebody who was not heard may map it"
+    for _ in range(2):  # its connection broke between the two
+        shelf.set_held(key(1), 7, count=1)
+    assert shelf.unhold_all(UNHEARD) == [key(2)]
+    assert shelf.unhold(key(1), 7)
+    assert host.used == 0
 
 
 def test_each_deployment_has_its_own_share_of_versions() -> None:
