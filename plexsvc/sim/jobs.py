@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -44,6 +45,28 @@ class SimJob:
     state_gb: float = 0.0
     deployments: int = 1
     """Training deployments with a gang each; the phases are dealt to them in order."""
+
+    believed: tuple[Segment, ...] = ()
+    """Device use of a cycle as an earlier run left it on record, if that differs from the truth."""
+
+    grown: tuple[Segment, ...] = ()
+    """Device use of a cycle in the second half of its run, if that differs from the first."""
+
+    @property
+    def busy_us(self) -> int:
+        """Return the device time of all of its cycles."""
+        first_us, then_us = (sum(s.duration_us for s in half) for half in self._halves)
+        num_then = self.cycles // 2
+        return first_us * (self.cycles - num_then) + then_us * num_then
+
+    def segments_of(self, cycle: int) -> tuple[Segment, ...]:
+        """Return the device use of one of its cycles."""
+        return self._halves[cycle >= self.cycles - self.cycles // 2]
+
+    @property
+    def _halves(self) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+        segments = self.demand.profile.segments
+        return segments, self.grown or segments
 
     def rollout_us(self, seed: int) -> list[int]:
         """Return the sampled rollout time of every cycle: lognormal, mean as profiled."""
@@ -101,7 +124,9 @@ class Run(ABC):
 
     cycles: int
     rollout_us: list[int]
-    segments: tuple[Segment, ...]
+    segments_of: Callable[[int], tuple[Segment, ...]]
+    """The device use of each cycle, by its number."""
+
     queue: deque[Operation] = field(default_factory=deque)
     trained: int = 0
     cycle: int = 0
@@ -141,6 +166,11 @@ class SyncRun(Run):
 
     period_us: int
     at: int = 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the device use of the cycle under way."""
+        return self.segments_of(min(self.cycle, self.cycles - 1))
 
     def _begin(self, now: int) -> Timers:
         """Begin with the gap before the first segment; again, with the rollout that was lost."""
@@ -212,8 +242,10 @@ class AsyncRun(Run):
         batch, was_empty = self.rolled, not self.queue
         self.rolled += 1
         if self.syncs_at_boundary and batch > self.synced and self.rolled < self.cycles:
-            self._append([s for s in self.segments if s.phase == SYNC_PHASE], batch - 1)
-        train = [s for s in self.segments if not self.syncs_at_boundary or s.phase != SYNC_PHASE]
+            before = self.segments_of(batch - 1)
+            self._append([s for s in before if s.phase == SYNC_PHASE], batch - 1)
+        segments = self.segments_of(batch)
+        train = [s for s in segments if not self.syncs_at_boundary or s.phase != SYNC_PHASE]
         self._append(train, batch)
         return [*self._lag(now, was_empty=was_empty), *self._roll(now)]
 
@@ -292,12 +324,12 @@ def run_of(job: SimJob, rollout_us: list[int]) -> Run:
         return SyncRun(
             cycles=job.cycles,
             rollout_us=rollout_us,
-            segments=profile.segments,
+            segments_of=job.segments_of,
             period_us=profile.period_us,
         )
     return AsyncRun(
         cycles=job.cycles,
         rollout_us=rollout_us,
-        segments=profile.segments,
+        segments_of=job.segments_of,
         syncs_at_boundary=profile.sync_at is SyncAt.BOUNDARY,
     )

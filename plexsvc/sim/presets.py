@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -192,6 +192,38 @@ def cluster_256(
     return Workload(jobs=jobs, cluster=cluster)
 
 
+def stale(*, seed: int, factors: tuple[float, ...], num_jobs: int = 1200) -> Workload:
+    """Return `cluster_256`, the device time on record one of `factors` times the truth."""
+    workload = cluster_256(seed=seed, num_jobs=num_jobs)
+    drawn = np.random.default_rng([seed, 257]).choice(factors, num_jobs)
+    jobs = zip(workload.jobs, drawn, strict=True)
+    return replace(
+        workload,
+        jobs=tuple(
+            replace(job, believed=_scaled(job.demand.profile.segments, float(factor)))
+            for job, factor in jobs
+        ),
+    )
+
+
+def drift(*, seed: int, num_jobs: int = 1200) -> Workload:
+    """Return `cluster_256`, half of whose jobs double their device time in mid-run."""
+    workload = cluster_256(seed=seed, num_jobs=num_jobs)
+    grows = np.random.default_rng([seed, 258]).random(num_jobs) < 0.5
+    jobs = zip(workload.jobs, grows, strict=True)
+    return replace(
+        workload,
+        jobs=tuple(
+            replace(job, grown=_scaled(job.demand.profile.segments, 2.0) if grown else ())
+            for job, grown in jobs
+        ),
+    )
+
+
+def _scaled(segments: Sequence[Segment], factor: float) -> tuple[Segment, ...]:
+    return _burst([(s.phase, round(factor * s.duration_us)) for s in segments])
+
+
 def churn(*, seed: int) -> Workload:
     """Return 64 nodes that small jobs leave thinly held when large gangs come.
 
@@ -276,6 +308,10 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "cluster-256": cluster_256,
         "cluster-256-boundary": partial(cluster_256, sync_at=SyncAt.BOUNDARY),
         "cluster-256-rollout": partial(cluster_256, counts_rollout=True),
+        "stale-half": partial(stale, factors=(0.5,)),
+        "stale-double": partial(stale, factors=(2.0,)),
+        "stale-random": partial(stale, factors=(0.5, 1.0, 2.0)),
+        "drift": drift,
         "churn": churn,
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **_POOLS,

@@ -152,9 +152,8 @@ def _kept(job: SimJob) -> list[KeptProfile]:
     """Return a job's profile as the core would have measured it on each training deployment."""
     demand, kept = job.demand, []
     for name, kinds in deal(job).items():
-        segments = tuple(
-            replace(s, phase=kinds[s.phase]) for s in demand.profile.segments if s.phase in kinds
-        )
+        believed = job.believed or demand.profile.segments
+        segments = tuple(replace(s, phase=kinds[s.phase]) for s in believed if s.phase in kinds)
         switch_us = demand.profile.switch_us // job.deployments
         profile = replace(demand.profile, segments=segments, switch_us=switch_us)
         key = ProfileKey(

@@ -78,8 +78,7 @@ def lower_bound_us(jobs: Sequence[SimJob], alone_us: Sequence[int], cluster: Sim
     """Return what no schedule can beat: all work over all nodes, and the last job to end alone."""
     first = min(job.demand.arrived_us for job in jobs)
     work = sum(
-        job.demand.num_units * job.demand.profile.busy_us * job.cycles
-        + job.demand.rollout_units * alone
+        job.demand.num_units * job.busy_us + job.demand.rollout_units * alone
         for job, alone in zip(jobs, alone_us, strict=True)
     )
     last = max(j.demand.arrived_us + a for j, a in zip(jobs, alone_us, strict=True)) - first

@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.presets import Workload, cluster_256, preset_named
+from plexsvc.sim.presets import PRESETS, Workload, cluster_256, preset_named
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import gpu_hours, slowdown
@@ -70,6 +70,50 @@ def test_jobs_that_share_take_turns_and_pay_their_switches(mode: Mode) -> None:
         assert end - start in {SECOND_US, 2 * SECOND_US}, "half of a switch onto empty devices"
     for record in outcome.records:
         assert len(record.busy) == 12
+
+
+def test_a_job_that_grows_takes_its_longer_operations_in_the_second_half() -> None:
+    grown = job("b", durations=(20, 30)).demand.profile.segments
+    for mode, sync_at in itertools.product(Mode, SyncAt):
+        alone = job("a", mode=mode, sync_at=sync_at, cycles=5, switch=0)
+        alone = replace(alone, grown=grown)
+        work = Workload(jobs=(alone,), cluster=SimCluster(nodes=1))
+        (record,) = play(work, policy=policy_named("isolated"), seed=3).outcome.records
+        took = [(end - start) // SECOND_US for start, end in record.busy]
+        want = [10, 15] * 3 + [20, 30] * 2
+        is_at_boundary = mode is Mode.ASYNC1 and sync_at is SyncAt.BOUNDARY
+        assert sorted(took) == sorted(want)[: -2 if is_at_boundary else None]
+        assert alone.busy_us == sum(want) * SECOND_US
+        assert slowdown(record) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_what_is_on_record_of_a_job_may_differ_from_the_truth() -> None:
+    right = [job(f"j{at}", durations=(10, 15), cycles=2) for at in range(3)]
+    busy = tuple(replace(s, duration_us=40 * SECOND_US) for s in right[0].demand.profile.segments)
+    wrong = [replace(one, believed=busy) for one in right]
+
+    def taken(jobs: Sequence[SimJob]) -> int:
+        work = Workload(jobs=tuple(jobs), cluster=SimCluster(nodes=3, devices_per_node=1))
+        outcome = play(work, policy=replace(PLEX, is_bounded=False), seed=1).outcome
+        return len({node for record in outcome.records for node in record.stays[0].nodes})
+
+    assert (taken(right), taken(wrong)) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["stale-half", "stale-double", "stale-random", "drift"])
+def test_misjudged_presets_are_cluster_256_with_other_beliefs(name: str) -> None:
+    true = cluster_256(seed=1, num_jobs=40).jobs
+    found = PRESETS[name](seed=1, num_jobs=40).jobs
+    assert tuple(replace(one, believed=(), grown=()) for one in found) == true
+    beliefs = {
+        sum(s.duration_us for s in one.believed or one.demand.profile.segments)
+        / one.demand.profile.busy_us
+        for one in found
+    }
+    want = {"stale-half": {0.5}, "stale-double": {2.0}, "stale-random": {0.5, 1.0, 2.0}}
+    assert {round(factor, 2) for factor in beliefs} == want.get(name, {1.0})
+    num_grown = sum(bool(one.grown) for one in found)
+    assert (10 < num_grown < 30) if name == "drift" else num_grown == 0
 
 
 def test_a_gang_takes_a_block_and_occupied_devices_are_counted() -> None:
