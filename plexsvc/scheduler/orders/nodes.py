@@ -1,9 +1,9 @@
 """Links to nodes: each node's agent and state manager, the lease it holds, its events.
 
-A link is *up* from the moment its lease was granted until no renewal has succeeded for
-`node_lease_us`, counted from before the last good one was sent. Then the node is lost, and its WPGs
-with it. Its agent kills their ranks when it has heard of nobody for `node_grace_us`. A link that
-comes back joins anew: what still runs there is stopped before anything is placed there.
+A link is *up* from the moment its lease was granted until its renewals have failed for
+`node_lease_us` (`leases`). Then the node is lost, and its WPGs with it. Its agent kills their ranks
+when it has heard of nobody for `node_grace_us`. A link that comes back joins anew: what still runs
+there is stopped before anything is placed there.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
+from plexsvc.scheduler.orders.leases import Leases
 from plexsvc.scheduler.orders.process_specs import Host
 
 log = Log(__name__)
@@ -59,15 +60,15 @@ class NodeLink:
         *,
         config: SchedulerConfig,
         clock: Clock,
-        epoch: int,
         post: Post,
         ranks_on: RanksOn,
         dial: Dial,
+        leases: Leases,
     ) -> None:
         self.target = target
         self._config = config
         self._clock = clock
-        self._epoch = epoch
+        self._leases = leases
         self._post = post
         self._ranks_on = ranks_on
         self._after_index = 0
@@ -117,8 +118,8 @@ class NodeLink:
         """Join the node, keep its lease, tell its events; again whenever it was lost."""
         while True:
             try:
-                renewed_us = await self._join()
-                await self._serve(renewed_us)
+                await self._join()
+                await self._serve()
             except* (grpc.aio.AioRpcError, PlexError) as group:
                 self._lose(error_from(first_failure(group)).message)
             await self._clock.sleep(self._config.connect_retry_us)
@@ -137,8 +138,7 @@ class NodeLink:
         for channel in self._state_channels:
             await channel.close()
 
-    async def _join(self) -> int:
-        sent_us = self._clock.monotonic_us()
+    async def _join(self) -> None:
         await self._renew()
         self.description = await self.agent.Describe(
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
@@ -158,45 +158,25 @@ class NodeLink:
         )
         self.joined.set()
         log.info("node joined", node=self.node_id, devices=len(self.description.devices))
-        return sent_us
 
     async def _stop_strays(self) -> None:
         """End the ranks of WPGs that were given up with the node, or with another scheduler."""
         for proc in self.description.procs:
             log.warning("stray process stopped", node=self.node_id, proc=proc.proc_id)
-            fence = common_pb2.Fence(scheduler_epoch=self._epoch, incarnation=proc.incarnation)
+            fence = common_pb2.Fence(
+                scheduler_epoch=self._leases.epoch, incarnation=proc.incarnation
+            )
             request = node_pb2.StopRequest(fence=fence, proc_id=proc.proc_id)
             await self.agent.Stop(request, timeout=self._timeout_s)
 
-    async def _serve(self, renewed_us: int) -> None:
+    async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_lease(renewed_us))
+            group.create_task(self._leases.keep(self.target))
             group.create_task(self._tell_events())
-
-    async def _keep_lease(self, renewed_us: int) -> None:
-        """Renew at a third of the lease; raise when it has run out."""
-        lease_us = self._config.node_lease_us
-        while True:
-            await self._clock.sleep(lease_us // 3)
-            sent_us = self._clock.monotonic_us()
-            try:
-                await self._renew()
-                renewed_us = sent_us
-            except grpc.aio.AioRpcError as error:
-                silent_us = self._clock.monotonic_us() - renewed_us
-                log.warning("renewal failed", node=self.node_id, error=error.details())
-                if silent_us >= lease_us:
-                    raise
 
     async def _renew(self) -> None:
         timeout_s = min(self._timeout_s, self._config.node_lease_us / 3e6)
-        reply = await self.agent.Renew(
-            node_pb2.RenewRequest(
-                scheduler_epoch=self._epoch,
-                ttl_us=max(self._config.node_lease_us, self._config.node_grace_us),
-            ),
-            timeout=timeout_s,
-        )
+        reply = await self.agent.Renew(self._leases.request, timeout=timeout_s)
         if reply.HasField("error"):
             raise from_wire(reply.error)
 
@@ -290,14 +270,20 @@ class Nodes:
         keys: ClusterKeys,
     ) -> None:
         self.dial: Dial = partial(open_channel, keys=keys)
+        self._leases = Leases(
+            lease_us=config.node_lease_us,
+            ttl_us=max(config.node_lease_us, config.node_grace_us),
+            epoch=epoch,
+            keys=keys,
+        )
         self._new_link = partial(
             NodeLink,
             config=config,
             clock=clock,
-            epoch=epoch,
             post=post,
             ranks_on=ranks_on,
             dial=self.dial,
+            leases=self._leases,
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -343,6 +329,7 @@ class Nodes:
 
     async def close(self) -> None:
         """Close the links."""
+        await self._leases.close()
         for link in self.links:
             await link.close()
 
