@@ -24,7 +24,7 @@ TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.e
 @contextlib.contextmanager
 def running(config: str) -> Iterator[plex.Cluster]:
     """Start `plexctl up` with a TOML configuration (state_dir and listen are added); connect."""
-    with tempfile.TemporaryDirectory(prefix="plex-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="plex-bench-", dir="/var/tmp") as scratch:
         home = Path(scratch)
         path = home / "cluster.toml"
         path.write_text(f'state_dir = "{home / "state"}"\nlisten = "127.0.0.1:0"\n' + config)

@@ -138,6 +138,7 @@ class ClusterConfig:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
             )
+        self.router.check_roots(self.state_dir)
 
 
 class EmbeddedCluster:

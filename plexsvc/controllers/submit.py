@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -27,8 +28,9 @@ from plexsvc.cluster.places import (
     job_dir,
 )
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.logs import older_half
 
-LOG: Final = "log"
+LOG: Final = "controller.log"
 END: Final = "end.json"
 ORDER: Final = "job.json"
 SUPERVISOR: Final = "supervisor.pid"
@@ -185,7 +187,9 @@ def write_end(place: Path, end: JobEnd) -> None:
 
 
 def read_log(place: Path, *, follow: bool) -> Iterator[bytes]:
-    """Yield the job's log; with `follow`, what is added too, until its controller has ended.
+    """Yield the job's log, with what it held before it was emptied for its size.
+
+    With `follow`, what is added too, until its controller has ended.
 
     Raises:
         PlexError: `not_found` when this machine has no log of the job.
@@ -198,12 +202,17 @@ def read_log(place: Path, *, follow: bool) -> Iterator[bytes]:
             f"no log of {place.name} in {place.parent}: logs are kept where a job was submitted",
         ) from error
     with file:
+        with suppress(FileNotFoundError), older_half(place / LOG).open("rb") as older:
+            while data := older.read(_READ_BYTES):
+                yield data
         is_over = not follow
         while True:
             while data := file.read(_READ_BYTES):
                 yield data
             if is_over:
                 return
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # it had grown too large and was emptied
             is_over = not _is_supervised(place)
             if not is_over:
                 time.sleep(_FOLLOW_PERIOD_S)

@@ -25,6 +25,7 @@ from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import ADDRESS_VARIABLE, CA_VARIABLE, TOKEN_VARIABLE
 from plexsvc.controllers.submit import LOG, JobEnd, JobOrder, read_order, write_end
 from plexsvc.log import Log, setup
+from plexsvc.node.logs import keep_bounded
 from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.retry import Patience, retry
 
@@ -36,6 +37,8 @@ CALL_TIMEOUT_S: Final = 5.0
 END_TRIES: Final = 30
 REASON_LINES: Final = 5
 REASON_BYTES: Final = 1024
+MAX_LOG_BYTES: Final = 64 << 20
+"""Size at which a job's log is emptied; what it held before is kept once, as `.log.1`."""
 
 ENDED: Final = frozenset(
     {
@@ -69,9 +72,14 @@ class Supervisor:
         """Run the controller to its end, record it, report it; return it."""
         process = await self._start()
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._stop_when_job_ends(process))
+            bounded = keep_bounded(self._place, max_bytes=MAX_LOG_BYTES, clock=self._clock)
+            beside = [
+                tasks.create_task(self._stop_when_job_ends(process)),
+                tasks.create_task(bounded),
+            ]
             code = await process.wait()
-            watch.cancel()
+            for task in beside:
+                task.cancel()
         end = self._end(code)
         if await self._report(end):
             end = self._end(code)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from plexsvc.errors import ErrorCode, PlexError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +109,30 @@ class RouterConfig:
 
     wait_timeout_us: int = 3_600_000_000
     """Deadline of calls that wait for work: operations, deployments, uploads, streams."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be kept apart."""
+        if self.keys_file != Path():
+            self.check_roots(self.keys_file.parent)
+
+    def check_roots(self, state_dir: Path) -> None:
+        """Refuse roots that would show a tenant the cluster's token, keys or journal.
+
+        Raises:
+            PlexError: `bad_request` for a root that holds the state directory, or lies in it and
+                is not its `models` or `checkpoints`.
+        """
+        state = Path(os.path.realpath(state_dir))
+        shared = (*self.model_roots, *filter(None, [self.checkpoint_root]))
+        for root in (*shared, *(root for roots in self.roots.values() for root in roots)):
+            place = Path(os.path.realpath(root))
+            within = place.relative_to(state).parts if place.is_relative_to(state) else None
+            if state.is_relative_to(place) or (
+                within and within[0] not in {"models", "checkpoints"}
+            ):
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"root {root} {'lies in' if within else 'holds'} the state directory "
+                    f"{state_dir}, where the operator's token and the cluster's keys are; name a "
+                    "directory apart from it, or set another state_dir",
+                )

@@ -1,17 +1,18 @@
 """Control calls: checked, given their tenant and forwarded to the scheduler's method of that name.
 
-Everybody may look, with other tenants' names left out. A method that is `operators_only` in
-service.proto is for the tenants of `router.operators` alone. A new method needs nothing here unless
-its requests must satisfy a rule.
+Everybody may look, with other tenants' names left out, and fields that are `members_only` in
+service.proto. A method that is `operators_only` there is for the tenants of `router.operators`
+alone. A new method needs nothing here unless its requests must satisfy a rule.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import service_pb2 as pb
@@ -19,7 +20,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds, names
 from plexsvc.router.api import SERVICE as SCHEDULER
-from plexsvc.router.api import SchedulerApi
+from plexsvc.router.api import Reply, SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import bad_request, check_operation_id
 from plexsvc.rpc.addresses import socket_path
@@ -71,7 +72,8 @@ class Control:
             check(request, self._config)
         if has_option(method, pb.operators_only) and not is_operator:
             raise self._forbidden(name, request, tenant=tenant)
-        return await self._scheduler.call(name, request, reply_type(method))
+        reply = await self._scheduler.call(name, request, reply_type(method))
+        return reply if is_operator else shown(reply)
 
     def _forbidden(self, name: str, request: Any, *, tenant: TenantId) -> PlexError:  # noqa: ANN401 - the method's request
         describe = ASKED.get(name)
@@ -84,6 +86,30 @@ class Control:
             "use an operator's token",
             tenant=tenant,
         )
+
+
+def shown(reply: Reply) -> Reply:
+    """Return a reply without what is `members_only` in service.proto."""
+    for field in _hiding(reply.DESCRIPTOR):
+        if has_option(field, pb.members_only):
+            reply.ClearField(field.name)
+        elif field.is_repeated:
+            for part in getattr(reply, field.name):
+                shown(part)
+        elif reply.HasField(field.name):
+            shown(getattr(reply, field.name))
+    return reply
+
+
+@cache
+def _hiding(message: Descriptor) -> tuple[FieldDescriptor, ...]:
+    """Return the fields of a message that are `members_only`, or hold some."""
+    return tuple(
+        field
+        for field in message.fields
+        if has_option(field, pb.members_only)
+        or (field.message_type is not None and _hiding(field.message_type))
+    )
 
 
 def _check_outcome(request: pb.EndJobRequest, _: RouterConfig) -> None:

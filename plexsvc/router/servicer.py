@@ -27,7 +27,7 @@ from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.auth import Tenants
 from plexsvc.router.channels import ChannelPool
 from plexsvc.router.config import RouterConfig
-from plexsvc.router.control import METHODS, SERVICE, Control
+from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.relay import Uploads
@@ -120,7 +120,7 @@ class RouterServicer:
             await self._take_model(request, tenant=tenant)
         if spec.model or spec.backend != "noop":
             await asyncio.to_thread(self._check_model, spec, tenant=tenant)
-        return await self._scheduler.call("CreateDeployment", request, pb.Deployment)
+        return shown(await self._scheduler.call("CreateDeployment", request, pb.Deployment))
 
     async def submit_operation(
         self, operation: ops.Operation, *, tenant: TenantId

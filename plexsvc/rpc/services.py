@@ -69,9 +69,9 @@ def unary_methods(service: ServiceDescriptor) -> dict[str, MethodDescriptor]:
     }
 
 
-def has_option(method: MethodDescriptor, option: FieldDescriptor) -> bool:
-    """Return whether a method sets an option of service.proto."""
-    options: Any = method.GetOptions()  # extensions are untyped
+def has_option(found: MethodDescriptor | FieldDescriptor, option: FieldDescriptor) -> bool:
+    """Return whether a method or a field sets an option of service.proto."""
+    options: Any = found.GetOptions()  # extensions are untyped
     return bool(options.Extensions[option])
 
 

@@ -29,7 +29,7 @@ from plexsvc.scheduler.core.actions import CarryState, RelocationChanged
 from plexsvc.scheduler.core.events import Event, JobEndRequested, RelocationRequested
 from plexsvc.scheduler.core.vocabulary import JobState, Place, RelocationStage
 from plexsvc.scheduler.live import LiveScheduler
-from tests.rigs.live_cluster import ROOT, descendants
+from tests.rigs.live_cluster import ROOT, descendants, state_beside
 from tests.rigs.scheduler_rig import listen
 
 MIB = 1 << 20
@@ -169,7 +169,7 @@ def start_inner(
 ) -> Iterator[InnerCluster]:
     """Run a cluster on a thread of its own until the block ends."""
     config = ClusterConfig(
-        state_dir=directory / "state",
+        state_dir=state_beside(directory),
         listen="127.0.0.1:0",
         nodes=nodes,
         scheduler=scheduler or SchedulerConfig(),

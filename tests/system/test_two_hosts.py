@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.cluster.places import Card, keys_file, read_card
-from tests.rigs.live_cluster import MIB, ROLLOUT, ROOT, SHARES_ALL, TRAIN
+from tests.rigs.live_cluster import MIB, ROLLOUT, ROOT, SHARES_ALL, TRAIN, state_beside
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -89,7 +89,7 @@ def start(stack: ExitStack, host: str, *arguments: str, log: Path) -> subprocess
 @pytest.fixture(scope="module")
 def cluster(hosts: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     place = tmp_path_factory.mktemp("hosts")
-    state = place / "state"
+    state = state_beside(place)
     (place / "cluster.toml").write_text(
         f'state_dir = "{state}"\nlisten = "{LEFT}:0"\n'
         f'[[nodes]]\nnode_id = "left"\naddress = "{LEFT}"\nhost_bytes = {2048 * MIB}\n'

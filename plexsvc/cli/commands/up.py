@@ -63,8 +63,7 @@ def read_config(
     tenant = next(iter(config.tokens.values()), DEFAULT_TENANT)
     own = (*config.router.roots.get(tenant, ()), *(root.absolute() for root in roots))
     router = replace(config.router, roots=config.router.roots | {tenant: own})
-    config = replace(config, router=router)
-    return config if state_dir is None else replace(config, state_dir=state_dir)
+    return replace(config, router=router, state_dir=state_dir or config.state_dir)
 
 
 def serve(config: ClusterConfig, *, on_up: Callable[[Card], None]) -> None:

@@ -1,17 +1,22 @@
-"""A controller that the supervisor starts as another user is that user, with its groups alone."""
+"""A supervisor's controllers: as whom they run, and how much they may say."""
 
 from __future__ import annotations
 
 import os
 import pwd
+from pathlib import Path
 
 import pytest
 
-from plexclient.wire.v1 import service_pb2_grpc
+from plexclient.link import open_router
+from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.cluster.places import read_card
 from plexsvc.controllers import supervise
 from plexsvc.controllers.submit import LOG, JobOrder
 from plexsvc.controllers.supervise import Supervisor
+from plexsvc.node import logs
+from tests.process.controllers.conftest import FakeJobsRouter
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -43,3 +48,27 @@ async def test_a_controller_is_the_user_that_its_order_names(
     )
     process = await supervisor._start()
     assert await process.wait() == 0
+
+
+async def test_a_controller_that_never_stops_talking_fills_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_router: FakeJobsRouter
+) -> None:
+    monkeypatch.setattr(supervise, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(logs, "LOOK_US", 50_000)
+    fake_router.jobs["job-1"] = service_pb2.Job(job_id="job-1", state=service_pb2.JOB_STATE_RUNNING)
+    log = tmp_path / LOG
+    log.touch()
+    talk = f"while [ ! -s {log}.1 ]; do echo talk; sleep 0.001; done >> {log}"
+    order = JobOrder(job_id="job-1", name="n", argv=("/bin/sh", "-c", talk), cwd="/", env={})
+    card = read_card(tmp_path)
+    assert card is not None
+    async with open_router(card.address, ca="") as channel:
+        supervisor = Supervisor(
+            order,
+            place=tmp_path,
+            stub=service_pb2_grpc.RouterStub(channel),
+            token=card.token,
+            clock=SystemClock(),
+        )
+        assert (await supervisor.run()).outcome == "completed"
+    assert log.with_name(f"{LOG}.1").stat().st_size > 1000

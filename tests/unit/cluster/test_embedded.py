@@ -35,6 +35,30 @@ def test_a_limit_of_any_part_can_be_set_and_a_misspelt_one_is_refused() -> None:
         configuration.parse({"router": {"max_promts": 5}}, ClusterConfig, where="test")
 
 
+@pytest.mark.parametrize(
+    ("router", "word"),
+    [
+        ({"roots": {"lab": ["/srv"]}}, "/srv holds"),
+        ({"roots": {"lab": ["/srv/plex/nodes"]}}, "/srv/plex/nodes lies in"),
+        ({"model_roots": ["/srv/plex"]}, "/srv/plex holds"),
+        ({"checkpoint_root": "/"}, "/ holds"),
+    ],
+)
+def test_a_root_that_shows_the_cluster_s_keys_to_a_tenant_is_refused(
+    router: dict[str, object], word: str
+) -> None:
+    table = {"state_dir": "/srv/plex", "router": router}
+    with pytest.raises(PlexError, match=f"root {word} the state directory") as refused:
+        configuration.parse(table, ClusterConfig, where="test")
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_roots_beside_the_state_and_its_own_models_are_taken() -> None:
+    router = {"roots": {"lab": ["/srv/plex/models/lab", "/srv/plexus"]}}
+    table = {"state_dir": "/srv/plex", "router": router}
+    assert configuration.parse(table, ClusterConfig, where="test").router.roots["lab"]
+
+
 DEVICE = {"kind": "train", "bytes_total": 1 << 20}
 
 

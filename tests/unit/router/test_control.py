@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import pytest
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from plexclient.wire.v1 import operations_pb2 as ops
@@ -41,11 +42,12 @@ class FakeScheduler:
 
     def __init__(self) -> None:
         self.seen: list[Message] = []
+        self.replies: dict[type[Message], Any] = {}
 
     async def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
         assert METHODS[method].input_type is request.DESCRIPTOR
         self.seen.append(request)
-        return reply()
+        return self.replies[reply] if reply in self.replies else reply()
 
     async def submit(self, operation: ops.Operation) -> ops.OperationResult:
         raise AssertionError(operation)
@@ -129,3 +131,43 @@ async def test_a_bad_request_is_refused_and_says_what_was_found(bad: Message, na
         await ask(control, bad, tenant=OPS)
     assert caught.value.code is ErrorCode.BAD_REQUEST
     assert scheduler.seen == []
+
+
+ADDRESS = pb.NodeAddress(node_id="n", agent="unix:/run/agent", state_manager="10.0.0.1:5")
+STATUS = pb.ClusterStatus(
+    nodes=[pb.NodeStatus(node_id="n", address=ADDRESS)],
+    deployments=[
+        pb.Deployment(
+            staging_nodes=[ADDRESS], former_nodes=[ADDRESS], executor_address="10.0.0.1:6"
+        )
+    ],
+)
+
+
+async def test_where_processes_listen_is_told_to_operators_alone() -> None:
+    for whole in (STATUS, pb.ListNodesReply(nodes=[pb.NodeView(node_id="n", address=ADDRESS)])):
+        asked = pb.GetStatusRequest() if whole is STATUS else pb.ListNodesRequest()
+        for tenant, sees in ((OPS, True), (LAB, False)):
+            control, scheduler = rig()
+            scheduler.replies[type(whole)] = type(whole).FromString(whole.SerializeToString())
+            found = str(await ask(control, asked, tenant=tenant))
+            assert [word in found for word in ("/run", "10.0.0.1")] == [sees, sees]
+            assert "node_id" in found
+
+
+def test_no_reply_to_tenants_has_an_address_that_is_not_hidden() -> None:
+    """A new field that tells addresses is marked, or this names it."""
+
+    def open_to_all(message: Descriptor, path: str) -> list[str]:
+        found: list[str] = []
+        for field in message.fields:
+            if has_option(field, pb.members_only):
+                continue
+            if "address" in field.name or field.message_type is ADDRESS.DESCRIPTOR:
+                found.append(f"{path}.{field.name}")
+            elif field.message_type is not None:
+                found += open_to_all(field.message_type, f"{path}.{field.name}")
+        return found
+
+    methods = pb.DESCRIPTOR.services_by_name["Router"].methods
+    assert not [name for m in methods for name in open_to_all(m.output_type, m.name)]

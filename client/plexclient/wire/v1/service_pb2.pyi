@@ -52,6 +52,8 @@ OPERATORS_ONLY_FIELD_NUMBER: _ClassVar[int]
 operators_only: _descriptor.FieldDescriptor
 WAITS_FIELD_NUMBER: _ClassVar[int]
 waits: _descriptor.FieldDescriptor
+MEMBERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+members_only: _descriptor.FieldDescriptor
 
 class CreateJobRequest(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown")

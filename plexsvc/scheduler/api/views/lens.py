@@ -27,12 +27,13 @@ class Lens:
     def __init__(self, registry: Registry, asked: Asked) -> None:
         self._registry = registry
         self._tenant = asked.tenant
-        self._sees_all = asked.is_operator or not asked.tenant
+        self.sees_all: Final = asked.is_operator or not asked.tenant
+        """Whether the caller is an operator."""
 
     def sees(self, job_id: str) -> bool:
         """Return whether a job's names may be shown."""
         record = self._registry.jobs.get(JobId(job_id))
-        return self._sees_all or (record is not None and record.tenant == self._tenant)
+        return self.sees_all or (record is not None and record.tenant == self._tenant)
 
     def job(self, job_id: str) -> JobRecord:
         """Return a job the caller may see.
@@ -61,7 +62,7 @@ class Lens:
 
     def text(self, text: str) -> str:
         """Return a text of the core's without the ids of other tenants."""
-        if self._sees_all:
+        if self.sees_all:
             return text
         return self._foreign.sub(HIDDEN, text)
 

@@ -21,9 +21,16 @@ from plexsvc.scheduler.orders.nodes import NodeLink
 async def list_nodes(
     scheduler: LiveScheduler, request: service_pb2.ListNodesRequest
 ) -> service_pb2.ListNodesReply:
-    """Return every node that was ever dialed, in the order of the configuration."""
+    """Return every node that is dialed, in the order of the configuration.
+
+    Where a node's agent listens, and how it was lost, is for operators.
+    """
     lens = Lens(scheduler.registry, request)
-    links = [link for link in scheduler.nodes.links if not _is_replaced(scheduler, link)]
+    links = [
+        link
+        for link in scheduler.nodes.links
+        if (link.node_id or lens.sees_all) and not _is_replaced(scheduler, link)
+    ]
     inventories = await asyncio.gather(*(status.inventory_of(link) for link in links))
     return service_pb2.ListNodesReply(
         nodes=[
@@ -93,7 +100,8 @@ def _view(
         residents=[_resident(cluster, wpg, link.node_id, lens=lens) for wpg in here],
     )
     view.state = status.node_state(cluster, link)
-    view.reason = _reason(cluster, link, view.state, here)
+    if lens.sees_all or view.state != "lost":
+        view.reason = _reason(cluster, link, view.state, here)
     return view
 
 

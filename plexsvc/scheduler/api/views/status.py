@@ -92,8 +92,9 @@ async def status(
     reply = service_pb2.ClusterStatus(
         now_us=scheduler.clock.wall_us(), scheduler_epoch=scheduler.epoch, jobs=jobs
     )
-    inventories = await asyncio.gather(*(inventory_of(link) for link in scheduler.nodes.links))
-    for link, inventory in zip(scheduler.nodes.links, inventories, strict=True):
+    links = [link for link in scheduler.nodes.links if link.node_id]  # the others have no name yet
+    inventories = await asyncio.gather(*(inventory_of(link) for link in links))
+    for link, inventory in zip(links, inventories, strict=True):
         reply.nodes.append(_node(scheduler.cluster, link, inventory))
     for device in scheduler.cluster.devices.values():
         reply.devices.append(device_status(scheduler, device))
@@ -169,7 +170,7 @@ def _node(
     cluster: ClusterView, link: NodeLink, inventory: statemanager_pb2.InventoryReply | None
 ) -> service_pb2.NodeStatus:
     return service_pb2.NodeStatus(
-        node_id=link.node_id or link.target,
+        node_id=link.node_id,
         state=node_state(cluster, link),
         host_bytes_used=inventory.host_bytes_used if inventory is not None else 0,
         host_bytes_total=link.description.host_bytes,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
@@ -20,15 +21,31 @@ class PackedAttention(MegatronModule):
     """Core attention for `thd` inputs: causal inside each sequence, grouped queries.
 
     One call a sequence on a CPU, one a batch on a GPU (`backends.packed`). Torch's deterministic
-    mode covers the backward of both.
+    mode covers the backward of both. Every argument that Megatron passes is named: one that is new
+    could change what is computed, so it is refused, and so is what is not causal self-attention.
     """
 
     def __init__(
         self,
         config: Any,  # noqa: ANN401 - Megatron passes its own types
+        *,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
         softmax_scale: float | None = None,
-        **_unused: Any,  # noqa: ANN401 - Megatron passes its own types
+        cp_comm_type: str | None = None,
+        pg_collection: object = None,
     ) -> None:
+        """Build it.
+
+        Raises:
+            NotImplementedError: for attention that it does not compute.
+        """
+        del layer_number, pg_collection
+        if attention_type != "self" or cp_comm_type is not None:
+            asked = f"{attention_type!r} attention with context parallelism {cp_comm_type!r}"
+            raise NotImplementedError(f"{asked}; only self-attention without it is computed")
+        _check_causal(attn_mask_type)
         super().__init__(config=config)
         self.scale = softmax_scale
         self.current_max_attn_logits = None
@@ -38,11 +55,20 @@ class PackedAttention(MegatronModule):
         query_TND: Tensor,
         key_TGD: Tensor,
         value_TGD: Tensor,
-        *_masks: object,
-        packed_seq_params: Any = None,  # noqa: ANN401 - Megatron's type
-        **_unused: Any,  # noqa: ANN401 - Megatron passes its own types
+        attention_mask: Tensor | None = None,
+        *,
+        attn_mask_type: AttnMaskType,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any,  # noqa: ANN401 - Megatron's type
     ) -> Tensor:
-        """Return attended values [T, N * D]."""
+        """Return attended values [T, N * D].
+
+        Raises:
+            NotImplementedError: for a mask of its own, or a bias.
+        """
+        _check_causal(attn_mask_type)
+        if attention_mask is not None or attention_bias is not None:
+            raise NotImplementedError("attention takes neither a mask nor a bias; pack the batch")
         packing: Packing = packed_seq_params.packing
         if packed.attends_at_once(query_TND):
             out = packed.attend(query_TND, key_TGD, value_TGD, packing, scale=self.scale)
@@ -60,6 +86,11 @@ class PackedAttention(MegatronModule):
             q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
         )
         return out[0].transpose(0, 1)
+
+
+def _check_causal(mask: AttnMaskType) -> None:
+    if mask is not AttnMaskType.causal:
+        raise NotImplementedError(f"attention with mask {mask}; only causal attention is computed")
 
 
 class PackedParams(PackedSeqParams):
@@ -90,8 +121,10 @@ class PackedRotary(torch.nn.Module):
         """Return what Megatron hands on to `forward`."""
         return params.packing
 
-    def forward(self, packing: Packing, **_unused: object) -> Tensor:
+    def forward(self, packing: Packing, *, packed_seq: bool, cp_group: object) -> Tensor:
         """Return the angles [T, 1, D] of all tokens, once a micro-batch."""
+        assert packed_seq, packing
+        assert cp_group is None, cp_group
         angles: Tensor = self.rope.get_emb(packing.longest)[:, 0]
         return angles.index_select(0, packing.positions)
 
@@ -104,7 +137,6 @@ class RMSNorm(torch.nn.RMSNorm):
         config: Any,  # noqa: ANN401 - Megatron's type
         hidden_size: int,
         eps: float = 1e-5,
-        **_unused: Any,  # noqa: ANN401 - Megatron passes its own types
     ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         for param in self.parameters():

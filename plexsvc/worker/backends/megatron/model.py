@@ -156,8 +156,12 @@ class ValueHead(torch.nn.Module):
         empty = torch.empty(1, config.hidden_size, dtype=config.params_dtype)
         self.value_head = torch.nn.Parameter(empty)
 
-    def forward(self, hidden: Tensor, **_unused: object) -> tuple[Tensor, None]:
-        """Return values [T, 1, 1] of hidden states [T, 1, H]."""
+    def forward(
+        self, hidden: Tensor, *, weight: None, runtime_gather_output: None
+    ) -> tuple[Tensor, None]:
+        """Return values [T, 1, 1] of hidden states [T, 1, H]; it has its own weight, whole."""
+        assert weight is None, "a critic's head is not tied to the embedding"
+        assert runtime_gather_output is None, runtime_gather_output
         if self.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False
