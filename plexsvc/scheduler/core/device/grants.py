@@ -73,7 +73,7 @@ def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
     if victims is None or contest.is_sooner(devices, victims, than=wpg):
         return
     devices.prefetches.ordered += 1
-    lease.take(devices, wpg)
+    lease.take(devices, wpg, victims=victims)
     switch.begin(devices, wpg, None, victims=victims)
 
 
@@ -112,7 +112,7 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
 def _grant(devices: Devices, wpg: Wpg, operation: Operation, *, victims: tuple[WpgId, ...]) -> None:
     operation.apply(OperationTrigger.GRANTED)
     operation.granted_us = devices.now_us
-    lease.take(devices, wpg)
+    lease.take(devices, wpg, victims=victims)
     if wpg.residency is Residency.DEVICE:
         lease.start(devices, wpg, operation)
         return

@@ -1,13 +1,13 @@
 """Leases: the right of a WPG to run on its devices, and the account of their use.
 
 A device set has one executor at a time, its *holder*. Taking the devices makes a new lease number,
-unless the WPG held all of them last. Whoever gives devices up is charged with what others waited
+unless the WPG held all of them last: the numbers that a WPG is told only grow. Whoever gives devices up is charged with what others waited
 for it meanwhile.
 """
 
 from __future__ import annotations
 
-from plexsvc.ids import JobId, OperationId
+from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
@@ -19,10 +19,15 @@ from plexsvc.scheduler.core.transitions import OperationTrigger
 from plexsvc.scheduler.core.vocabulary import OperationKind
 
 
-def take(devices: Devices, wpg: Wpg) -> None:
-    """Make `wpg` the holder of its devices."""
+def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None:
+    """Make `wpg` the holder of its devices.
+
+    `victims` leave them under its lease number; through other devices one may know a later number
+    than the one that `wpg` had.
+    """
     wpg_id, now_us = wpg.wpg_id, devices.now_us
-    if any(d.last_holder != wpg_id or d.lease_no != wpg.lease_no for d in wpg.devices):
+    was_last = all(d.last_holder == wpg_id and d.lease_no == wpg.lease_no for d in wpg.devices)
+    if not was_last or any(devices.wpgs[v].lease_no > wpg.lease_no for v in victims):
         devices.last_lease_no += 1
         wpg.lease_no = devices.last_lease_no
     for device in wpg.devices:
