@@ -56,7 +56,8 @@ def _check_device(cluster: Cluster, device: Device) -> None:
         assert device.holder == executing[0], (device, executing)
     if device.holder is not None:
         holder = cluster.wpgs[device.holder]
-        assert holder.switch is not None or holder.running, (device, holder)
+        is_stopping = holder.state is WpgState.STOPPING
+        assert holder.switch is not None or holder.running or is_stopping, (device, holder)
         assert holder.lease_no == device.lease_no, (device, holder)
 
 

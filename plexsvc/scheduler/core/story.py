@@ -301,6 +301,8 @@ def _holding(cluster: Cluster, holder: WpgId, *, now_us: int) -> list[str]:
     """Say what the holder of a device runs and when that is expected to end."""
     wpg = cluster.wpgs[holder]
     deployment = cluster.deployments[wpg.deployment_id]
+    if wpg.state is WpgState.STOPPING:
+        return [f"{holder} failed; its processes are being stopped"]
     if wpg.switch is not None:
         return [f"{holder} is being brought onto it since {_ago(now_us - wpg.switch.started_us)}"]
     told = []

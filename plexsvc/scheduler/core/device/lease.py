@@ -38,7 +38,9 @@ def take(devices: Devices, wpg: Wpg, *, victims: tuple[WpgId, ...] = ()) -> None
 
 
 def release(devices: Devices, wpg: Wpg) -> None:
-    """Give up the right to run; state and memory stay where they are."""
+    """Give up the right to run, if a WPG has it; state and memory stay where they are."""
+    if all(device.holder != wpg.wpg_id for device in wpg.devices):
+        return
     for device in wpg.devices:
         if device.holder == wpg.wpg_id:
             device.holder = None

@@ -129,10 +129,11 @@ def _why_not_up(cluster: Cluster, wpg: Wpg, fault: Fault) -> Fault:
 
 
 def stopped(cluster: Cluster, event: WpgStopped) -> None:
-    """Order the state of a stopped WPG to be freed."""
+    """Let others have the devices of a stopped WPG, and order its state to be freed."""
     wpg = cluster.wpgs.get(event.wpg_id)
     if wpg is not None and wpg.state is WpgState.STOPPING:
         wpg.apply(WpgTrigger.STOPPED)
+        lease.release(cluster.devices, wpg)
         cluster.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
 
 

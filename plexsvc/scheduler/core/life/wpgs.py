@@ -9,7 +9,7 @@ from __future__ import annotations
 from plexsvc.ids import OperationId, WpgId
 from plexsvc.scheduler.core.actions import CancelOperation, SpawnWpg, StopWpg
 from plexsvc.scheduler.core.cluster import Cluster
-from plexsvc.scheduler.core.device import lease, space, switch
+from plexsvc.scheduler.core.device import space, switch
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
 from plexsvc.scheduler.core.timers import SpawnTimer
@@ -93,9 +93,8 @@ def refuse_waiting(cluster: Cluster, wpg: Wpg, fault: Fault) -> None:
 
 
 def stop(cluster: Cluster, wpg: Wpg) -> None:
-    """Order a WPG's processes to end; its lease is free at once, its memory once forgotten."""
+    """Order a WPG's processes to end; its lease is free once they are gone, its memory later."""
     if wpg.state in {WpgState.SPAWNING, WpgState.READY}:
-        lease.release(cluster.devices, wpg)
         wpg.apply(WpgTrigger.STOP_ORDERED)
         cluster.emit(StopWpg(wpg_id=wpg.wpg_id))
 
