@@ -185,7 +185,17 @@ class Store:
         self._engine.dispose()
 
     def _fence(self) -> None:
-        newest = self._connection.execute(select(func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
+        """Refuse to write once a newer epoch was allocated; none is until this transaction ends.
+
+        SQLite has one writer at a time, from here on this one. On PostgreSQL the lock of the row
+        shares its table, which `_take_epoch` wants for itself.
+        """
+        if self._engine.dialect.name == "sqlite":
+            self._connection.exec_driver_sql("begin immediate")
+        epoch = EPOCHS.c.scheduler_epoch
+        leading = select(epoch).order_by(epoch.desc()).limit(1)
+        query = leading.with_for_update(read=True, key_share=True)
+        newest = self._connection.execute(query).scalar_one()
         if newest != self.epoch:
             raise PlexError(
                 ErrorCode.STALE_FENCE,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.store.rows import DeploymentRow, OperationRow, ProfileRow
-from plexsvc.store.store import open_store
+from plexsvc.store.rows import DeploymentRow, JournalRow, OperationRow, ProfileRow
+from plexsvc.store.store import _take_epoch, open_store
 from plexsvc.store.tables import METADATA
 from tests.rigs.store_rows import entry, job
 
@@ -81,6 +83,36 @@ def test_each_opening_takes_the_next_epoch_and_fences_the_one_before(url: str) -
     assert [row.idx for row in new.journal(epoch=1)] == [1]
     old.close()
     new.close()
+
+
+def test_no_epoch_is_allocated_between_the_check_of_a_write_and_its_commit(url: str) -> None:
+    old = open_store(url, now_us=1)
+
+    class Interrupted(list[JournalRow]):
+        """Rows that are read after the check; meanwhile another scheduler wants to lead."""
+
+        def __iter__(self) -> Iterator[JournalRow]:
+            with pytest.raises(OperationalError):
+                take_epoch_at_once(url)
+            return super().__iter__()
+
+    old.append(Interrupted([entry(1)]), [job()])
+    assert list(old.journal()) == [entry(1)]
+    new = open_store(url, now_us=2)
+    assert new.epoch == 2
+    old.close()
+    new.close()
+
+
+def take_epoch_at_once(url: str) -> None:
+    """Take the next epoch, or raise if that would have to wait."""
+    is_sqlite = url.startswith("sqlite")
+    engine = create_engine(f"{url}?timeout=0" if is_sqlite else f"{url}&options=-clock_timeout=9")
+    try:
+        with engine.begin() as connection:
+            _take_epoch(connection, now_us=2)
+    finally:
+        engine.dispose()
 
 
 def test_jobs_an_earlier_scheduler_left_open_are_failed(url: str) -> None:

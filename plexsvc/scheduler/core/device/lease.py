@@ -1,8 +1,8 @@
 """Leases: the right of a WPG to run on its devices, and the account of their use.
 
 A device set has one executor at a time, its *holder*. Taking the devices makes a new lease number,
-unless the WPG held all of them last: the numbers that a WPG is told only grow. Whoever gives devices up is charged with what others waited
-for it meanwhile.
+unless the WPG held all of them last: the numbers that a WPG is told only grow. Whoever gives
+devices up is charged with what others waited for it meanwhile.
 """
 
 from __future__ import annotations
