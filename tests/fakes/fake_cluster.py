@@ -70,6 +70,8 @@ class Behaviour:
     moves: list[tuple[str, int]] = field(default_factory=list)
     leases: list[int] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    stop_failures: int = 0
+    """Calls to stop a rank that fail from now on."""
     stopped: list[str] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
@@ -279,6 +281,9 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         return node_pb2.SpawnReply(pid=1, address=address)
 
     async def Stop(self, request: node_pb2.StopRequest, context: Any) -> node_pb2.StopReply:
+        if self.behaviour.stop_failures:
+            self.behaviour.stop_failures -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "out of order")
         self.behaviour.stopped.append(request.proc_id)
         server = self.ranks.pop(request.proc_id, None)
         if server is not None:

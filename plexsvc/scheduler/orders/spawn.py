@@ -38,8 +38,8 @@ log = Log(__name__)
 STOP_GRACE_US: Final = 2_000_000
 """Time a process has between TERM and KILL."""
 
-MAX_STOP_TRIES: Final = 5
-"""Tries to stop or forget a WPG on a node before its lease is relied upon."""
+MAX_FORGET_TRIES: Final = 5
+"""Tries to free a WPG's state on a node that is up."""
 
 
 def handlers(reach: Reach) -> list[Handler[Any]]:
@@ -91,7 +91,8 @@ async def forget(reach: Reach, action: ForgetWpg) -> Event:
         async def on_node(node_id: NodeId = node_id) -> None:
             await reach.ask_state(node_id, lambda state: state.Forget(request, timeout=reach.rpc_s))
 
-        await _insist(reach, node_id, on_node)
+        patience = Patience(pause_us=reach.config.connect_retry_us, max_tries=MAX_FORGET_TRIES)
+        await _insist(reach, node_id, on_node, patience=patience)
     await reach.ranks.forget(action.wpg_id)
     if record.is_current:
         deployment = record.deployment
@@ -207,11 +208,16 @@ async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:
     async def on_node() -> None:
         await reach.nodes.link(node_id).agent.Stop(request, timeout=timeout_s)
 
-    await _insist(reach, node_id, on_node)
+    config = reach.config
+    cut_off_us = config.node_lease_us + config.node_grace_us  # then its agent ended every rank
+    patience = Patience(pause_us=config.connect_retry_us, within_us=cut_off_us)
+    await _insist(reach, node_id, on_node, patience=patience)
 
 
-async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[None]]) -> None:
-    """Try a teardown call until it succeeds, the node is lost, or tries run out."""
+async def _insist(
+    reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[None]], *, patience: Patience
+) -> None:
+    """Try a teardown call until it succeeds, the node is lost, or patience is over."""
 
     async def call_if_up() -> None:
         if reach.nodes.is_up(node_id):  # else its agent has killed every rank
@@ -222,7 +228,7 @@ async def _insist(reach: Reach, node_id: NodeId, call: Callable[[], Awaitable[No
             call_if_up,
             on=(grpc.aio.AioRpcError, PlexError),
             clock=reach.clock,
-            patience=Patience(pause_us=reach.config.connect_retry_us, max_tries=MAX_STOP_TRIES),
+            patience=patience,
             what=f"teardown on {node_id}",
         )
     except (grpc.aio.AioRpcError, PlexError) as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
-from tests.rigs.scheduler_rig import Rig
+from plexsvc.scheduler.config import SchedulerConfig
+from tests.rigs.scheduler_rig import Rig, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 W = WpgId("wpg-1-1")
@@ -64,3 +66,16 @@ async def test_an_instance_that_never_comes_back_ends_its_deployment_with_the_ca
     result = await rig.run("a", "generate", name="rollout")
     assert result.error.code == ErrorCode.DEPLOYMENT_FAILED
     assert "the new one does not answer; it was spawned again 3 times" in result.error.message
+
+
+async def test_a_wpg_counts_as_stopped_only_when_its_ranks_are_or_its_node_is_lost(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(connect_retry_us=1000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("a")
+        await rig.deploy("a")
+        rig.behaviour.stop_failures = 20
+        await rig.end("a")
+        assert rig.behaviour.stopped == ["wpg-1-1/0"]
+        assert not rig.agents[0].ranks
