@@ -59,6 +59,7 @@ class Device:
     holder: WpgId | None = None
     last_holder: WpgId | None = None
     held_since_us: int = 0
+    """Since when it has its holder, or none."""
     lease_no: int = 0
     busy_us: int = 0
     switch_us: int = 0

@@ -287,7 +287,14 @@ def _for_room(cluster: Cluster, wpg: Wpg, *, now_us: int) -> str:
     """Say why an operation of a parked WPG does not start although nobody runs."""
     victims = space.victims_of(cluster.devices, wpg)
     if not victims:
-        return "waits for room on its device: what is there cannot be parked right now"
+        pinned = [
+            f"{operation.kind} of job {pinner.job_id} reads {pinner.wpg_id} there since "
+            f"{_ago(now_us - operation.started_us)}"
+            for pinner in space.pinners(cluster.devices, wpg)
+            for operation in pinner.running.values()
+        ]
+        why = ", ".join(pinned) or "what is there cannot be parked right now"
+        return f"waits for room on its device: {why}"
     told = []
     for victim_id in victims:
         victim = cluster.wpgs[victim_id]

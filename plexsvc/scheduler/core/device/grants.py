@@ -4,7 +4,8 @@ An operation is granted its devices in its turn (`contest`). If its WPG's state 
 context switch parks idle WPGs, least recently used first, and loads it (`switch`). An operation
 that is first in order but cannot be granted yet *claims* its devices, so that smaller ones cannot
 starve it; until the time it can start, others may use those that are free (backfill, Lifka, JSSPP
-1995). Devices with nothing to do get the state that is expected to be needed next: a prefetch.
+1995). While a save or publish reads state there that would have to leave first, it claims nothing.
+Devices with nothing to do get the state that is expected to be needed next: a prefetch.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
         victims = None
         if is_open and free_us <= devices.now_us:
             victims = space.victims_of(devices, wpg)
+            if victims is None and space.pinners(devices, wpg):
+                continue
         claims.append((wpg, free_us))
         if victims is None:
             continue

@@ -7,11 +7,13 @@ devices up is charged with what others waited for it meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.device import learning
+from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
@@ -45,6 +47,8 @@ def release(devices: Devices, wpg: Wpg) -> None:
         if device.holder == wpg.wpg_id:
             device.holder = None
     _charge_waits(devices, wpg)
+    for device in wpg.devices:
+        device.held_since_us = devices.now_us
     if wpg.busy_since_us is not None:
         spent_us = devices.now_us - wpg.busy_since_us
         devices.jobs[wpg.job_id].device_us += spent_us * len(wpg.devices)
@@ -140,15 +144,31 @@ def forget_waits(devices: Devices, job_id: JobId) -> None:
         del devices.waits[pair]
 
 
+def unpin(devices: Devices, wpg: Wpg, operation: Operation) -> None:
+    """Charge a job whose save or publish stops reading its state with who waited for that room."""
+    if operation.needs_device or operation.operation_id not in wpg.running:
+        return
+    for waiter, since_us in _waiting_for(devices, wpg):
+        is_pinned = any(pinner is wpg for pinner in space.pinners(devices, waiter))
+        if is_pinned and space.victims_of(devices, waiter) is None:
+            waited_us = devices.now_us - max(since_us, operation.started_us)
+            charge(devices, waiter.job_id, wpg.job_id, waited_us=waited_us)
+
+
 def _charge_waits(devices: Devices, holder: Wpg) -> None:
     """Charge the job that gives its devices up with what others waited for it meanwhile."""
-    for wpg_id in devices.groups.get(holder.wpg_id, ()):
+    for waiter, since_us in _waiting_for(devices, holder):
+        charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
+
+
+def _waiting_for(devices: Devices, blocker: Wpg) -> Iterator[tuple[Wpg, int]]:
+    """Yield who waits for devices that `blocker` is on, and since when it could have had them."""
+    for wpg_id in devices.groups.get(blocker.wpg_id, ()):
         waiter = devices.wpgs[wpg_id]
         head = lanes.head(devices.queues, waiter)
-        if head is None or head.eligible_us is None or not head.needs_device or waiter is holder:
+        if head is None or head.eligible_us is None or not head.needs_device or waiter is blocker:
             continue
-        shared = (device for device in waiter.devices if holder.wpg_id in device.ranks)
+        shared = (device for device in waiter.devices if blocker.wpg_id in device.ranks)
         held_us = min((device.held_since_us for device in shared), default=None)
         if held_us is not None:
-            since_us = max(head.eligible_us, held_us)
-            charge(devices, waiter.job_id, holder.job_id, waited_us=devices.now_us - since_us)
+            yield waiter, max(head.eligible_us, held_us)

@@ -75,6 +75,18 @@ def victims_of(devices: Devices, wpg: Wpg) -> tuple[WpgId, ...] | None:
     return tuple(chosen)
 
 
+def pinners(devices: Devices, wpg: Wpg) -> list[Wpg]:
+    """Return whose state managed work keeps on devices that `wpg` needs for its own."""
+    return [
+        other
+        for other in (devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id)
+        if other.residency is Residency.DEVICE
+        and other.running
+        and not any(operation.needs_device for operation in other.running.values())
+        and any(other.wpg_id in device.ranks for device in wpg.devices)
+    ]
+
+
 def _parkable(devices: Devices, wpg: Wpg) -> list[Wpg]:
     """Return the idle residents of a WPG's group, least recently used first."""
     residents = [devices.wpgs[w] for w in devices.groups[wpg.wpg_id] if w != wpg.wpg_id]

@@ -180,6 +180,7 @@ def copied(cluster: Cluster, event: StateCopied) -> None:
         return
     assert operation.wpg_id is not None, operation
     wpg = cluster.wpgs[operation.wpg_id]
+    lease.unpin(cluster.devices, wpg, operation)
     if wpg.running.pop(event.operation_id, None) is not None:
         wpg.writing[event.operation_id] = operation
         cluster.touch(wpg.wpg_id)
@@ -197,6 +198,7 @@ def finished(cluster: Cluster, event: OperationFinished) -> None:
     if event.fault is not None and is_fatal and not (is_written or wpg.is_rollout):
         deployments.fail_wpg(cluster, wpg, event.fault)
         return
+    lease.unpin(cluster.devices, wpg, operation)
     wpg.running.pop(operation.operation_id, None)
     lease.ended(cluster.devices, wpg, operation, run_us=event.run_us)
     deployment = cluster.deployments[operation.deployment_id]

@@ -132,7 +132,8 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
         think_us = busy_us * len(facts) * idle_tenths // 10
         clients[name] = Client(name=name, run_us=run_us, think_us=think_us, burst=burst)
     play = Play(clients)
-    play.run(until_us=2_500_000)
+    longest_us = max(client.think_us for client in clients.values())
+    play.run(until_us=max(2_500_000, 4 * longest_us))  # everybody comes more than twice
     assert len(play.waits) > len(clients)
     slowest_us = max(client.run_us for client in clients.values()) + switch_us
     for job, waited_us in play.waits:

@@ -1,12 +1,14 @@
-"""The cost of granting a gang its devices: it grows with the gang, and not faster."""
+"""Grants: what they cost for a gang, and who does not keep others from an idle device."""
 
 from __future__ import annotations
 
 import pytest
 
-from plexsvc.scheduler.core.actions import Action
+from plexsvc.ids import JobId
+from plexsvc.scheduler.core.actions import Action, MoveState
 from plexsvc.scheduler.core.events import Event
-from tests.fakes.fake_world import FakeWorld
+from plexsvc.scheduler.core.vocabulary import OperationKind, OperationState
+from tests.fakes.fake_world import FakeWorld, op_id
 from tests.rigs.counting import lines_run
 
 
@@ -35,3 +37,35 @@ def most_lines(monkeypatch: pytest.MonkeyPatch, *, num_devices: int) -> int:
 def test_a_grant_to_a_gang_costs_no_more_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     few = most_lines(monkeypatch, num_devices=16)
     assert most_lines(monkeypatch, num_devices=64) <= 4 * few
+
+
+@pytest.mark.parametrize("kind", [OperationKind.SAVE, OperationKind.PUBLISH])
+def test_a_save_or_publish_keeps_no_idle_device_from_others(kind: OperationKind) -> None:
+    world = FakeWorld(device_bytes=40)
+    world.join()
+    world.bring_up("a")
+    world.device_bytes = 70
+    world.bring_up("big")
+    world.device_bytes = 40
+    world.bring_up("c")
+    for job in "ac":  # both are on the device now
+        world.submit(f"{job}0", job=job, seq=1)
+        world.drain()
+    world.submit("pin", job="a", seq=2, kind=kind)
+    world.submit("big1", job="big", seq=1)  # needs both gone
+    world.tick(2_000_000)
+    world.submit("c1", job="c", seq=2)  # is on the device
+    operations, waits = world.core.view.operations, world.core.view.waits
+    assert operations[op_id("c1")].state is OperationState.RUNNING
+    world.report(world.orders[-1])
+    asked = world.core.view.explain(op_id("big1"), now_us=world.now_us)
+    assert asked is not None
+    assert f"{kind} of job a reads wpg-1-1 there since 2003.0 ms" in asked.text
+    world.tick(500_000)
+    before = waits.get((JobId("big"), JobId("a")), 0)
+    assert waits[JobId("big"), JobId("c")] == 1000
+    world.report(world.orders[0])
+    assert waits[JobId("big"), JobId("a")] - before == 501_000
+    assert all(isinstance(order, MoveState) for order in world.orders)
+    world.drain()
+    assert operations[op_id("big1")].state is OperationState.ANSWERED
