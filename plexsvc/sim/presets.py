@@ -253,6 +253,39 @@ def churn(*, seed: int) -> Workload:
     return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
+def giant_gang(*, seed: int, priority: int, hours: float = 40) -> Workload:
+    """Return 8 nodes that one-node jobs of an hour keep filling, and a gang that needs all of them.
+
+    A small job comes every 300 s on average, for so many hours; the gang comes after one hour and
+    has an hour of work. Duties are 0.4 and 0.2.
+    """
+    dice = np.random.default_rng([seed, 8])
+
+    def job(name: str, *, at_s: float, gang: int, busy_s: int, priority: int = 0) -> SimJob:
+        profile = Profile(
+            period_us=200 * SECOND_US,
+            segments=_burst([("update", busy_s * SECOND_US)]),
+            mode=Mode.ASYNC1,
+            switch_us=2 * SECOND_US,
+            jitter_ppm=150_000,
+        )
+        demand = Demand(
+            resident_id=ResidentId(name),
+            num_units=gang,
+            profile=profile,
+            arrived_us=round(at_s * SECOND_US),
+            expected_us=18 * profile.period_us,
+            priority=priority,
+        )
+        return SimJob(demand=demand, cycles=18, jitter_cv=0.15)
+
+    jobs, at_s = [job("gang", at_s=3600, gang=8, busy_s=40, priority=priority)], 0.0
+    while at_s < hours * 3600:
+        jobs.append(job(f"small-{len(jobs):03d}", at_s=at_s, gang=1, busy_s=80))
+        at_s += float(dice.exponential(300))
+    return Workload(jobs=tuple(jobs), cluster=SimCluster(nodes=8))
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -313,6 +346,8 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "stale-random": partial(stale, factors=(0.5, 1.0, 2.0)),
         "drift": drift,
         "churn": churn,
+        "giant-gang": partial(giant_gang, priority=0),
+        "giant-gang-first": partial(giant_gang, priority=100),
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **_POOLS,
         **{f"{name}-boundary": partial(p, sync_at=SyncAt.BOUNDARY) for name, p in _POOLS.items()},

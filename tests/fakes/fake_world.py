@@ -112,10 +112,16 @@ class FakeWorld:
             )
         )
 
-    def job(self, name: str) -> list[Action]:
+    def job(self, name: str, *, priority: int = 0) -> list[Action]:
         """Open a job."""
         return self.tell(
-            JobSubmitted(at_us=self.tick(), job_id=JobId(name), tenant=TenantId("lab"), name=name)
+            JobSubmitted(
+                at_us=self.tick(),
+                job_id=JobId(name),
+                tenant=TenantId("lab"),
+                name=name,
+                priority=priority,
+            )
         )
 
     def deploy(

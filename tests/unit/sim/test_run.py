@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.presets import PRESETS, Workload, cluster_256, preset_named
+from plexsvc.sim.presets import PRESETS, Workload, cluster_256, giant_gang, preset_named
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import gpu_hours, slowdown
@@ -449,3 +449,12 @@ def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
     missing_s = 1000 * len(record.restarts)
     held_h = (2 * record.finish_us / SECOND_US - missing_s) / 3600
     assert gpu_hours(outcome, cluster) <= 8 * held_h
+
+
+def test_a_gang_with_a_priority_starts_within_two_hours_however_many_small_jobs_come() -> None:
+    load = giant_gang(seed=1, priority=100, hours=6)
+    outcome = play(load, policy=policy_named("plex"), seed=1).outcome
+    gang = next(r for r in outcome.records if r.job.demand.resident_id == "gang")
+    assert gang.start_us is not None
+    assert gang.start_us - gang.job.demand.arrived_us < 2 * 3600 * SECOND_US
+    assert all(r.finish_us is not None for r in outcome.records)

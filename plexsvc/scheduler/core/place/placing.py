@@ -23,6 +23,7 @@ from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
 
 
@@ -142,9 +143,15 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
     done: list[tuple[Deployment, tuple[Place, ...]]] = []
     for planner in placement.planning.planners.values():
         if planner.has_news:
+            kept = set(planner.reservations.values())
             for placed in planner.admit(placement.now_us):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
                 done.append((deployment, tuple(map(Place.of, placed.units))))
+            for made in planner.reservations.values():
+                if made in kept:
+                    continue
+                timer = DrainTimer(DeploymentId(made.resident_id))
+                placement.set_timer(timer, at_us=max(placement.now_us + 1, made.due_us))
     for deployment_id in placement.unplaced:
         deployment = placement.deployments[deployment_id]
         places = _elsewhere(placement, deployment)
@@ -263,7 +270,7 @@ def why(placement: Placement, deployment: Deployment) -> str:
     """Say why a deployment is not placed yet."""
     planner = placement.planning.planner(deployment.device_kind)
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
-        return answers.why(planner, deployment.resident_id)
+        return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
     return (
         f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
         f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
@@ -277,7 +284,7 @@ def why_stays(placement: Placement, deployment: Deployment) -> str:
     if not is_placed(placement, deployment):
         return "it is not placed"
     planner, key = planner_of(placement, deployment)
-    return answers.why_stays(planner, key)
+    return answers.why_stays(planner, key, now_us=placement.now_us)
 
 
 def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:

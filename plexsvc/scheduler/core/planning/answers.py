@@ -11,7 +11,7 @@ from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.bounds import NOBODY, predicted, predicted_with, refusal
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import Barred, has_whole, joining, whole_groups
 
@@ -54,9 +54,9 @@ class WhatIf:
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
     groups = whole_groups(planner.board, demand)
-    spot = planner.spot_for(demand, groups, may_open=True)
+    spot = planner.spot_for(demand, groups, barred=planner.kept_from(demand, now_us=now_us))
     if spot is None or len(planner.board.idle) < demand.rollout_units:
-        return WhatIf(refusals=tuple(_reasons(planner, demand)))
+        return WhatIf(refusals=tuple(_reasons(planner, demand, now_us=now_us)))
     fit = planner.fitter.among(
         [planner.paces.cells_now(resident) for resident in spot.met()],
         demand.profile,
@@ -82,24 +82,39 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     )
 
 
-def why(planner: Planner, resident_id: ResidentId) -> str:
-    """Say why a waiting job waits."""
+def why(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
+    """Say why a waiting job waits, and what is kept for it."""
     demand = planner.waiting[resident_id]
     beside = f" + {demand.rollout_units}" if demand.rollout_units else ""
     asked = f"{demand.num_units}{beside} {planner.noun}(s)"
-    return f"{resident_id} waits for {asked}: " + "; ".join(_reasons(planner, demand))
+    facts = _reasons(planner, demand, now_us=now_us)
+    kept = planner.reservations.get(resident_id)
+    if kept is not None:
+        due_s = max(0, kept.due_us - now_us) // SECOND_US
+        facts.append(f"{', '.join(kept.units)} are kept for it, due in {due_s} s")
+    return f"{resident_id} waits for {asked}: " + "; ".join(facts)
 
 
-def why_stays(planner: Planner, resident_id: ResidentId) -> str:
+def why_stays(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
     """Say what a placed job finds elsewhere: why it is not rehomed."""
     resident = planner.group_of(resident_id).residents[resident_id]
-    return "; ".join(_reasons(planner, resident.demand, barred=resident.units, without=resident_id))
+    facts = _reasons(
+        planner, resident.demand, barred=resident.units, without=resident_id, now_us=now_us
+    )
+    return "; ".join(facts)
 
 
 def _reasons(
-    planner: Planner, demand: Demand, *, barred: Barred = (), without: ResidentId = NOBODY
+    planner: Planner,
+    demand: Demand,
+    *,
+    barred: Barred = (),
+    without: ResidentId = NOBODY,
+    now_us: int,
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
+    kept = planner.kept_from(demand, now_us=now_us)
+    barred = {*barred, *kept}
     board, num_units = planner.board, demand.num_units
     is_whole = not policy.takes_parts or has_whole(board, demand, barred=barred)
     groups = [
@@ -108,6 +123,9 @@ def _reasons(
         if (group.size == num_units if is_whole else group.size > num_units)
     ]
     facts = [f"{len(planner.board.idle)} of {len(planner.board.rooms)} {planner.noun}s are idle"]
+    if kept:
+        jobs = ", ".join(planner.reservations)
+        facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
     counts: dict[str, int] = {}
     for spot in joining(board, demand, groups, barred=barred):
         reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"

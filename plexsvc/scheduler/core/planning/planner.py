@@ -26,6 +26,7 @@ from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
+from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import (
     Barred,
@@ -36,9 +37,12 @@ from plexsvc.scheduler.core.planning.spots import (
     merging,
     whole_groups,
 )
-from plexsvc.scheduler.core.planning.waiting import in_order, is_impatient
+from plexsvc.scheduler.core.planning.waiting import in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
+
+MAX_RESERVATIONS: Final = 1
+"""Waiting jobs for which units are kept at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,9 @@ class Planner:
         self.fitter = Fitter(board=board)
         self.paces = Paces(board)
         self.waiting: dict[ResidentId, Demand] = {}
+        self.reservations: dict[ResidentId, Reservation] = {}
+        """Units kept for blocked jobs, no unit for two; at most `MAX_RESERVATIONS`."""
+
         self.relieved_us = self.repacked_us = NEVER_US
         """When relief and repacking were last considered."""
 
@@ -81,6 +88,7 @@ class Planner:
         self._freed_seen = 0
         self._late_news = False
         self._queue_news = False
+        self._has_reopened = False
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -96,6 +104,8 @@ class Planner:
         self._short.pop(resident_id, None)
         self._unseen.discard(resident_id)
         self._queue_news = True
+        if resident_id in self.reservations:
+            self._end_reservation(resident_id)
 
     def remove(self, resident_id: ResidentId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
@@ -161,36 +171,104 @@ class Planner:
         if self._late_news or not self.waiting:
             return self._late_news
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
-        return self._queue_news or has_room
+        return self._queue_news or has_room or self._has_reopened
 
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
+        for resident_id, reservation in list(self.reservations.items()):
+            if not stands(self.board, reservation):
+                self._end_reservation(resident_id)
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
+        has_changed = self._queue_news or bool(self._changed) or self._has_reopened
         if self.board.num_freed > self._freed_seen:
+            has_changed = True
             self._unseen.update(self._short)
             self._short.clear()
-        has_changed = self._queue_news or bool(self._changed)
-        has_changed = has_changed or self.board.num_freed > self._freed_seen
+        if self._has_reopened:
+            self._unseen.update(self.waiting)
         self._changed.clear()
-        self._late_news = False
+        self._late_news = self._has_reopened = False
         self._freed_seen = self.board.num_freed
         placed: list[Placed] = []
-        reserved = False
         if has_changed:
             waiting = self._concerned(changed, now_us=now_us)
             for demand in in_order(waiting, policy=self.policy, now_us=now_us):
-                done = self._offer(demand, changed, may_open=not reserved, now_us=now_us)
+                done = self._offer(demand, changed, now_us=now_us)
                 if done is not None:
                     placed.append(done)
+                    changed = [g for g in changed if g.group_id not in done.merged]
                     group = self.board.groups[done.group_id]
                     if group not in changed:
                         changed.append(group)
                 elif not self.policy.backfill:
                     break
-                elif is_impatient(demand, policy=self.policy, now_us=now_us):
-                    reserved = True
+                else:
+                    self._reserve(demand, now_us=now_us)
         self._queue_news = False
         return placed
+
+    def _reserve(self, demand: Demand, *, now_us: int) -> None:
+        """Keep units for a blocked job that has a right to it, be it instead of a lesser one's."""
+        kept, resident_id = self.reservations, demand.resident_id
+        if resident_id in kept or not may_reserve(demand, policy=self.policy, now_us=now_us):
+            return
+
+        def rank(other: ResidentId) -> tuple[int, bool]:
+            return self.waiting[other].priority, self.waiting[other].lost_place
+
+        if len(kept) == MAX_RESERVATIONS:
+            least = min(kept, key=rank)
+            if rank(least) >= rank(resident_id):
+                return
+            self._end_reservation(least)
+        made = reserve(
+            self.board,
+            demand,
+            taken=self._kept_units(),
+            remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
+            now_us=now_us,
+        )
+        if made is not None:
+            kept[resident_id] = made
+
+    def _end_reservation(self, resident_id: ResidentId) -> None:
+        """Keep nothing for a job any more; all that wait look at the units again."""
+        del self.reservations[resident_id]
+        self._has_reopened = True
+
+    def _kept_units(self) -> set[UnitId]:
+        """Return the units of all reservations."""
+        return {unit_id for kept in self.reservations.values() for unit_id in kept.units}
+
+    def kept_from(self, demand: Demand, *, now_us: int) -> set[UnitId]:
+        """Return the units that a waiting job may not take, since they are kept for others."""
+        return {
+            unit_id
+            for kept in self.reservations.values()
+            if kept.keeps_out(demand, now_us=now_us)
+            for unit_id in kept.units
+        }
+
+    def in_the_way(self, *, now_us: int) -> list[ResidentId]:
+        """Return who lives where a reservation is due whose job does not fit in beside them."""
+        found: list[ResidentId] = []
+        for resident_id, kept in self.reservations.items():
+            if kept.due_us <= now_us and self._kept_spot(self.waiting[resident_id]) is None:
+                spot = Spot(units=kept.units, groups=self._groups_at(kept.units))
+                found.extend(resident.demand.resident_id for resident in spot.met())
+        return found
+
+    def _kept_spot(self, demand: Demand) -> Spot | None:
+        """Return the place that is kept for a job, if it can have it by now."""
+        kept = self.reservations.get(demand.resident_id)
+        if kept is None:
+            return None
+        groups = self._groups_at(kept.units)
+        is_whole = [set(group.units) for group in groups] == [set(kept.units)]
+        spot = Spot(units=kept.units, groups=groups)
+        if groups and not (is_whole or self.policy.merges):
+            return None
+        return spot if not groups or self._within_bounds(demand, [spot]) else None
 
     def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
         """Return who of those that wait may find a place now, or keeps others from one.
@@ -210,7 +288,7 @@ class Planner:
             or demand.resident_id in unseen
             or (policy.takes_parts and not board.by_size.get(demand.num_units))
             or (demand.is_cold and policy.cold_shares)
-            or is_impatient(demand, policy=policy, now_us=now_us)
+            or may_reserve(demand, policy=policy, now_us=now_us)
         ]
 
     def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> Placed:
@@ -244,12 +322,13 @@ class Planner:
         """
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, {*avoid, *resident.units}
-        if onto is not None:
+        if onto is None:
+            barred |= self._kept_units()
+        else:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         spot = self.spot_for(
             demand,
             whole_groups(self.board, demand),
-            may_open=True,
             barred=barred,
             without=resident_id,
             must_leave=True,
@@ -269,12 +348,10 @@ class Planner:
             for group in whole_groups(self.board, demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        spots = self._that_take(demand, groups)
+        spots = self._that_take(demand, groups, barred=self._kept_units())
         return best(self.board, demand, spots, policy=self.policy)
 
-    def _offer(
-        self, demand: Demand, changed: Sequence[Group], *, may_open: bool, now_us: int
-    ) -> Placed | None:
+    def _offer(self, demand: Demand, changed: Sequence[Group], *, now_us: int) -> Placed | None:
         policy = self.policy
         is_new = demand.resident_id in self._unseen
         self._unseen.discard(demand.resident_id)
@@ -285,7 +362,8 @@ class Planner:
             pool = whole_groups(self.board, demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]
-        spot = self.spot_for(demand, pool, may_open=may_open)
+        barred = self.kept_from(demand, now_us=now_us)
+        spot = self.spot_for(demand, pool, barred=barred) or self._kept_spot(demand)
         return None if spot is None else self._commit(demand, spot, now_us=now_us)
 
     def spot_for(
@@ -293,7 +371,6 @@ class Planner:
         demand: Demand,
         groups: Iterable[Group],
         *,
-        may_open: bool,
         barred: Barred = (),
         without: ResidentId = NOBODY,
         must_leave: bool = False,
@@ -305,7 +382,7 @@ class Planner:
         hold each other up by what keeps each of them waiting elsewhere. Changes nothing.
         """
         policy, board = self.policy, self.board
-        gang = self._gang(demand, barred) if may_open else None
+        gang = self._gang(demand, barred)
         if gang and (demand.is_cold or policy.preference is Preference.SPREAD):
             return Spot(units=gang)
         if demand.is_cold and not policy.cold_shares:
@@ -317,7 +394,7 @@ class Planner:
         may_part = must_leave or not has_whole(board, demand, barred=barred)
         if not spots and policy.takes_parts and may_part:
             spots = find(larger_groups(board, demand))
-            if not spots and policy.merges and may_open:
+            if not spots and policy.merges:
                 there = merging(board, demand, barred=barred)
                 spots = self._within_bounds(demand, there, without=without)
         return best(board, demand, spots, policy=policy)

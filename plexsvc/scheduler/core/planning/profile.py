@@ -116,3 +116,8 @@ class Demand:
 
     priority: int = 0
     tenant: TenantId = NOBODY
+    has_devices: bool = False
+    """Its job holds devices already; others may be waiting for those."""
+
+    lost_place: bool = False
+    """It was placed before and lost a node: it goes before others of its priority."""

@@ -1,8 +1,8 @@
 """Packing: which deployments should live elsewhere, looked at after every event.
 
 Deployments that wait are placed if something changed for them. Deployments leave draining nodes. A
-job whose measured cycle passed its bound is relieved. Groups are emptied for those who wait where
-that pays.
+job whose measured cycle passed its bound is relieved. Devices whose reservation is due are emptied
+for whom they are kept. Groups are emptied for those who wait where that pays.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def settle(cluster: Cluster) -> None:
             planner.relieved_us = now_us
             if planner.needs_relief:
                 _relieve(cluster, planner)
+            _make_room(cluster, planner)
         if planner.waiting and every_us and now_us - planner.repacked_us >= every_us:
             planner.repacked_us = now_us
             _repack(cluster, planner, wanted=None)
@@ -71,6 +72,17 @@ def _on_draining(cluster: Cluster) -> dict[WpgId, NodeId]:
         for place in node.devices
         for wpg_id in cluster.devices.at[place].ranks
     }
+
+
+def _make_room(cluster: Cluster, planner: Planner) -> None:
+    """Send away who lives where a reservation is due, one after another until its job fits in."""
+    busy = None
+    for resident_id in planner.in_the_way(now_us=cluster.now_us):
+        busy = _busy(cluster, planner) if busy is None else busy
+        if resident_id in busy or resident_id not in planner.in_the_way(now_us=cluster.now_us):
+            continue
+        deployment = cluster.deployments[DeploymentId(resident_id)]
+        departures.send(cluster, deployment, reason="its devices are reserved for another job")
 
 
 def _relieve(cluster: Cluster, planner: Planner) -> None:

@@ -84,16 +84,16 @@ def test_no_group_passes_its_number_of_jobs_or_its_duty_cap() -> None:
     one = planner("plex", units=1)
     jobs = [demand(f"j{i}", busy=28, period=100) for i in range(4)]
     assert len(admit(one, *jobs)) == 3
-    assert "duty would pass 90%" in why(one, next(iter(one.waiting)))
+    assert "duty would pass 90%" in why(one, next(iter(one.waiting)), now_us=0)
     two = planner("spread_backfill", units=1)
     assert len(admit(two, *(demand(f"j{i}", busy=5) for i in range(3)))) == 2
-    assert "max_jobs" in why(two, ResidentId("j2"))
+    assert "max_jobs" in why(two, ResidentId("j2"), now_us=0)
 
 
 def test_parked_state_must_fit_the_units() -> None:
     one = planner("plex", units=1, parked_bytes=100)
     admit(one, demand("a", state_bytes=60), demand("b", state_bytes=60))
-    assert "no room for its parked state" in why(one, ResidentId("b"))
+    assert "no room for its parked state" in why(one, ResidentId("b"), now_us=0)
 
 
 def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reason() -> None:
@@ -101,7 +101,7 @@ def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reas
     tight = demand("tight", mode=Mode.SYNC, max_slowdown_ppm=1_010_000)
     admit(one, tight, demand("b", mode=Mode.SYNC, busy=40))
     assert list(one.waiting) == ["b"]
-    assert "max_slowdown" in why(one, ResidentId("b"))
+    assert "max_slowdown" in why(one, ResidentId("b"), now_us=0)
 
 
 def test_training_gang_and_rollout_nodes_are_placed_together_or_not_at_all() -> None:
@@ -133,7 +133,8 @@ def test_a_blocked_job_that_gives_up_lets_those_behind_it_have_the_idle_units(po
     one = planner(replace(POLICIES[policy], max_jobs=1), units=2)
     assert admit(one, demand("a")) == {"a": ("n0",)}
     blocked = demand("wide", units=2, arrived_us=-20 * HOUR_US)
-    assert admit(one, blocked, demand("b")) == {}
+    behind = replace(demand("b"), expected_us=2 * HOUR_US)
+    assert admit(one, blocked, behind) == {}
     assert not one.has_news
     one.withdraw(ResidentId("wide"))
     assert one.has_news
@@ -168,7 +169,7 @@ def test_a_cold_job_has_a_group_for_itself_until_its_cycle_is_known() -> None:
     guess, warm = replace(demand("cold", busy=90), is_cold=True), demand("warm", busy=30)
     assert admit(one, guess) == {"cold": ("n0",)}
     assert admit(one, warm, demand("other", busy=80)) == {"warm": ("n1",)}
-    assert "cold is being profiled there" in why(one, ResidentId("other"))
+    assert "cold is being profiled there" in why(one, ResidentId("other"), now_us=0)
     one.learned(ResidentId("cold"), demand("x", busy=10).profile, at_us=40 * SECOND_US)
     one.board.check()
     assert one.has_news
@@ -182,7 +183,7 @@ def test_a_changed_cycle_is_planned_again_and_over_the_cap_it_takes_no_other() -
     one.learned(ResidentId("a"), demand("x", busy=80).profile, at_us=0)
     one.board.check()
     admit(one, demand("c", busy=5))
-    assert "duty would pass 90%" in why(one, ResidentId("c"))
+    assert "duty would pass 90%" in why(one, ResidentId("c"), now_us=0)
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

@@ -87,7 +87,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     assert [p.group_id for p in planner.admit(0)] == [2]
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
-    assert "a there waits past its bound" in why(planner, ResidentId("d"))
+    assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
     moves = relieve(planner, busy=set(), rules=RULES).moves
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(ResidentId("long"), moves[0].units, now_us=0)

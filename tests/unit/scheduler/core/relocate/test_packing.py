@@ -9,6 +9,7 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
     RepackRequested,
 )
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from tests.fakes.fake_world import FakeWorld
 
@@ -67,3 +68,26 @@ def test_repacking_empties_a_group_unless_its_job_is_pinned(world: FakeWorld) ->
     world.drain()
     assert world.places("a") == world.places("b")
     assert len(world.core.view.planners["train"].board.idle) == 1
+
+
+def test_who_lives_where_a_reservation_is_due_moves_to_what_came_free() -> None:
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    for node in ("n0", "n1", "n2"):
+        world.join(node)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n2")))
+    world.bring_up("a")
+    world.bring_up("b")
+    world.job("gang", priority=1)
+    world.deploy("gang", devices=2)
+    story = world.core.view.explain_job(JobId("gang"), now_us=world.now_us)
+    assert story is not None
+    assert "n0:0, n1:0 are kept for it, due in 3599 s" in story.text
+    world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n2")))
+    world.drain()
+    assert world.places() == ["n0:0"]
+    world.fire("drain/gang/actor")
+    world.drain()
+    assert world.places() == ["n2:0"]
+    world.end("b")
+    world.drain()
+    assert world.places("gang") == ["n0:0", "n1:0"]

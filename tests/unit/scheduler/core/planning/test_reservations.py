@@ -1,0 +1,166 @@
+"""Reservations: which units are kept, for whom, from whom, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plexsvc.ids import ResidentId, UnitId
+from plexsvc.scheduler.core.planning.answers import what_if, why
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
+
+SERVICE = in_service(POLICIES["plex"])
+ALONE = replace(SERVICE, max_jobs=1)
+
+
+def small(name: str, *, hours: float = 1, busy: int = 40) -> Demand:
+    return replace(demand(name, busy=busy), expected_us=round(hours * HOUR_US))
+
+
+def gang(units: int, *, priority: int = 1, busy: int = 20, arrived_us: int = 0) -> Demand:
+    wide = demand("gang", units=units, busy=busy, arrived_us=arrived_us)
+    return replace(wide, priority=priority)
+
+
+def stream(policy: Policy, wide: Demand, *, units: int, every_us: int, until_us: int) -> int | None:
+    """Return when a gang starts that comes second into a stream of jobs of one unit and an hour."""
+    one, ends = planner(policy, units=units), dict[ResidentId, int]()
+    now_us = 0
+    while now_us < until_us:
+        for resident_id in [r for r, end_us in ends.items() if end_us <= now_us]:
+            del ends[resident_id]
+            one.remove(resident_id)
+        one.submit(replace(small(f"s{now_us}"), arrived_us=now_us))
+        if now_us == every_us:
+            one.submit(replace(wide, arrived_us=now_us))
+        for placed in one.admit(now_us):
+            if placed.resident_id == wide.resident_id:
+                return now_us
+            ends[placed.resident_id] = now_us + HOUR_US
+        one.board.check()
+        now_us += every_us
+    return None
+
+
+def test_a_gang_with_a_priority_starts_within_its_due_time_however_many_small_jobs_come() -> None:
+    started_us = stream(SERVICE, gang(4), units=4, every_us=HOUR_US // 8, until_us=20 * HOUR_US)
+    assert started_us is not None
+    assert started_us <= HOUR_US // 8 + HOUR_US
+
+
+def test_a_gang_without_one_starts_once_it_waited_past_its_ratio() -> None:
+    wide = gang(4, priority=0)
+    started_us = stream(SERVICE, wide, units=4, every_us=HOUR_US // 8, until_us=20 * HOUR_US)
+    assert started_us is not None
+    assert started_us <= 16 * HOUR_US
+
+
+def test_kept_units_take_who_is_expected_to_be_gone_when_the_reservation_is_due() -> None:
+    one = planner(ALONE, units=2)
+    assert admit(one, small("a", hours=2)) == {"a": ("n0",)}
+    assert admit(one, gang(2), small("long", hours=3), small("short", hours=1)) == {
+        "short": ("n1",)
+    }
+    kept = one.reservations[ResidentId("gang")]
+    assert (kept.units, kept.due_us) == (("n0", "n1"), 2 * HOUR_US)
+    assert "2 are kept for gang, which goes before it" in why(one, ResidentId("long"), now_us=0)
+    told = why(one, ResidentId("gang"), now_us=HOUR_US)
+    assert "n0, n1 are kept for it, due in 3600 s" in told
+    assert not what_if(one, small("what", hours=3), now_us=0).units
+
+
+def test_the_gang_whose_residents_are_gone_first_is_kept() -> None:
+    one = planner(ALONE, units=3)
+    admit(one, small("a", hours=3), small("b", hours=2), small("c", hours=1))
+    assert admit(one, gang(2)) == {}
+    assert one.reservations[ResidentId("gang")].units == ("n1", "n2")
+
+
+def test_the_due_time_stays_and_then_nobody_comes_any_more() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=1), small("b", hours=1))
+    admit(one, gang(2))
+    one.remove(ResidentId("b"))
+    assert admit(one, replace(small("tiny", hours=0.5), arrived_us=HOUR_US)) == {}
+    one.remove(ResidentId("a"))
+    assert [p.resident_id for p in one.admit(HOUR_US)] == ["gang"]
+    assert not one.reservations
+
+
+def test_who_waits_is_offered_kept_units_when_their_job_gives_up() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=1))
+    assert admit(one, gang(2), small("b", hours=2)) == {}
+    assert not one.has_news
+    one.withdraw(ResidentId("gang"))
+    assert one.has_news
+    assert [p.resident_id for p in one.admit(1)] == ["b"]
+
+
+def test_a_higher_priority_takes_a_reservation_over_and_an_equal_one_does_not() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=1))
+    admit(one, gang(2))
+    admit(one, replace(gang(2), resident_id=ResidentId("equal")))
+    assert list(one.reservations) == ["gang"]
+    admit(one, replace(gang(2, priority=2), resident_id=ResidentId("first")))
+    assert list(one.reservations) == ["first"]
+
+
+def test_a_job_that_holds_devices_passes_a_reservation() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=1))
+    admit(one, gang(2))
+    assert admit(one, replace(small("b", hours=2), has_devices=True)) == {"b": ("n1",)}
+
+
+def test_a_reservation_ends_with_a_unit_of_it_and_others_are_kept() -> None:
+    one = planner(ALONE, units=3)
+    admit(one, small("a", hours=1), small("b", hours=1), small("c", hours=2))
+    admit(one, gang(2))
+    assert one.reservations[ResidentId("gang")].units == ("n1", "n2")
+    one.board.cordon(UnitId("n1"))
+    one.submit(small("d", hours=3))
+    one.admit(1)
+    assert one.reservations[ResidentId("gang")].units == ("n0", "n2")
+
+
+def test_nobody_moves_to_kept_units() -> None:
+    one = planner(SERVICE, units=3)
+    admit(one, small("a", busy=30), small("b", hours=2, busy=85), small("c", hours=2, busy=85))
+    admit(one, gang(2))
+    kept = one.reservations[ResidentId("gang")].units
+    for resident_id in list(one.board.group_of):
+        moved = one.rehome(resident_id, now_us=1)
+        assert moved is None or not set(moved.units) & set(kept)
+
+
+def test_who_is_in_the_way_is_told_when_the_reservation_is_due_and_not_before() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=1))
+    admit(one, gang(2))
+    assert one.in_the_way(now_us=HOUR_US - 1) == []
+    assert one.in_the_way(now_us=HOUR_US) == ["a"]
+
+
+def test_a_lost_place_goes_before_longer_jobs_but_not_before_a_higher_priority() -> None:
+    one = planner(replace(POLICIES["plex"], max_jobs=1), units=1)
+    for each in (
+        small("long", hours=9),
+        replace(small("lost"), lost_place=True),
+        replace(small("urgent"), priority=1),
+    ):
+        one.submit(each)
+    assert _order(one) == ["urgent", "lost", "long"]
+
+
+def _order(one: Planner) -> list[str]:
+    order: list[str] = []
+    while one.waiting:
+        placed = one.admit(SECOND_US)
+        order.extend(p.resident_id for p in placed)
+        for each in placed:
+            one.remove(each.resident_id)
+    return order
