@@ -82,6 +82,33 @@ class SimCluster:
     faults: Faults = Faults()
     events: tuple[NodeEvent, ...] = ()
 
+    @property
+    def newcomers(self) -> dict[str, int]:
+        """Return when each node that is not there at first joins, in microseconds."""
+        at_first = {node_name(at) for at in range(self.nodes)}
+        joins = [event for event in self.events if event.action is NodeAction.JOIN]
+        came: dict[str, int] = {}
+        for join in joins:
+            if join.node not in at_first:
+                came.setdefault(join.node, round(join.at_s * SECOND_US))
+        return came
+
+    def node_us(self, *, from_us: int, until_us: int) -> int:
+        """Return the node-microseconds that all nodes offer if none is ever closed or lost."""
+        since = [*[0] * self.nodes, *self.newcomers.values()]
+        return sum(max(0, until_us - max(from_us, at_us)) for at_us in since)
+
+    def least_us(self, work_us: int, *, from_us: int) -> int:
+        """Return the least time in which all nodes together could do so many node-microseconds."""
+        low, high = 0, -(-work_us // self.nodes)
+        while low < high:
+            middle = (low + high) // 2
+            if self.node_us(from_us=from_us, until_us=from_us + middle) < work_us:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
 
 def node_name(at: int) -> str:
     """Return the name of a simulated node."""

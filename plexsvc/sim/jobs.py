@@ -52,13 +52,6 @@ class SimJob:
     grown: tuple[Segment, ...] = ()
     """Device use of a cycle in the second half of its run, if that differs from the first."""
 
-    @property
-    def busy_us(self) -> int:
-        """Return the device time of all of its cycles."""
-        first_us, then_us = (sum(s.duration_us for s in half) for half in self._halves)
-        num_then = self.cycles // 2
-        return first_us * (self.cycles - num_then) + then_us * num_then
-
     def segments_of(self, cycle: int) -> tuple[Segment, ...]:
         """Return the device use of one of its cycles."""
         return self._halves[cycle >= self.cycles - self.cycles // 2]
@@ -83,14 +76,15 @@ class SimJob:
         factors = dice.lognormal(-sigma * sigma / 2, sigma, self.cycles)
         return [int(x) for x in np.rint(factors * own)]
 
-    def alone_us(self, rollout_us: list[int]) -> int:
-        """Return how long it runs with no one else: the same samples, no wait, no switch."""
+    def alone(self, rollout_us: list[int]) -> Alone:
+        """Return how it runs with no one else: the same samples, no wait, no switch."""
         run = run_of(self, rollout_us)
         timers = [(at, kind) for kind, at in run.start(0)]
-        now, ends_us = 0, None
+        now, busy_us, ends_us = 0, 0, None
         while not run.is_done:
             if ends_us is None and run.head is not None:
                 ends_us = now + run.head.duration_us
+                busy_us += run.head.duration_us
             timers.sort()
             if timers and (ends_us is None or timers[0][0] <= ends_us):
                 now, kind = timers.pop(0)
@@ -99,7 +93,15 @@ class SimJob:
                 assert ends_us is not None, "a job that is not done waits for something"
                 now, ends_us = ends_us, None
                 timers.extend((at, kind) for kind, at in run.finished(now))
-        return now
+        return Alone(took_us=now, busy_us=busy_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """How long a job takes by itself, and how much of that its training nodes work."""
+
+    took_us: int
+    busy_us: int
 
 
 @dataclass(slots=True)
@@ -253,7 +255,8 @@ class AsyncRun(Run):
         """An operation ended; publishing may let the next rollout begin."""
         operation = self.queue.popleft()
         if self.syncs_at_boundary and operation.phase == SYNC_PHASE:
-            self.synced = operation.cycle + 1
+            if operation.ends_burst:
+                self.synced = operation.cycle + 1
         elif operation.ends_burst:
             self.trained += 1
             if not self.syncs_at_boundary:

@@ -53,8 +53,8 @@ class Nodes(Client):
     _lost: set[NodeId] = field(default_factory=set)
     _acts_left: int = 0
     _dice: np.random.Generator = field(init=False)
-    _planned: list[Callable[[int], Posts]] = field(default_factory=list)
-    """What each alarm is for, by its tag."""
+    _planned: list[tuple[int, Callable[[int], Posts]]] = field(default_factory=list)
+    """When each alarm rings and what for, by its tag."""
 
     def __post_init__(self) -> None:
         self._dice = np.random.default_rng([self.seed, 77])
@@ -95,9 +95,14 @@ class Nodes(Client):
             self._lost.add(event.node_id)
         return ()
 
-    def woken(self, tag: int, *, now_us: int) -> Posts:
-        """Lose a node, or bring one back."""
-        return self._planned[tag](now_us)
+    def woken(self, tag: int, *, now_us: int) -> Posts:  # noqa: ARG002 - as every client
+        """Lose a node, or bring one back.
+
+        Whatever follows is counted from the time that was planned: events of jobs that happen in
+        the same instant would shift the time of all later losses.
+        """
+        at_us, what = self._planned[tag]
+        return what(at_us)
 
     def _next_loss(self, now_us: int) -> Alarm:
         mean_us = self.cluster.faults.node_mtbf_h * 3600 * SECOND_US / self.cluster.nodes
@@ -106,7 +111,7 @@ class Nodes(Client):
         return self._alarm(now_us + after_us, partial(self._lose, victim))
 
     def _alarm(self, at_us: int, what: Callable[[int], Posts]) -> Alarm:
-        self._planned.append(what)
+        self._planned.append((at_us, what))
         return Alarm(at_us, len(self._planned) - 1)
 
     def _lose(self, node_id: NodeId, now_us: int) -> Posts:

@@ -42,6 +42,10 @@ class Record:
 
     job: SimJob
     alone_us: int
+    """What it takes by itself."""
+    work_us: int
+    """What its training nodes work for it by itself: no schedule has them do less."""
+
     stays: list[Stay] = field(default_factory=list)
     start_us: int | None = None
     finish_us: int | None = None

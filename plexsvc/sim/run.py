@@ -63,8 +63,9 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     costs = TraceCosts(cluster=workload.cluster, seed=seed, record_of=books.record_of)
     turnstile = Turnstile()
     for job in workload.jobs:
+        alone = job.alone(job.rollout_us(seed))
         client = TraceClient(
-            record=Record(job=job, alone_us=job.alone_us(job.rollout_us(seed))),
+            record=Record(job=job, alone_us=alone.took_us, work_us=alone.busy_us),
             seed=seed,
             nodes=nodes,
             turnstile=turnstile,

@@ -10,7 +10,6 @@ import numpy as np
 
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.sim.cluster import SimCluster
-from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.records import Outcome, Record
 
 NO_WAIT: Final = 0.01
@@ -74,15 +73,15 @@ def gpu_hours(outcome: Outcome, cluster: SimCluster) -> float:
     return outcome.node_us * cluster.devices_per_node / SECOND_US / 3600
 
 
-def lower_bound_us(jobs: Sequence[SimJob], alone_us: Sequence[int], cluster: SimCluster) -> int:
+def lower_bound_us(records: Sequence[Record], cluster: SimCluster) -> int:
     """Return what no schedule can beat: all work over all nodes, and the last job to end alone."""
-    first = min(job.demand.arrived_us for job in jobs)
+    first = min(r.job.demand.arrived_us for r in records)
     work = sum(
-        job.demand.num_units * job.busy_us + job.demand.rollout_units * alone
-        for job, alone in zip(jobs, alone_us, strict=True)
+        r.job.demand.num_units * r.work_us + r.job.demand.rollout_units * r.alone_us
+        for r in records
     )
-    last = max(j.demand.arrived_us + a for j, a in zip(jobs, alone_us, strict=True)) - first
-    return max(work // cluster.nodes, last)
+    last = max(r.job.demand.arrived_us + r.alone_us for r in records) - first
+    return max(cluster.least_us(work, from_us=first), last)
 
 
 def summarise(
@@ -94,12 +93,13 @@ def summarise(
     waits = np.array([wait_ratio(r) for r in records])
     base_waits = np.array([wait_ratio(r) for r in isolated.records])
     base_p99 = float(np.percentile(base_waits, 99))
-    alone = [r.alone_us for r in records]
     drain, base = drain_us(outcome), drain_us(isolated)
     busy = sum(r.job.demand.num_units * (end - start) for r in records for start, end in r.busy)
     hours, base_hours = gpu_hours(outcome, cluster), gpu_hours(isolated, cluster)
     shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
-    bound = lower_bound_us([r.job for r in records], alone, cluster)
+    bound = lower_bound_us(records, cluster)
+    first = min(r.job.demand.arrived_us for r in records)
+    offered = cluster.node_us(from_us=first, until_us=first + drain)
     wait_p99 = float(np.percentile(waits, 99))
     return Summary(
         policy=outcome.policy,
@@ -110,7 +110,7 @@ def summarise(
         lower_bound_ratio=round(bound / base, 4),
         gpu_hours=round(hours, 3),
         gpu_hours_reduction=round(1 - hours / base_hours, 4),
-        inflation=round(shared / sum(alone), 4),
+        inflation=round(shared / sum(r.alone_us for r in records), 4),
         slowdown_mean=round(float(slowdowns.mean()), 4),
         slowdown_p95=round(float(np.percentile(slowdowns, 95)), 4),
         slowdown_max=round(float(slowdowns.max()), 4),
@@ -118,7 +118,7 @@ def summarise(
         wait_ratio_p90=round(float(np.percentile(waits, 90)), 4),
         wait_ratio_p99=round(wait_p99, 4),
         wait_p99_of_isolated=round(wait_p99 / base_p99, 4) if base_p99 > NO_WAIT else None,
-        utilisation=round(busy / (cluster.nodes * drain), 4),
+        utilisation=round(busy / offered, 4),
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,
         prefetch_wasted=outcome.counts.prefetch_wasted,

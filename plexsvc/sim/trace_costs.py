@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 
@@ -30,10 +31,8 @@ class TraceCosts:
     durations_us: dict[OperationId, int] = field(default_factory=dict)
     """What each operation will take; its client says so when it submits it."""
 
-    _dice: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._dice = np.random.default_rng([self.seed, 78])
+    _dice: dict[DeploymentId, np.random.Generator] = field(default_factory=dict)
+    """Each deployment's own: who else moves does not change which of its moves are slow."""
 
     def spawn(
         self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
@@ -61,9 +60,15 @@ class TraceCosts:
             return Moved(elapsed_us=copy_us, nbytes=STATE_BYTES)
         whole_us = job.demand.profile.switch_us // job.deployments
         half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
-        if faults.slow_switch_share and self._dice.random() < faults.slow_switch_share:
+        if faults.slow_switch_share and self._roll(deployment_id) < faults.slow_switch_share:
             half_us = round(half_us * faults.slow_switch_factor)
         return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
+
+    def _roll(self, deployment_id: DeploymentId) -> float:
+        if deployment_id not in self._dice:
+            seeds = [self.seed, 78, crc32(deployment_id.encode())]
+            self._dice[deployment_id] = np.random.default_rng(seeds)
+        return float(self._dice[deployment_id].random())
 
     def stop_us(self) -> int:
         """Return the least time."""

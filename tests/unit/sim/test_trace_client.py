@@ -32,7 +32,7 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
     costs = TraceCosts(cluster=cluster, seed=1, record_of=books.record_of)
     nodes = Nodes(cluster=cluster, seed=1, num_rollouts=1, has_hope=lambda: True)
     client = TraceClient(
-        record=Record(job=one, alone_us=one.alone_us(one.rollout_us(1))),
+        record=Record(job=one, alone_us=one.alone(one.rollout_us(1)).took_us, work_us=0),
         seed=1,
         nodes=nodes,
         turnstile=Turnstile(),

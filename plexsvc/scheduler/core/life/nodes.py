@@ -51,6 +51,7 @@ def cordon(cluster: Cluster, event: NodeCordoned) -> None:
 
 
 def uncordon(cluster: Cluster, event: NodeUncordoned) -> None:
-    """Let a node take work again."""
-    if cluster.placement.cordoned.pop(event.node_id, None) is not None:
+    """Let a node take work again; one that is lost only does once it has joined."""
+    was_closed = cluster.placement.cordoned.pop(event.node_id, None) is not None
+    if was_closed and event.node_id in cluster.placement.nodes:
         placing.reopen(cluster.placement, event.node_id)

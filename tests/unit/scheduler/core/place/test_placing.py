@@ -137,6 +137,19 @@ def test_nothing_goes_to_a_cordoned_node_until_it_is_uncordoned() -> None:
     assert spawned(world) == {"a/actor": ["n0:0"]}
 
 
+def test_a_lost_node_takes_nothing_before_it_is_back_though_it_is_uncordoned() -> None:
+    world = FakeWorld()
+    world.join("n0", train=1)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    (planner,) = world.core.view.planners.values()
+    assert not planner.board.idle
+    world.join("n0", train=1)
+    world.bring_up("a")
+    assert spawned(world) == {"a/actor": ["n0:0"]}
+
+
 def test_a_node_that_comes_back_is_used_again() -> None:
     world = FakeWorld()
     world.join("n0", train=1)
