@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.actions import (
     CutOver,
     MoveState,
     RefuseOperation,
+    RelocationChanged,
     SpawnWpg,
     StartOperation,
     StopWpg,
@@ -24,15 +25,17 @@ from plexsvc.scheduler.core.actions import (
 from plexsvc.scheduler.core.events import (
     Event,
     NodeCordoned,
+    NodeJoined,
+    NodeLost,
     NodeUncordoned,
     ResidencyMoved,
     WpgForgotten,
 )
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
-from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
 from plexsvc.sim.nodes import TRAIN_KIND
-from plexsvc.sim.records import Counts, Drained, Pause, Record, Stay
+from plexsvc.sim.records import Counts, Drained, Lost, Move, Pause, Record, Stay
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class Books:
     node_us: int = 0
     """Node-microseconds for which somebody had a place."""
     drains: dict[NodeId, Drained] = field(default_factory=dict)
+    losses: list[Lost] = field(default_factory=list)
 
     _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
@@ -67,18 +71,7 @@ class Books:
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
         self._last_us = at_us
-        match event:
-            case WpgForgotten():
-                self._leave(event.wpg_id)
-            case ResidencyMoved():
-                self._loaded(event.wpg_id, at_us=at_us)
-            case NodeCordoned(is_drained=True):
-                unit_id = UnitId(event.node_id)
-                self.drains[event.node_id] = Drained(node_id=unit_id, asked_us=at_us)
-            case NodeUncordoned() if self._is_draining(event.node_id):
-                del self.drains[event.node_id]
-            case _:
-                pass
+        self._note_event(event, at_us=at_us)
         for action in actions:
             self._note_action(action, at_us=at_us)
         if any(map(self._is_draining, self.drains)):
@@ -87,6 +80,27 @@ class Books:
         if planner is not None and planner.relieved_us != self._relieved_us:
             self._relieved_us = planner.relieved_us
             self._note_pauses(planner, at_us=at_us)
+        elif planner is not None and self._paused:
+            self._end_pauses(planner, at_us=at_us)
+
+    def _note_event(self, event: Event, *, at_us: int) -> None:
+        match event:
+            case WpgForgotten():
+                self._leave(event.wpg_id)
+            case ResidencyMoved():
+                self._loaded(event.wpg_id, at_us=at_us)
+            case NodeCordoned(is_drained=True):
+                self.drains[event.node_id] = Drained(node_id=event.node_id, asked_us=at_us)
+            case NodeUncordoned() if self._is_draining(event.node_id):
+                del self.drains[event.node_id]
+            case NodeLost():
+                self.losses.append(Lost(node_id=event.node_id, at_us=at_us))
+            case NodeJoined():
+                for lost in self.losses:
+                    if lost.node_id == event.node_id and lost.back_us is None:
+                        lost.back_us = at_us
+            case _:
+                pass
 
     def _note_action(self, action: Action, *, at_us: int) -> None:
         match action:
@@ -98,6 +112,8 @@ class Books:
                 self._carrying[action.deployment_id] = at_us
             case CutOver():
                 self._cut_over(action, at_us=at_us)
+            case RelocationChanged(stage=RelocationStage.DONE):
+                self._moved(action, at_us=at_us)
             case MoveState(to=Residency.DEVICE):
                 switch = self.view.wpgs[action.wpg_id].switch
                 assert switch is not None, action
@@ -113,35 +129,45 @@ class Books:
 
     def _arrive(self, action: SpawnWpg, *, at_us: int) -> None:
         self._lives[action.wpg_id] = action
-        record = self.record_of.get(action.deployment_id)
-        holder = record or self.rollout_record_of.get(action.deployment_id)
-        if holder is not None and action.replaces is None and not holder.restarts:
-            holder.start_us = at_us  # a job starts when the last of its deployments has a place
+        holder = self._holder_of(action.deployment_id)
         if holder is None:
             return
-        if record is not None and action.replaces is None:
-            self._stay(record, action, at_us=at_us)
+        if action.replaces is None:
+            if not holder.restarts:
+                holder.start_us = at_us  # a job starts when the last deployment has a place
+            self._stay(holder, action, at_us=at_us)
         for place in action.places:
             self._taken[place] = self._taken.get(place, 0) + 1
 
+    def _holder_of(self, deployment_id: DeploymentId) -> Record | None:
+        record = self.record_of.get(deployment_id)
+        return record or self.rollout_record_of.get(deployment_id)
+
     def _cut_over(self, action: CutOver, *, at_us: int) -> None:
-        """Note a job's move: it was held while its state was copied, and lives elsewhere now."""
+        """Note that a job lives elsewhere now."""
+        holder = self._holder_of(action.deployment_id)
+        if holder is not None:
+            self._stay(holder, self._lives[action.to_wpg_id], at_us=at_us)
+
+    def _moved(self, action: RelocationChanged, *, at_us: int) -> None:
+        """Note a job's move: it was held while its state was copied."""
+        since_us = self._carrying.pop(action.deployment_id, at_us)
         record = self.record_of.get(action.deployment_id)
         if record is not None:
-            since_us = self._carrying.pop(action.deployment_id, at_us)
-            record.moves.append((since_us, at_us))
-            self._stay(record, self._lives[action.to_wpg_id], at_us=at_us)
+            record.moves.append(Move(since_us=since_us, until_us=at_us, why=action.reason))
 
     def _stay(self, record: Record, action: SpawnWpg, *, at_us: int) -> None:
-        """Note where a job lives: on the nodes of all its training deployments."""
+        """Note where a job lives: on the nodes of all its deployments that train, or roll out."""
+        is_training = action.deployment_id in self.record_of
+        alike = self.record_of if is_training else self.rollout_record_of
         nodes = [UnitId(place.node_id) for place in action.places]
         for other in self._lives.values():
             is_beside = other.deployment_id != action.deployment_id
-            if is_beside and self.record_of.get(other.deployment_id) is record:
+            if is_beside and alike.get(other.deployment_id) is record:
                 nodes.extend(UnitId(place.node_id) for place in other.places)
         group_id = self._number_of.setdefault(nodes[0], len(self._number_of))
         stay = Stay(since_us=at_us, group_id=group_id, nodes=tuple(dict.fromkeys(nodes)))
-        record.stays.append(stay)
+        (record.stays if is_training else record.rollout_stays).append(stay)
         record.host_bytes = record.job.demand.state_bytes  # whoever is not on its device is there
 
     def _leave(self, wpg_id: WpgId) -> None:
@@ -163,14 +189,21 @@ class Books:
 
     def _note_pauses(self, planner: Planner, *, at_us: int) -> None:
         """Note whose pause began or ended: relief was just considered."""
+        self._end_pauses(planner, at_us=at_us)
         paused = {j: why for g in planner.board.groups.values() for j, why in g.paused.items()}
-        for resident_id in [j for j in self._paused if j not in paused]:
-            self._paused.pop(resident_id).until_us = at_us
         for resident_id, why in paused.items():
             if resident_id not in self._paused:
                 self._paused[resident_id] = Pause(since_us=at_us, why=why)
                 record = self.record_of[DeploymentId(resident_id)]
                 record.pauses.append(self._paused[resident_id])
+
+    def _end_pauses(self, planner: Planner, *, at_us: int) -> None:
+        """Note whose pause ended: by relief, or because the job moved or left."""
+        board = planner.board
+        for resident_id in list(self._paused):
+            group_id = board.group_of.get(resident_id)
+            if group_id is None or resident_id not in board.groups[group_id].paused:
+                self._paused.pop(resident_id).until_us = at_us
 
     def _cut_short(self, operation_id: OperationId, *, at_us: int) -> None:
         wpg_id, since_us = self._running.pop(operation_id, (None, 0))

@@ -1,36 +1,49 @@
-"""Outputs of a run (`--out`): a summary, lines to check each job by, plots, a Perfetto trace."""
+"""Outputs of runs (`--out`): summaries, lines to check each job by, tables, pictures, tracks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from plexsvc import perfetto
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.perfetto import TraceEvent
 from plexsvc.scheduler.core.planning.profile import SECOND_US
-from plexsvc.sim.cluster import GB, SimCluster
+from plexsvc.sim import pictures
+from plexsvc.sim.cluster import GB
 from plexsvc.sim.presets import Workload
-from plexsvc.sim.records import Outcome, Record
-from plexsvc.sim.summary import Summary, drain_us, slowdown, wait_ratio
+from plexsvc.sim.records import Outcome, Record, Stay
+from plexsvc.sim.summary import Summary, slowdown, wait_ratio
+from plexsvc.sim.tables import report
+from plexsvc.sim.tracks import tracks
 
-_MAX_PERFETTO_JOBS: Final = 200
-"""Jobs in the Perfetto trace, first to start first: viewers load tens of megabytes."""
+FILES: Final = (
+    "summary.json",
+    "jobs.jsonl",
+    "nodes.jsonl",
+    "report.md",
+    "perfetto.json",
+    "nodes.png",
+    "utilisation.png",
+    "wait_cdf.png",
+)
+"""What a run leaves."""
 
 
 def make_directory(out: Path) -> None:
-    """Make the directory for outputs; called before a run, so that no run is for nothing.
+    """Make the directory for outputs, without those of an earlier run.
+
+    Called before a run, so that no run is for nothing, and none that fails looks like the last one.
 
     Raises:
         PlexError: `bad_request`, there can be no such directory.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -39,17 +52,38 @@ def make_directory(out: Path) -> None:
         ) from error
 
 
-def write_outputs(
-    out: Path, *, workload: Workload, summary: Summary, outcome: Outcome, isolated: Outcome
-) -> None:
-    """Write `summary.json`, `jobs.jsonl`, `perfetto.json`, `utilisation.png` and `wait_cdf.png`."""
-    make_directory(out)
+def write_failure(out: Path, error: PlexError, *, policy: str, seed: int) -> None:
+    """Write a `summary.json` that says why a run never ended."""
+    told = {"policy": policy, "seed": seed, "error": error.message}
+    (out / "summary.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+
+def write_outputs(out: Path, *, summary: Summary, outcome: Outcome, title: str) -> None:
+    """Write what one run came to: its summary, lines, tables, tracks and nodes."""
     (out / "summary.json").write_text(json.dumps(asdict(summary)) + "\n", encoding="utf-8")
-    with (out / "jobs.jsonl").open("w", encoding="utf-8") as lines:
-        for record in outcome.records:
-            lines.write(json.dumps(job_line(record, seed=summary.seed)) + "\n")
-    perfetto.write(out / "perfetto.json", _trace_events(outcome))
-    _plots(out, workload.cluster, outcome=outcome, isolated=isolated)
+    _write_lines(out / "jobs.jsonl", [job_line(r, seed=summary.seed) for r in outcome.records])
+    _write_lines(out / "nodes.jsonl", node_lines(outcome))
+    (out / "report.md").write_text(report(outcome, title=title), encoding="utf-8")
+    perfetto.write(out / "perfetto.json", tracks(outcome))
+    pictures.owners(out / "nodes.png", outcome, title=title)
+
+
+def write_pictures(
+    out: Path, outcomes: Sequence[Outcome], *, workload: Workload, bound_s: float, title: str
+) -> None:
+    """Write `utilisation.png` and `wait_cdf.png`, with all runs of a workload in one picture."""
+    pictures.utilisation(
+        out / "utilisation.png",
+        outcomes,
+        cluster=workload.cluster,
+        title=title,
+        bound_us=round(bound_s * SECOND_US),
+    )
+    pictures.wait_cdf(out / "wait_cdf.png", outcomes, title=title)
+
+
+def _write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def job_line(record: Record, *, seed: int) -> dict[str, object]:
@@ -63,10 +97,8 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "finish_s": _s(record.finish_us),
         "alone_s": record.alone_us / SECOND_US,
         "nodes": list(record.stays[-1].nodes),
-        "stays": [
-            {"since_s": _s(stay.since_us), "group": stay.group_id, "nodes": list(stay.nodes)}
-            for stay in record.stays
-        ],
+        "stays": _stays(record.stays),
+        "rollout_stays": _stays(record.rollout_stays),
         "slowdown": round(slowdown(record), 6),
         "wait_ratio": round(wait_ratio(record), 6),
         "phases": record.phases,
@@ -74,8 +106,11 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
         "switch": _spans(record.switch),
         "prefetch": _spans(record.prefetch),
         "lost": _spans(record.lost),
-        "restarts": [_s(at_us) for at_us in record.restarts],
-        "moves": _spans(record.moves),
+        "restarts": [{"at_s": _s(one.at_us), "node": one.node_id} for one in record.restarts],
+        "moves": [
+            {"at_s": _s(move.since_us), "until_s": _s(move.until_us), "why": move.why}
+            for move in record.moves
+        ],
         "rollout_s": [us / SECOND_US for us in record.job.rollout_us(seed)],
         "segment_s": [
             {"phase": s.phase, "duration_s": s.duration_us / SECOND_US}
@@ -99,63 +134,29 @@ def job_line(record: Record, *, seed: int) -> dict[str, object]:
     }
 
 
-def _s(at_us: int | None) -> float:
-    return (at_us or 0) / SECOND_US
+def node_lines(outcome: Outcome) -> list[dict[str, object]]:
+    """Return what befell nodes, in seconds: losses and drains, None for an end that never came."""
+    lost: list[dict[str, object]] = [
+        {"node": one.node_id, "lost_s": _s(one.at_us), "back_s": _s(one.back_us)}
+        for one in outcome.losses
+    ]
+    drained: list[dict[str, object]] = [
+        {"node": one.node_id, "drain_s": _s(one.asked_us), "empty_s": _s(one.empty_us)}
+        for one in outcome.drains
+    ]
+    return [*lost, *drained]
+
+
+def _stays(stays: Sequence[Stay]) -> list[dict[str, object]]:
+    return [
+        {"since_s": _s(stay.since_us), "group": stay.group_id, "nodes": list(stay.nodes)}
+        for stay in stays
+    ]
+
+
+def _s(at_us: int | None) -> float | None:
+    return None if at_us is None else at_us / SECOND_US
 
 
 def _spans(spans: list[tuple[int, int]]) -> list[list[float]]:
     return [[start / SECOND_US, end / SECOND_US] for start, end in spans]
-
-
-def _trace_events(outcome: Outcome) -> Iterator[TraceEvent]:
-    started = sorted(outcome.records, key=lambda r: (r.start_us or 0, r.job.demand.resident_id))
-    for at, record in enumerate(started[:_MAX_PERFETTO_JOBS]):
-        pid = record.stays[-1].group_id
-        yield perfetto.label(record.job.demand.resident_id, pid=pid, tid=at)
-        spans = [
-            *zip(record.phases, record.busy, strict=True),
-            *(("switch", span) for span in record.switch),
-            *(("prefetch", span) for span in record.prefetch),
-        ]
-        for kind, (start, end) in spans:
-            yield perfetto.span(kind, pid=pid, tid=at, start_us=start, end_us=end)
-
-
-def _plots(out: Path, cluster: SimCluster, *, outcome: Outcome, isolated: Outcome) -> None:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - a second of imports, only for plots
-
-    figure = Figure(figsize=(8, 3))
-    axes = figure.subplots()
-    for one in (isolated, outcome):
-        hours, share = busy_share(one, cluster, buckets=200)
-        axes.plot(hours, share, label=one.policy)
-    axes.set(xlabel="hours", ylabel="busy share of nodes", ylim=(0, 1))
-    axes.legend()
-    figure.savefig(out / "utilisation.png", bbox_inches="tight", dpi=120)
-    figure = Figure(figsize=(5, 3))
-    axes = figure.subplots()
-    for one in (isolated, outcome):
-        waits = np.sort([wait_ratio(record) for record in one.records])
-        axes.plot(waits, np.arange(1, waits.size + 1) / waits.size, label=one.policy)
-    axes.set(xlabel="wait / duration", ylabel="share of jobs", xscale="symlog")
-    axes.legend()
-    figure.savefig(out / "wait_cdf.png", bbox_inches="tight", dpi=120)
-
-
-def busy_share(
-    outcome: Outcome, cluster: SimCluster, *, buckets: int
-) -> tuple[list[float], list[float]]:
-    """Return hours and the share of all nodes that ran operations then."""
-    first = min(r.job.demand.arrived_us for r in outcome.records)
-    width = max(1, -(-drain_us(outcome) // buckets))
-    busy = np.zeros(buckets + 1)
-    for record in outcome.records:
-        for start, end in record.busy:
-            at = start - first
-            while at < end - first:
-                bucket = at // width
-                until = min(end - first, (bucket + 1) * width)
-                busy[bucket] += (until - at) * record.job.demand.num_units
-                at = until
-    hours = (np.arange(buckets) * width / SECOND_US / 3600).tolist()
-    return hours, (busy[:buckets] / (width * cluster.nodes)).tolist()

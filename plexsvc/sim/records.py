@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plexsvc.ids import UnitId
+from plexsvc.ids import NodeId, UnitId
 from plexsvc.sim.jobs import SimJob
 
 
@@ -24,6 +24,32 @@ class Pause:
     since_us: int
     why: str
     until_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A copy of a job's state to other nodes, while which its operations waited, and why."""
+
+    since_us: int
+    until_us: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A loss of a node that a job lived on: it goes on from its last trained cycle."""
+
+    at_us: int
+    node_id: NodeId
+
+
+@dataclass(slots=True, kw_only=True)
+class Lost:
+    """A node that was lost, and when it was back."""
+
+    node_id: NodeId
+    at_us: int
+    back_us: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,11 +81,10 @@ class Record:
     lost: list[tuple[int, int]] = field(default_factory=list)
     """Operations that a lost node cut short; their cycles ran again."""
 
-    restarts: list[int] = field(default_factory=list)
-    """When its nodes were lost: it went on from its last trained cycle."""
-
-    moves: list[tuple[int, int]] = field(default_factory=list)
-    """Times its state was copied to other nodes; its operations waited."""
+    restarts: list[Restart] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    rollout_stays: list[Stay] = field(default_factory=list)
+    """The nodes it held for its rollouts alone."""
 
     host_bytes: int = 0
     """Of its parked state, what found room in each node's host memory where it last came to."""
@@ -77,7 +102,7 @@ class Record:
 class Drained:
     """A node that was asked to be empty, and when it was."""
 
-    node_id: UnitId
+    node_id: NodeId
     asked_us: int
     empty_us: int | None = None
 
@@ -95,3 +120,4 @@ class Outcome:
 
     pruned_share: float
     drains: tuple[Drained, ...] = ()
+    losses: tuple[Lost, ...] = ()

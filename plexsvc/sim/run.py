@@ -92,8 +92,21 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         node_us=books.node_us,
         pruned_share=core.view.planners[TRAIN_KIND].fitter.pruned.share,
         drains=tuple(books.drains.values()),
+        losses=tuple(books.losses),
     )
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
+
+
+Baseline = Timed | PlexError
+"""A run under `isolated`, or why it never ends."""
+
+
+def baseline(workload: Workload, *, seed: int) -> Baseline:
+    """Return the run that a workload's other runs are compared with; it knows all cycles."""
+    try:
+        return play(workload, policy=policy_named("isolated"), seed=seed)
+    except PlexError as error:
+        return error
 
 
 def compare(
@@ -101,16 +114,26 @@ def compare(
     *,
     policy: Policy,
     seed: int,
-    isolated: Timed | None = None,
+    isolated: Baseline | None = None,
     is_cold: bool = False,
 ) -> tuple[Summary, Outcome]:
-    """Return the summary of one policy against `isolated`, which knows all cycles; its outcome."""
-    base = isolated or play(workload, policy=policy_named("isolated"), seed=seed)
+    """Return the summary of one policy against `isolated`, and its outcome.
+
+    Where `isolated` never ends, the summary has no ratios to it, and the reason.
+
+    Raises:
+        PlexError: as `play`.
+    """
+    base = isolated or baseline(workload, seed=seed)
     is_base = policy.name == "isolated" and not is_cold
-    timed = base if is_base else play(workload, policy=policy, seed=seed, is_cold=is_cold)
+    if is_base and isinstance(base, PlexError):
+        raise base
+    timed = play(workload, policy=policy, seed=seed, is_cold=is_cold) if not is_base else base
+    assert isinstance(timed, Timed), timed
     summary = summarise(
         timed.outcome,
-        isolated=base.outcome,
+        isolated=None if isinstance(base, PlexError) else base.outcome,
+        isolated_error=base.message if isinstance(base, PlexError) else None,
         cluster=workload.cluster,
         seed=seed,
         wall_s=timed.wall_s,

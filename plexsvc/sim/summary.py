@@ -18,16 +18,21 @@ NO_WAIT: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One line of JSON; ratios are against an `isolated` run of the same trace and seed."""
+    """One line of JSON; ratios are against an `isolated` run of the same trace and seed.
+
+    They are None where that run never ends; `isolated_error` says why.
+    """
 
     policy: str
     seed: int
     jobs: int
     drain_s: float
-    drain_ratio: float
-    lower_bound_ratio: float
+    drain_ratio: float | None
+    lower_bound_s: float
+    """What no schedule can beat."""
+    lower_bound_ratio: float | None
     gpu_hours: float
-    gpu_hours_reduction: float
+    gpu_hours_reduction: float | None
     inflation: float
     slowdown_mean: float
     slowdown_p95: float
@@ -46,6 +51,7 @@ class Summary:
     pruned_share: float
     events: int
     wall_s: float
+    isolated_error: str | None = None
 
 
 def slowdown(record: Record) -> float:
@@ -85,17 +91,22 @@ def lower_bound_us(records: Sequence[Record], cluster: SimCluster) -> int:
 
 
 def summarise(
-    outcome: Outcome, *, isolated: Outcome, cluster: SimCluster, seed: int, wall_s: float
+    outcome: Outcome,
+    *,
+    isolated: Outcome | None,
+    isolated_error: str | None = None,
+    cluster: SimCluster,
+    seed: int,
+    wall_s: float,
 ) -> Summary:
     """Return the summary of one run."""
     records = outcome.records
     slowdowns = np.array([slowdown(r) for r in records])
     waits = np.array([wait_ratio(r) for r in records])
-    base_waits = np.array([wait_ratio(r) for r in isolated.records])
-    base_p99 = float(np.percentile(base_waits, 99))
-    drain, base = drain_us(outcome), drain_us(isolated)
+    drain, hours = drain_us(outcome), gpu_hours(outcome, cluster)
+    base = None if isolated is None else drain_us(isolated)
+    base_hours = None if isolated is None else gpu_hours(isolated, cluster)
     busy = sum(r.job.demand.num_units * (end - start) for r in records for start, end in r.busy)
-    hours, base_hours = gpu_hours(outcome, cluster), gpu_hours(isolated, cluster)
     shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
     bound = lower_bound_us(records, cluster)
     first = min(r.job.demand.arrived_us for r in records)
@@ -106,10 +117,11 @@ def summarise(
         seed=seed,
         jobs=len(records),
         drain_s=drain / SECOND_US,
-        drain_ratio=round(drain / base, 4),
-        lower_bound_ratio=round(bound / base, 4),
+        drain_ratio=_ratio(drain, base),
+        lower_bound_s=bound / SECOND_US,
+        lower_bound_ratio=_ratio(bound, base),
         gpu_hours=round(hours, 3),
-        gpu_hours_reduction=round(1 - hours / base_hours, 4),
+        gpu_hours_reduction=None if base_hours is None else round(1 - hours / base_hours, 4),
         inflation=round(shared / sum(r.alone_us for r in records), 4),
         slowdown_mean=round(float(slowdowns.mean()), 4),
         slowdown_p95=round(float(np.percentile(slowdowns, 95)), 4),
@@ -117,7 +129,7 @@ def summarise(
         wait_ratio_p50=round(float(np.percentile(waits, 50)), 4),
         wait_ratio_p90=round(float(np.percentile(waits, 90)), 4),
         wait_ratio_p99=round(wait_p99, 4),
-        wait_p99_of_isolated=round(wait_p99 / base_p99, 4) if base_p99 > NO_WAIT else None,
+        wait_p99_of_isolated=_ratio(wait_p99, _longest_waits(isolated)),
         utilisation=round(busy / offered, 4),
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,
@@ -127,4 +139,17 @@ def summarise(
         pruned_share=round(outcome.pruned_share, 4),
         events=outcome.events,
         wall_s=round(wall_s, 3),
+        isolated_error=isolated_error,
     )
+
+
+def _longest_waits(isolated: Outcome | None) -> float | None:
+    """Return the wait ratio that one job in a hundred passes; None where nobody waits."""
+    if isolated is None:
+        return None
+    p99 = float(np.percentile([wait_ratio(r) for r in isolated.records], 99))
+    return p99 if p99 > NO_WAIT else None
+
+
+def _ratio(value: float, base: float | None) -> float | None:
+    return None if base is None else round(value / base, 4)

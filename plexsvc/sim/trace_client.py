@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, JobId, OperationId
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId
 from plexsvc.scheduler.core.actions import AnswerOperation, DeploymentChanged, JobChanged
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
@@ -31,7 +31,7 @@ from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.jobs import ROLLOUT, Losses, Operation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, TRAIN_KIND, Nodes
 from plexsvc.sim.observed import ENDED
-from plexsvc.sim.records import Record
+from plexsvc.sim.records import Record, Restart
 from plexsvc.sim.trace_costs import TraceCosts
 
 KINDS: Final = (
@@ -256,7 +256,8 @@ class TraceClient(Client):
             raise PlexError(fault.code, fault.message)
         self._attempt.pause_us = 0 if is_lost else RETRY_US
         if self._attempt.has_places:
-            self.record.restarts.append(now_us)
+            node_id = NodeId(dict(fault.facts).get("node", ""))
+            self.record.restarts.append(Restart(at_us=now_us, node_id=node_id))
             mtbf_h = self.nodes.cluster.faults.node_mtbf_h
             self._losses.note(self.record.job, self._run, mtbf_h=mtbf_h)
         self._attempt.is_playing, self._attempt.training = False, None

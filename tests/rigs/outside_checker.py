@@ -78,9 +78,9 @@ def spans_of(line: Line) -> list[tuple[Span, list[str]]]:
     for name, kind in (("busy", "run"), ("lost", "run"), ("switch", "in"), ("prefetch", "in")):
         for start_s, end_s in line[name]:
             stay = [s for s in stays if s["since_s"] <= start_s + CLOSE_S][-1]
-            moves = line["moves"]
-            is_moving = any(s < end_s - CLOSE_S and start_s < e - CLOSE_S for s, e in moves)
-            assert not (is_moving and kind == "run"), (line["job_id"], "runs while it moves")
+            for move in line["moves"]:
+                is_before = end_s <= move["at_s"] + CLOSE_S
+                assert is_before or start_s >= move["until_s"] - CLOSE_S, (line["job_id"], name)
             job_id, cost_s = str(line["job_id"]), float(str(line["switch_cost_s"]))
             is_first = not any(
                 stay["since_s"] - CLOSE_S <= s < start_s for s, _ in (*line["busy"], *line["lost"])

@@ -21,8 +21,9 @@ def simulate(
     cluster: Annotated[Path | None, typer.Option(help="JSON file of the cluster.")] = None,
     preset: Annotated[str | None, typer.Option(help="A named workload: cluster-256, ...")] = None,
     policy: Annotated[
-        str, typer.Option(help="isolated, pack, spread, spread_backfill, plex, ...")
-    ] = "plex",
+        list[str] | None,
+        typer.Option(help="plex (the default), isolated, pack, spread_backfill, ...; repeatable."),
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="No job's cycle is known before it was measured.")
     ] = False,
@@ -40,22 +41,49 @@ def simulate(
     rollout_nodes, deployments, priority and tenant. A cluster needs {"nodes": N}.
     docs/simulator.md says what they mean, and what else there is.
     """
+    from plexsvc.errors import PlexError
     from plexsvc.scheduler.core.planning.policies import policy_named
-    from plexsvc.sim.output import make_directory, write_outputs
-    from plexsvc.sim.run import compare, play
+    from plexsvc.sim.output import make_directory, write_failure, write_outputs, write_pictures
+    from plexsvc.sim.run import Timed, baseline, compare
 
-    chosen = policy_named(policy)
+    chosen = [policy_named(name) for name in policy or ["plex"]]
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
+    outs = _directories(out, [one.name for one in chosen])
+    for folder in outs.values():
+        make_directory(folder)
+    what = f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes"
+    typer.echo(what, err=True)
+    isolated = baseline(workload, seed=seed)
+    outcomes = [isolated.outcome] if isinstance(isolated, Timed) else []
+    if isinstance(isolated, PlexError):
+        typer.echo(f"isolated never ends, so there are no ratios: {isolated.message}", err=True)
+    title = f"{trace.name if trace else preset}, seed {seed}{', cold' if cold else ''}: {what}"
+    bound_s = 0.0
+    for one in chosen:
+        try:
+            summary, outcome = compare(
+                workload, policy=one, seed=seed, isolated=isolated, is_cold=cold
+            )
+        except PlexError as error:
+            if one.name in outs:
+                write_failure(outs[one.name], error, policy=one.name, seed=seed)
+            raise
+        bound_s = summary.lower_bound_s
+        _show(summary, json=json)
+        if one.name != "isolated" or cold or not outcomes:
+            outcomes.append(outcome)
+        if one.name in outs:
+            run = f"{title}, {one.name}"
+            write_outputs(outs[one.name], summary=summary, outcome=outcome, title=run)
     if out is not None:
-        make_directory(out)
-    typer.echo(f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes", err=True)
-    isolated = play(workload, policy=policy_named("isolated"), seed=seed)
-    summary, outcome = compare(workload, policy=chosen, seed=seed, isolated=isolated, is_cold=cold)
-    if out is not None:
-        write_outputs(
-            out, workload=workload, summary=summary, outcome=outcome, isolated=isolated.outcome
-        )
-    _show(summary, json=json)
+        write_pictures(out, outcomes, workload=workload, bound_s=bound_s, title=title)
+
+
+def _directories(out: Path | None, policies: list[str]) -> dict[str, Path]:
+    """Return where each policy's files go: in `out`, or in one below it for each of several."""
+    if out is None:
+        return {}
+    return {name: out / name if len(policies) > 1 else out for name in policies}
 
 
 def _workload(

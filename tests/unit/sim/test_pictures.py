@@ -1,0 +1,25 @@
+"""What the pictures of a run show, before it is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plexsvc.sim.pictures import busy_share
+
+
+def test_a_span_counts_in_each_bucket_by_what_it_covers() -> None:
+    share = busy_share([(5, 25), (12, 14)], first_us=0, end_us=40, buckets=4)
+    assert share == pytest.approx([0.5, 1.2, 0.5, 0])
+
+
+def test_no_time_of_any_span_is_lost() -> None:
+    dice = np.random.default_rng(1)
+    starts = dice.integers(100, 900, 50)
+    spans = [(int(start), int(start + dice.integers(0, 100))) for start in starts]
+    share = busy_share(spans, first_us=100, end_us=1100, buckets=7)
+    assert share.sum() * 1000 / 7 == pytest.approx(sum(end - start for start, end in spans))
+
+
+def test_what_lies_outside_is_cut_off() -> None:
+    assert busy_share([(0, 100)], first_us=40, end_us=60, buckets=2) == pytest.approx([1, 1])
