@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +11,7 @@ from plexclient.errors import ErrorCode, PlexError
 
 
 def grpo_advantages(
-    rewards: npt.ArrayLike,
+    rewards: Sequence[float] | npt.NDArray[np.generic],
     *,
     group: int,
     normalize: bool = True,

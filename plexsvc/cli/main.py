@@ -18,6 +18,7 @@ from plexsvc.cli.commands.report import report
 from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.commands.status import status, top
 from plexsvc.cli.commands.submit import logs, submit
+from plexsvc.cli.commands.tenant import tenant
 
 if TYPE_CHECKING:
     from plexsvc.cluster.places import Card
@@ -108,6 +109,7 @@ app.command(epilog="Example: plexctl replay ~/.local/state/plexsvc/plexsvc.db --
 command(app, example="plexctl explain job-1f0c9a3b7d52")(explain)
 command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 command(app, example="plexctl report --json")(report)
+command(app, example="plexctl tenant")(tenant)
 command(app, example="plexctl top --window 60")(top)
 app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")

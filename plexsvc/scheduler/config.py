@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plexsvc.scheduler.core.limits import Limits
 
@@ -15,6 +15,8 @@ class SchedulerConfig(Limits):
     """A job is cancelled when no KeepAlive came for so long, unless it asked for another time."""
     max_session_ttl_us: int = 3_600_000_000
     """Longest session time to live a job may ask for."""
+    tenant_priorities: dict[str, int] = field(default_factory=dict)
+    """Highest priority each tenant may give its jobs; 0 for tenants that are not named."""
     node_lease_us: int = 10_000_000
     """A node is lost when its agent has answered no renewal for so long."""
     node_grace_us: int = 60_000_000

@@ -40,6 +40,22 @@ def _tenants(report: service_pb2.ReportReply) -> Table:
     return table
 
 
+def tenants_view(report: service_pb2.ReportReply) -> Table:
+    """Return what each tenant may have, has and waits for."""
+    table = table_of("tenant", "weight", "share", "jobs", "waiting", "device s", "max priority")
+    for use in report.tenants:
+        table.add_row(
+            use.tenant or OTHERS,
+            str(use.weight) if use.tenant else "-",
+            f"{use.share_ppm / PPM:.1%}" if use.tenant else "-",
+            str(use.jobs),
+            str(use.waiting) if use.tenant else "-",
+            f"{use.device_us / 1e6:.1f}",
+            str(use.max_priority) if use.tenant else "-",
+        )
+    return table
+
+
 def _matrix(report: service_pb2.ReportReply) -> Table:
     """Return seconds waited: a row for who waited, a column for whose work was in the way."""
     names = [use.tenant for use in report.tenants]

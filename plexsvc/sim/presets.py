@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import ResidentId
+from plexsvc.ids import ResidentId, TenantId
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
@@ -286,6 +286,32 @@ def giant_gang(*, seed: int, priority: int, hours: float = 40) -> Workload:
     return Workload(jobs=tuple(jobs), cluster=SimCluster(nodes=8))
 
 
+def tenants(*, seed: int, nodes: int = 8) -> Workload:
+    """Return nodes that two tenants want at once, `many` with ten times the jobs of `few`.
+
+    Jobs of half an hour on one node, 121 for each node, drawn alike.
+    """
+    dice = np.random.default_rng([seed, nodes])
+    cluster = SimCluster(nodes=nodes)
+    jobs = []
+    for at in range(121 * nodes):
+        period_s = float(dice.uniform(120, 360))
+        job = _cluster_job(
+            f"job-{at:04d}",
+            cluster=cluster,
+            arrival_s=float(dice.uniform(0, 60)),
+            gang=1,
+            cycles=max(1, round(float(dice.uniform(0.4, 0.6)) * 3600 / period_s)),
+            period_s=period_s,
+            duty=float(dice.uniform(0.15, 0.40)),
+            sync_at=SyncAt.UPDATE,
+        )
+        tenant = TenantId("few" if at % 11 == 0 else "many")
+        jobs.append(replace(job, demand=replace(job.demand, tenant=tenant)))
+    jobs.sort(key=lambda job: job.demand.arrived_us)
+    return Workload(jobs=tuple(jobs), cluster=cluster)
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -348,6 +374,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "churn": churn,
         "giant-gang": partial(giant_gang, priority=0),
         "giant-gang-first": partial(giant_gang, priority=100),
+        "tenants": tenants,
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **_POOLS,
         **{f"{name}-boundary": partial(p, sync_at=SyncAt.BOUNDARY) for name, p in _POOLS.items()},

@@ -30,7 +30,8 @@ async def create_job(
     """Open a job, or return the one already open under this id.
 
     Raises:
-        PlexError: `queue_full` beyond `max_jobs`, `not_found` for another tenant's job.
+        PlexError: `queue_full` beyond `max_jobs`, `not_found` for another tenant's job, `forbidden`
+            for a priority above the tenant's.
     """
     scheduler.check_open()
     if JobId(request.job_id) in scheduler.registry.jobs:
@@ -38,6 +39,7 @@ async def create_job(
         scheduler.sessions.heard(record)
         return messages.job(record)
     _check_room(scheduler, request)
+    _check_priority(scheduler, request)
     slowdown_ppm = _slowdown_ppm(request)
     record = JobRecord(
         job_id=JobId(request.job_id),
@@ -119,6 +121,18 @@ def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest)
             f"job {request.job_id!r} not accepted: {live} jobs are open (scheduler.max_jobs); "
             "try again when one has ended",
             limit=scheduler.config.max_jobs,
+        )
+
+
+def _check_priority(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
+    highest = scheduler.config.tenant_priorities.get(request.tenant, 0)
+    if request.priority > highest:
+        raise PlexError(
+            ErrorCode.FORBIDDEN,
+            f"job {request.job_id!r} asks for priority {request.priority}; tenant "
+            f"{request.tenant!r} may give {highest} at most; ask an operator for more "
+            "(scheduler.tenant_priorities)",
+            limit=highest,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from plexsvc.errors import ErrorCode, PlexError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Limits:
     """Training deployments that may time-share a group of devices."""
     duty_cap_ppm: int = 900_000
     """Bound on the sum of a group's duties, in parts per million."""
+    tenant_weights: dict[str, int] = field(default_factory=dict)
+    """Weights of tenants that do not have 1: who waits with twice the weight gets twice as much."""
     max_slowdown_ppm: int = 1_500_000
     """How much longer a job's cycle may get by sharing, when the job does not say."""
     target_slowdown_ppm: int = 1_050_000
@@ -60,3 +64,11 @@ class Limits:
     """Pause before a context switch that found no room is tried again."""
     prior_switch_us_per_gib: int = 400_000
     """Switch cost assumed of a WPG never switched, for each GiB of its largest rank."""
+
+    def __post_init__(self) -> None:
+        for tenant, weight in self.tenant_weights.items():
+            if weight < 1:
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"tenant_weights.{tenant}: {weight} given; a weight is 1 or more",
+                )

@@ -93,6 +93,7 @@ class Scheduler:
         turn = self.cluster.turn
         assert event.at_us > turn.now_us, (event, turn.now_us)
         turn.now_us, turn.actions = event.at_us, []
+        cluster.placement.planning.shares.now_us = event.at_us
         self._apply(event)
         if cluster.relocating:
             relocation.settle(cluster)

@@ -37,6 +37,7 @@ class ClusterView:
         self.unplaced: Sequence[DeploymentId] = placement.unplaced
         self.planners: Mapping[str, Planner] = placement.planning.planners
         self.policy = placement.planning.policy
+        self.shares = placement.planning.shares
         self.devices: Mapping[Place, Device] = devices.at
         self.timeline = devices.timeline
         self.waits: Mapping[tuple[JobId, JobId], int] = devices.waits

@@ -50,6 +50,7 @@ COMMANDS = [
     ["node", "add"],
     ["pack"],
     ["report"],
+    ["tenant"],
     ["top"],
 ]
 NOUNS = [["job"], ["model"], ["node"]]
@@ -94,6 +95,7 @@ def test_help_imports_nothing_heavy() -> None:
         ["node", "drain", "n"],
         ["pack"],
         ["report"],
+        ["tenant"],
         ["top"],
     ],
 )

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.show.nodes import nodes_view
-from plexsvc.show.report import report_view
+from plexsvc.show.report import report_view, tenants_view
 
 
 def words(view: RenderableType) -> list[list[str]]:
@@ -46,6 +46,20 @@ def test_rows_waited_for_columns_and_the_others_are_one() -> None:
     job = next(line for line in lines if line[:1] == ["job-1"])
     assert job[1:11] == [*("math", "0.0", "1.5", "17%", "0", "1.04", "/", "-", "≤", "-")]
     assert job[11:] == ["another", "tenant's", "job", "1.2", "s"]
+
+
+def test_a_tenant_shows_its_share_and_what_it_waits_for() -> None:
+    report = pb.ReportReply(
+        tenants=[
+            pb.TenantUse(
+                tenant="lab", jobs=2, weight=3, share_ppm=425_000, waiting=7, max_priority=5
+            ),
+            pb.TenantUse(jobs=1),
+        ]
+    )
+    lines = words(tenants_view(report))
+    assert ["lab", "3", "42.5%", "2", "7", "0.0", "5"] in lines
+    assert ["others", "-", "-", "1", "-", "0.0", "-"] in lines
 
 
 def test_a_node_shows_its_devices_and_what_becomes_of_who_lives_there() -> None:

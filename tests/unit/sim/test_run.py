@@ -27,7 +27,14 @@ from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
 from plexsvc.sim import output
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
 from plexsvc.sim.jobs import SimJob
-from plexsvc.sim.presets import PRESETS, Workload, cluster_256, giant_gang, preset_named
+from plexsvc.sim.presets import (
+    PRESETS,
+    Workload,
+    cluster_256,
+    giant_gang,
+    preset_named,
+    tenants,
+)
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
 from plexsvc.sim.summary import gpu_hours, slowdown
@@ -424,6 +431,23 @@ def test_identical_jobs_started_together_settle_into_turns() -> None:
     outcome = play(Workload(jobs=jobs, cluster=SimCluster(nodes=1)), policy=loose, seed=1).outcome
     assert {record.stays[0].nodes for record in outcome.records} == {("n00000",)}
     assert max(slowdown(record) for record in outcome.records) < 1.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "low", "high"), [("plex", 0.85, 1.18), ("spread_backfill", 0.05, 0.2)]
+)
+def test_ten_times_the_jobs_get_no_more_device_time_where_tenants_take_turns(
+    policy: str, low: float, high: float
+) -> None:
+    records = play(tenants(seed=2, nodes=3), policy=policy_named(policy), seed=2).outcome.records
+    few = sorted(r.start_us or 0 for r in records if r.job.demand.tenant == "few")
+    until_us = few[len(few) * 3 // 4]  # both have jobs that wait until then
+    used = Counter[str]()
+    for record in records:
+        spans = ((start, min(end, until_us)) for start, end in record.busy if start < until_us)
+        used[record.job.demand.tenant] += sum(end - start for start, end in spans)
+    assert low < used["few"] / used["many"] < high
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
-from plexclient.wire.v1 import reward_pb2 as _reward_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -1000,20 +999,28 @@ class ReportReply(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., since_us: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., matrix: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobUse, _Mapping]]] = ...) -> None: ...
 
 class TenantUse(_message.Message):
-    __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us")
+    __slots__ = ("tenant", "jobs", "device_us", "wait_us", "switches", "switch_us", "weight", "share_ppm", "waiting", "max_priority")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_US_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     SWITCH_US_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_PPM_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     jobs: int
     device_us: int
     wait_us: int
     switches: int
     switch_us: int
-    def __init__(self, tenant: _Optional[str] = ..., jobs: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ...) -> None: ...
+    weight: int
+    share_ppm: int
+    waiting: int
+    max_priority: int
+    def __init__(self, tenant: _Optional[str] = ..., jobs: _Optional[int] = ..., device_us: _Optional[int] = ..., wait_us: _Optional[int] = ..., switches: _Optional[int] = ..., switch_us: _Optional[int] = ..., weight: _Optional[int] = ..., share_ppm: _Optional[int] = ..., waiting: _Optional[int] = ..., max_priority: _Optional[int] = ...) -> None: ...
 
 class Interference(_message.Message):
     __slots__ = ("waiting", "blocking", "wait_us")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import Final
 
 from plexclient.wire.v1 import service_pb2
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, TenantId
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
@@ -37,6 +37,9 @@ async def report(
         _add(uses.setdefault(tenant, service_pb2.TenantUse(tenant=tenant)), use)
         if lens.sees(record.job_id):
             reply.jobs.append(use)
+    for tenant, total in uses.items():
+        if tenant:
+            _share(scheduler, total)
     reply.tenants.extend(uses[tenant] for tenant in sorted(uses, key=lambda t: (not t, t)))
     _matrix(reply, waits=waits, lens=lens)
     return reply
@@ -86,6 +89,16 @@ def _slowdown(scheduler: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) 
         use.predicted_ppm = max(use.predicted_ppm, planner.predicted(group)[key])
         use.measured_ppm = max(use.measured_ppm, planner.paces.measured(key) or 0)
         use.bound_ppm = group.residents[key].demand.max_slowdown_ppm
+
+
+def _share(scheduler: LiveScheduler, total: service_pb2.TenantUse) -> None:
+    """Add what a tenant may have, has and waits for."""
+    cluster, tenant = scheduler.cluster, TenantId(total.tenant)
+    waiting = [cluster.jobs[cluster.deployments[name].job_id] for name in cluster.unplaced]
+    total.weight = cluster.shares.weight(tenant)
+    total.share_ppm = cluster.shares.share_ppm(tenant)
+    total.waiting = sum(job.tenant == tenant for job in waiting)
+    total.max_priority = scheduler.config.tenant_priorities.get(tenant, 0)
 
 
 def _add(total: service_pb2.TenantUse, use: service_pb2.JobUse) -> None:

@@ -10,10 +10,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, NodeId, ResidentId, UnitId
+from plexsvc.ids import DeploymentId, NodeId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.planning import answers
@@ -125,14 +125,16 @@ def request(placement: Placement, deployment: Deployment) -> None:
     """Have a deployment wait for devices."""
     placement.planning.has_changed = True
     placement.unplaced.append(deployment.deployment_id)
-    if not deployment.is_rollout:
+    if deployment.is_rollout:
+        placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
+    else:
         planner = placement.planning.planner(deployment.device_kind)
         planner.submit(demand(placement, deployment))
 
 
 def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
-    placement.unplaced.remove(deployment.deployment_id)
+    _no_longer_waits(placement, deployment)
     if not deployment.is_rollout:
         placement.planning.planner(deployment.device_kind).withdraw(deployment.resident_id)
 
@@ -152,13 +154,12 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
                     continue
                 timer = DrainTimer(DeploymentId(made.resident_id))
                 placement.set_timer(timer, at_us=max(placement.now_us + 1, made.due_us))
-    for deployment_id in placement.unplaced:
-        deployment = placement.deployments[deployment_id]
+    for deployment in _in_turn(placement):
         places = _elsewhere(placement, deployment)
         if places is not None and all(deployment is not other for other, _ in done):
             done.append((deployment, places))
     for deployment, _ in done:
-        placement.unplaced.remove(deployment.deployment_id)
+        _no_longer_waits(placement, deployment)
     return done
 
 
@@ -187,7 +188,8 @@ def _left_behind(placement: Placement) -> set[UnitId]:
 def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
     """Give idle devices to the instances that a rollout deployment starts next."""
     board = placement.planning.planner(deployment.device_kind).board
-    board.hold(_holder(deployment, incarnation=deployment.incarnations), units)
+    holder = _holder(deployment, incarnation=deployment.incarnations)
+    board.hold(holder, units, tenant=_tenant(placement, deployment))
 
 
 def free(placement: Placement, wpg: Wpg) -> None:
@@ -285,6 +287,37 @@ def why_stays(placement: Placement, deployment: Deployment) -> str:
         return "it is not placed"
     planner, key = planner_of(placement, deployment)
     return answers.why_stays(planner, key, now_us=placement.now_us)
+
+
+def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
+    placement.unplaced.remove(deployment.deployment_id)
+    if deployment.is_rollout:
+        placement.planning.shares.leave(_tenant(placement, deployment), deployment.device_kind)
+
+
+def _in_turn(placement: Placement) -> Iterator[Deployment]:
+    """Yield what waits: training as it came, then rollout, tenants in turn where that is fair."""
+    waiting = [placement.deployments[name] for name in placement.unplaced]
+    yield from (deployment for deployment in waiting if not deployment.is_rollout)
+    by_kind: dict[str, list[Deployment]] = {}
+    for deployment in waiting:
+        if deployment.is_rollout:
+            by_kind.setdefault(deployment.device_kind, []).append(deployment)
+
+    def turn(deployment: Deployment) -> tuple[TenantId, tuple[int, ...]]:
+        job = placement.jobs[deployment.job_id]
+        return job.tenant, (-job.priority,)
+
+    for kind, rollouts in by_kind.items():
+        rollouts.sort(key=lambda deployment: turn(deployment)[1])
+        if placement.planning.policy.is_fair:
+            yield from placement.planning.shares.in_turn(rollouts, kind=kind, turn=turn)
+        else:
+            yield from rollouts
+
+
+def _tenant(placement: Placement, deployment: Deployment) -> TenantId:
+    return placement.jobs[deployment.job_id].tenant
 
 
 def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:

@@ -19,8 +19,9 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group, Part, Resident, check_group, connected
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.pool import Pool
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
+from plexsvc.scheduler.core.planning.shares import HOST, Shares
 from plexsvc.scheduler.core.structures.bit_slices import Lanes
 from plexsvc.scheduler.core.structures.footprint import Footprint, footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet
@@ -31,9 +32,16 @@ class Board(Pool):
     """All units and groups. Every method is atomic: it does all of it or raises before any."""
 
     def __init__(
-        self, units: Iterable[UnitRoom], *, ring: Ring | None = None, slot_us: int = SECOND_US
+        self,
+        units: Iterable[UnitRoom],
+        *,
+        ring: Ring | None = None,
+        slot_us: int = SECOND_US,
+        shares: Shares | None = None,
+        kind: str = "device",
     ) -> None:
-        super().__init__(units, ring=ring or Ring())
+        """Plan with `units` of one kind; tenants' use of them goes into `shares`."""
+        super().__init__(units, ring=ring or Ring(), shares=shares, kind=kind)
         self.slot_us = slot_us
         self.groups: dict[int, Group] = {}
         self.group_at: dict[UnitId, int] = {}
@@ -114,6 +122,7 @@ class Board(Pool):
         group.duty_ppm += demand.profile.duty_ppm
         group.state_bytes += demand.state_bytes
         group.slices.paint(group.lane, group.residents[demand.resident_id].cells)
+        self._book(demand, 1)
         self._refresh(group)
 
     def remove(self, resident_id: ResidentId) -> list[Group]:
@@ -125,6 +134,7 @@ class Board(Pool):
         group.paused.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         group.state_bytes -= resident.demand.state_bytes
+        self._book(resident.demand, -1)
         left = self._settle(group)
         self.release(resident_id)
         return left
@@ -135,7 +145,9 @@ class Board(Pool):
         resident = group.residents[resident_id]
         group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
         group.probing.pop(resident_id, None)
+        self._book(resident.demand, -1)
         resident.demand = replace(resident.demand, profile=profile, is_cold=False)
+        self._book(resident.demand, 1)
         resident.load = Load.of(resident.demand)
         self.reanchor(resident_id, anchor_slot=anchor_slot)
 
@@ -144,7 +156,9 @@ class Board(Pool):
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
         group.state_bytes += state_bytes - resident.demand.state_bytes
+        self._book(resident.demand, -1)
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
+        self._book(resident.demand, 1)
 
     def move(
         self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
@@ -196,6 +210,12 @@ class Board(Pool):
             check_group(group, ring_size=self.ring.size, cordoned=self.cordoned)
         self._check_places()
         self._check_profile()
+
+    def _book(self, demand: Demand, sign: int) -> None:
+        """Put what a job uses on its tenant's account: devices by its duty, and host memory."""
+        devices = demand.num_units * demand.profile.duty_ppm
+        self.shares.book(demand.tenant, self.kind, sign * devices)
+        self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)
 
     def _check_places(self) -> None:
         groups = self.groups.values()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from plexsvc.ids import ResidentId, UnitId
+from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
@@ -94,12 +94,13 @@ class Planner:
         """Queue a job."""
         assert demand.resident_id not in self.waiting, demand
         self.waiting[demand.resident_id] = demand
+        self.board.shares.enter(demand.tenant, self.board.kind)
         self._unseen.add(demand.resident_id)
         self._queue_news = True
 
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
-        del self.waiting[resident_id]
+        self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)
         self._loads.pop(resident_id, None)
         self._short.pop(resident_id, None)
         self._unseen.discard(resident_id)
@@ -192,7 +193,7 @@ class Planner:
         placed: list[Placed] = []
         if has_changed:
             waiting = self._concerned(changed, now_us=now_us)
-            for demand in in_order(waiting, policy=self.policy, now_us=now_us):
+            for demand in self._in_turn(waiting, now_us=now_us):
                 done = self._offer(demand, changed, now_us=now_us)
                 if done is not None:
                     placed.append(done)
@@ -269,6 +270,16 @@ class Planner:
         if groups and not (is_whole or self.policy.merges):
             return None
         return spot if not groups or self._within_bounds(demand, [spot]) else None
+
+    def _in_turn(self, waiting: Iterable[Demand], *, now_us: int) -> Iterable[Demand]:
+        ordered = in_order(waiting, policy=self.policy, now_us=now_us)
+        if not self.policy.is_fair:
+            return ordered
+
+        def turn(demand: Demand) -> tuple[TenantId, tuple[int, ...]]:
+            return demand.tenant, (-demand.priority, not demand.lost_place)
+
+        return self.board.shares.in_turn(ordered, kind=self.board.kind, turn=turn)
 
     def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
         """Return who of those that wait may find a place now, or keeps others from one.
@@ -447,7 +458,7 @@ class Planner:
             group.probing[demand.resident_id] = None
         rollout = self.board.first_idle(demand.rollout_units) or ()
         if rollout:
-            self.board.hold(demand.resident_id, rollout)
+            self.board.hold(demand.resident_id, rollout, tenant=demand.tenant)
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
         self.paces.begin(demand.resident_id, now_us=now_us)

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.planning.policies import (
 )
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import ProfileBook
+from plexsvc.scheduler.core.planning.shares import Shares
 
 GUESS: Final = Profile(
     period_us=60 * SECOND_US,
@@ -52,6 +53,7 @@ class Planning:
     policy: Policy
     slot_us: int
     book: ProfileBook
+    shares: Shares
     planners: dict[str, Planner] = field(default_factory=dict)
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
@@ -67,7 +69,12 @@ class Planning:
     def of(cls, limits: Limits) -> Planning:
         """Return the planning of an empty cluster."""
         book = ProfileBook(limit=max(KEPT_PROFILES, limits.max_jobs))
-        return cls(policy=live_policy(limits), slot_us=limits.slot_us, book=book)
+        return cls(
+            policy=live_policy(limits),
+            slot_us=limits.slot_us,
+            book=book,
+            shares=Shares(limits.tenant_weights),
+        )
 
     @property
     def has_news(self) -> bool:
@@ -78,7 +85,7 @@ class Planning:
         """Return the planner of a device kind."""
         known = self.planners.get(kind)
         if known is None:
-            board = Board([], slot_us=self.slot_us)
+            board = Board([], slot_us=self.slot_us, shares=self.shares, kind=kind)
             known = Planner(board, policy=self.policy, noun=f"{kind} device")
             self.planners[kind] = known
         return known

@@ -77,6 +77,9 @@ class Policy:
     cold_shares: bool = False
     """Whether jobs whose cycle is not known yet share a group when no gang is idle."""
 
+    is_fair: bool = False
+    """Whether tenants take turns by what they have used; else only jobs are compared."""
+
     repack_every_us: int = 0
     """Shortest time between repackings; 0: none."""
 
@@ -94,6 +97,7 @@ PLEX: Final = Policy(
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
     patience_ppm=15_000_000,
+    is_fair=True,
     repack_every_us=600 * SECOND_US,
     rules=PLEX_RULES,
 )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from plexsvc.ids import ResidentId, UnitId
+from plexsvc.ids import ResidentId, TenantId, UnitId
+from plexsvc.scheduler.core.planning.profile import NOBODY, PPM
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
+from plexsvc.scheduler.core.planning.shares import HOST, Shares
 from plexsvc.scheduler.core.structures.ring import Ring
 from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
 
@@ -17,15 +19,22 @@ from plexsvc.scheduler.core.structures.segment_tree import SegmentTree
 class Pool:
     """All units, and whose they are as far as they are in no group."""
 
-    def __init__(self, units: Iterable[UnitRoom], *, ring: Ring) -> None:
+    def __init__(
+        self, units: Iterable[UnitRoom], *, ring: Ring, shares: Shares | None, kind: str
+    ) -> None:
         self.ring = ring
         self.rooms = Rooms(units)
+        self.kind = kind
+        self.shares = shares or Shares({})
+        for unit_id in self.rooms:
+            self._count(self.rooms[unit_id], 1)
         self.idle: dict[UnitId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
         self._is_idle_sorted = True
         self.num_freed = 0
         """Times a unit became idle: grows with every chance to open a group."""
 
         self.exclusive: dict[ResidentId, Gang] = {}
+        self._payers: dict[ResidentId, TenantId] = {}
         self.cordoned: set[UnitId] = set()
         """Units that take no further work; what lives there goes on."""
 
@@ -61,18 +70,22 @@ class Pool:
                 return tuple(same)
         return None
 
-    def hold(self, key: ResidentId, units: Sequence[UnitId]) -> None:
-        """Give idle units to one holder for itself."""
+    def hold(self, key: ResidentId, units: Sequence[UnitId], *, tenant: TenantId = NOBODY) -> None:
+        """Give idle units to one holder for itself, on account of its tenant."""
         assert all(unit_id in self.idle for unit_id in units), units
         assert key not in self.exclusive, key
         for unit_id in units:
             del self.idle[unit_id]
         self.exclusive[key] = tuple(units)
+        self._payers[key] = tenant
+        self.shares.book(tenant, self.kind, len(units) * PPM)
         self.free_units.add(0, self.ring.size, -len(units))
 
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had for itself, if it had anything."""
         held = self.exclusive.pop(key, ())
+        if held:
+            self.shares.book(self._payers.pop(key), self.kind, -len(held) * PPM)
         self.free_units.add(0, self.ring.size, len(held))
         self.give_back(held)
 
@@ -80,6 +93,7 @@ class Pool:
         """Take a new unit in."""
         assert room.unit_id not in self.rooms, room
         self.rooms.join(room)
+        self._count(room, 1)
         self.free_units.add(0, self.ring.size, 1)
         self.give_back([room.unit_id])
 
@@ -88,6 +102,7 @@ class Pool:
         assert unit_id in self.out, unit_id
         self.out.discard(unit_id)
         self.cordoned.discard(unit_id)
+        self._count(self.rooms[unit_id], -1)
         self.rooms.leave(unit_id)
 
     def close(self, unit_id: UnitId) -> None:
@@ -124,6 +139,10 @@ class Pool:
                 self.idle[unit_id] = None
                 self._is_idle_sorted = False
                 self.num_freed += 1
+
+    def _count(self, room: UnitRoom, sign: int) -> None:
+        self.shares.grow(self.kind, sign)
+        self.shares.grow(HOST, sign * room.parked_bytes)
 
     def _sort_idle(self) -> None:
         if not self._is_idle_sorted:

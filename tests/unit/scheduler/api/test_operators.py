@@ -10,6 +10,7 @@ import pytest
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.fakes.fake_cluster import FakeAgent
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
@@ -237,6 +238,8 @@ async def test_a_report_shows_each_tenant_by_name_to_operators_only(two: Rig) ->
     assert [(t.tenant, t.jobs) for t in report.tenants] == [(TENANT, 1), (RIVAL, 1)]
     assert [job.job_id for job in report.jobs] == ["job-1", "job-2"]
     assert report.jobs[0].device_us > 0
+    assert [(t.weight, t.waiting) for t in report.tenants] == [(1, 0), (1, 0)]
+    assert all(0 < t.share_ppm < 1_000_000 for t in report.tenants)
     own = await two.scheduler.call("GetReport", pb.ReportRequest(tenant=TENANT), pb.ReportReply)
     assert [(t.tenant, t.jobs) for t in own.tenants] == [(TENANT, 1), ("", 1)]
     assert [job.job_id for job in own.jobs] == ["job-1"]
@@ -326,3 +329,17 @@ async def test_what_cannot_leave_a_draining_node_says_why(tmp_path: Path) -> Non
         assert [node.state for node in status.nodes] == ["up", "draining"]
         await rig.end("job-2")
         assert [n.state for n in await nodes(rig)] == ["up", "drained"]
+
+
+async def test_a_priority_above_the_tenants_is_refused_and_opens_nothing(tmp_path: Path) -> None:
+    config = SchedulerConfig(tenant_priorities={TENANT: 5})
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        for name, tenant, priority in (("job-1", TENANT, 6), ("job-2", RIVAL, 1)):
+            request = pb.CreateJobRequest(job_id=name, tenant=tenant, priority=priority)
+            refused = await refusal(rig.scheduler.call("CreateJob", request, pb.Job))
+            assert (refused.code, "operator" in refused.message) == (ErrorCode.FORBIDDEN, True)
+            assert JobId(name) not in rig.driver.registry.jobs
+        for name, tenant, priority in (("job-1", TENANT, 5), ("job-2", RIVAL, -1)):
+            request = pb.CreateJobRequest(job_id=name, tenant=tenant, priority=priority)
+            await rig.scheduler.call("CreateJob", request, pb.Job)
+            assert JobId(name) in rig.driver.registry.jobs

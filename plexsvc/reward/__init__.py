@@ -1,1 +1,0 @@
-"""Reward service: programs that score samples, run by a pool of workers behind one proxy."""

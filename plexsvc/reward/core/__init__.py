@@ -1,1 +1,0 @@
-"""Decisions of the reward proxy: facts in, orders out; no clock, no I/O."""

@@ -1,1 +1,0 @@
-"""Programs that score samples: what each stage of them does."""

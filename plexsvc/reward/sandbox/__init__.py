@@ -1,1 +1,0 @@
-"""Sandboxes: where what a model wrote runs."""
