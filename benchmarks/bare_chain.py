@@ -25,9 +25,9 @@ from benchmarks import load
 from plexclient.ids import new_operation_id
 from plexclient.wire.channels import CHANNEL_OPTIONS
 from plexclient.wire.v1 import operations_pb2 as ops
-from plexsvc.node.tether import die_with_parent
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import SERVER_OPTIONS, open_channel
+from plexsvc.tether import die_with_parent
 
 SERVICE = "bench.Chain"
 METHOD = f"/{SERVICE}/Submit"

@@ -17,7 +17,7 @@ from pathlib import Path
 import plexclient as plex
 
 BOOT_S = 120
-TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
+TETHERED = [sys.executable, "-m", "plexsvc.tether", str(os.getpid()), sys.executable]
 """What starts a Python that dies with this process."""
 
 

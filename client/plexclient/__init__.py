@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from plexclient.rollouts import Rollout
     from plexclient.samples import Delta, Sample, Samples
     from plexclient.sampling import SamplingOptions
+    from plexclient.scoring import Score, Scores
     from plexclient.specs import AdamW, Parallel
     from plexclient.tokenizer import Tokenizer
     from plexclient.training import Actor, Critic, Reference
@@ -49,6 +50,8 @@ __all__ = [
     "Sample",
     "Samples",
     "SamplingOptions",
+    "Score",
+    "Scores",
     "Tokenizer",
     "ValueResult",
     "connect",
@@ -67,6 +70,7 @@ _MODULES = {
     "rollouts": ("Rollout",),
     "samples": ("Delta", "Sample", "Samples"),
     "sampling": ("SamplingOptions",),
+    "scoring": ("Score", "Scores"),
     "specs": ("AdamW", "Parallel"),
     "tokenizer": ("Tokenizer",),
     "training": ("Actor", "Critic", "Reference"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,7 +9,7 @@ from plexclient.errors import ErrorCode, PlexError
 
 
 def grpo_advantages(
-    rewards: Sequence[float] | npt.NDArray[np.generic],
+    rewards: npt.ArrayLike,
     *,
     group: int,
     normalize: bool = True,

@@ -19,6 +19,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
 from plexclient.retry import persist
 from plexclient.rollouts import Rollout
+from plexclient.scoring import Scoring
 from plexclient.session import ENDED, Session, ended_error
 from plexclient.specs import AdamW, Parallel, default_role, instance_kind
 from plexclient.training import Actor, Critic, Reference
@@ -93,6 +94,16 @@ class Job:
     ) -> None:
         if self.background.is_own:
             await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
+
+    @property
+    def score(self) -> Scoring:
+        """Scores of samples by a program of the reward service; call it, or use its other forms."""
+        if not self._is_open:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                "score outside its job: use it inside `with cluster.job(...) as job:`",
+            )
+        return Scoring(self.session)
 
     def report(self, **metrics: float) -> None:
         """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`."""

@@ -32,12 +32,14 @@ from plexsvc.cluster.places import (
     remove_card,
     write_card,
 )
+from plexsvc.cluster.rewards import RewardProcess
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 from plexsvc.node.launcher import LocalLauncher
 from plexsvc.node.restarts import restart_rate
+from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.router.config import RouterConfig
@@ -130,6 +132,8 @@ class ClusterConfig:
     """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """The rollout manager's limits."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """The reward service's limits; `listen` and `keys_file` are not used here."""
 
     def __post_init__(self) -> None:
         names = [node.node_id for node in self.nodes]
@@ -190,6 +194,7 @@ class EmbeddedCluster:
         stack.callback(store.close)
         keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack)
+        rewards = await self._start_rewards(stack)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         rollout = RolloutManager(self._config.rollout, self._clock, keys)
         _run_beside(stack, tasks.create_task(rollout.run()))
@@ -201,7 +206,7 @@ class EmbeddedCluster:
         await live.nodes.ready()
         scheduler = SchedulerServicer(live)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
-        router = self._router(scheduler, rollout=rollout, keys=keys)
+        router = self._router(scheduler, rollout=rollout, keys=keys, rewards=rewards)
         stack.push_async_callback(router.aclose)
         await self._serve(stack, router, inner=inner.address)
 
@@ -221,6 +226,22 @@ class EmbeddedCluster:
         _run_beside(stack, tasks.create_task(replacing))
         return addresses
 
+    async def _start_rewards(self, stack: AsyncExitStack) -> str:
+        """Start the reward proxy and keep one running; return its address."""
+        place = self._config.state_dir / "rewards"
+        directory = _runtime_dir(place, stack)
+        config = replace(
+            self._config.reward,
+            listen=f"unix:{directory / 'proxy.sock'}",
+            keys_file=keys_file(self._config.state_dir),
+        )
+        proxy = RewardProcess(config, directory=directory, log_path=place / "proxy.log")
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        _run_beside(stack, tasks.create_task(proxy.replace(self._clock)))
+        return config.listen
+
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id
         return AgentConfig(
@@ -237,7 +258,12 @@ class EmbeddedCluster:
         )
 
     def _router(
-        self, scheduler: SchedulerServicer, *, rollout: RolloutManager, keys: ClusterKeys
+        self,
+        scheduler: SchedulerServicer,
+        *,
+        rollout: RolloutManager,
+        keys: ClusterKeys,
+        rewards: str,
     ) -> RouterServicer:
         first = next(iter(self._tokens.values()))
         operators = self._config.router.operators or (first,)
@@ -246,6 +272,7 @@ class EmbeddedCluster:
             named,
             tokens=self._tokens,
             operators=operators,
+            reward=rewards,
             model_roots=self._model_roots(),
             checkpoint_root=named.checkpoint_root or state_dir / "checkpoints",
         )

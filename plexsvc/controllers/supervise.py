@@ -206,7 +206,7 @@ async def _leaves(process: asyncio.subprocess.Process) -> bool:
 
 def tether() -> tuple[str, ...]:
     """Return the command that starts another one tied to this process."""
-    return (sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()))
+    return (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
 
 
 def _as_user(name: str) -> dict[str, Any]:

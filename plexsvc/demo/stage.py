@@ -163,7 +163,7 @@ def open_stage(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Ite
     config_path.write_text(
         dumps(_config(state_dir, device_bytes=device_bytes, rollout_bytes=rollout_bytes))
     )
-    tether = (sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()))
+    tether = (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [*tether, *_plexctl("up", "--config", str(config_path))],

@@ -31,12 +31,12 @@ from plexsvc.node.restarts import restart_rate
 from plexsvc.node.servicer import NodeServicer
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.table import RankTable
-from plexsvc.node.tether import adopt_orphans, die_with_parent, set_process_name
 from plexsvc.node.warm import WarmImage
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.errors import first_failure
 from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.dataplane import allow_many_files
+from plexsvc.tether import adopt_orphans, die_with_parent, set_process_name
 
 log = Log(__name__)
 

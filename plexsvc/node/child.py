@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from plexsvc.node.messages import ForkOrder
-from plexsvc.node.tether import (
+from plexsvc.tether import (
     ORPHANED,
     die_before_parent,
     die_with_parent,

@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 
 from plexsvc.node import child, messages
 from plexsvc.node.messages import Forked, ForkOrder, Preloaded, Refused, Report
-from plexsvc.node.tether import die_with_parent, set_process_name
+from plexsvc.tether import die_with_parent, set_process_name
 
 _READ_BYTES: Final = 1 << 16
 _PID_BYTES: Final = 32

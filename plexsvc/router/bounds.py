@@ -112,6 +112,8 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "SamplingParams.temperature": Bound(1e-6, 1e6),
     "SamplingParams.top_k": INT32,
     "SamplingParams.top_p": Bound(0, 1),
+    "ScoreRequest.batch_size": Bound(0, 1 << 20),
+    "ScoreSample.index": Bound(0, 1 << 20),
     "StageHeader.nbytes": BYTES,
     "StagedBundle.nbytes": BYTES,
     "Step.beta1": POSITIVE,
@@ -130,7 +132,7 @@ UNBOUNDED: Final = frozenset({"KeepAliveRequest.metrics"})
 """Numbers that are only shown: a loss that became NaN is shown as that."""
 
 MAX_TEXT_CHARS: Final = 16 << 10
-LONG_TEXTS: Final = frozenset({"Prompt.text"})
+LONG_TEXTS: Final = frozenset({"Prompt.text", "ScoreSample.text", "ScoreSample.reference"})
 """Texts that may fill a message."""
 
 _FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE})

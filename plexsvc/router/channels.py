@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Final
 
 import grpc.aio
 
 from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import error_from
 from plexsvc.rpc.keys import ClusterKeys
 
 STAGE: Final = "/plexsvc.v1.StateManager/Stage"
 READ_STAGED: Final = "/plexsvc.v1.StateManager/ReadStaged"
+SCORE: Final = "/plexsvc.v1.Reward/Score"
 STREAM_FRAMES: Final = "/plexsvc.v1.Worker/StreamFrames"
 
 
@@ -27,6 +29,25 @@ class ChannelPool:
         if target not in self._channels:
             self._channels[target] = open_channel(target, self._keys)
         return self._channels[target]
+
+    async def stream(
+        self, target: str, method: str, request: bytes, *, timeout_s: float
+    ) -> AsyncGenerator[bytes]:
+        """Yield the messages that a method of `target` answers a request with.
+
+        Raises:
+            PlexError: what it refused, or why it could not be reached.
+        """
+        channel = self.to(target)
+        start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        call = start(request, timeout=timeout_s)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as failure:
+            raise error_from(failure) from failure
+        finally:
+            call.cancel()
 
     async def keep(self, targets: Iterable[str]) -> None:
         """Close the channels to all other targets."""

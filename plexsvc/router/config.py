@@ -19,6 +19,9 @@ class RouterConfig:
     scheduler: str = ""
     """gRPC target of the scheduler, when the router is a process of its own."""
 
+    reward: str = ""
+    """gRPC target of the reward proxy, when the router is a process of its own."""
+
     keys_file: Path = Path()
     """The cluster's keys, when the router is a process of its own."""
 
@@ -47,6 +50,10 @@ class RouterConfig:
 
     max_prompts: int = 16 << 10
     """Prompts of one generate; more are refused with `payload_too_large`."""
+
+    max_score_samples: int = 4096
+    """Samples of one request to score; more are refused with `payload_too_large`. A batch may come
+    in several."""
 
     max_batch_arrays: int = 64
     """Arrays of one batch; more are refused with `payload_too_large`."""

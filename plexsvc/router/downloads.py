@@ -8,8 +8,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-import grpc.aio
-
 from plexclient.wire import tensors
 from plexclient.wire.v1 import (
     common_pb2,
@@ -28,7 +26,6 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.models import MODEL_FILES
 from plexsvc.router.validation import bad_request, check_operation_id
-from plexsvc.rpc.errors import error_from
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
 
@@ -158,17 +155,8 @@ class Downloads:
             )
         return result.shards[request.shard]
 
-    async def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
-        channel = self._channels.to(target)
-        start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
-        call = start(request, timeout=self._timeout_s)
-        try:
-            async for message in call:
-                yield message
-        except grpc.aio.AioRpcError as failure:
-            raise error_from(failure) from failure
-        finally:
-            call.cancel()
+    def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
+        return self._channels.stream(target, method, request, timeout_s=self._timeout_s)
 
 
 async def _serialised(frames: AsyncIterator[operations_pb2.GenerateFrame]) -> AsyncGenerator[bytes]:

@@ -31,6 +31,7 @@ from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
 from plexsvc.router.relay import Uploads
+from plexsvc.router.rewards import Rewards
 from plexsvc.router.roots import Roots
 from plexsvc.router.validation import OperationRules, bad_request, check_identity, digest_of
 from plexsvc.rpc.keys import ClusterKeys
@@ -73,6 +74,7 @@ class RouterServicer:
             config=config,
             frames=frames,
         )
+        self.rewards = Rewards(self._channels, config=config)
         self.operations = OperationStreams(
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
         )
@@ -197,12 +199,14 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         "CreateDeployment": known(router.create_deployment),
         "SubmitOperation": known(router.submit_operation),
         "StagePayload": known(router.uploads.relay),
+        "GetRewards": known(router.rewards.view),
         "Operate": operate,
     }
     streams = {
         "FetchResult": streaming(router.downloads.result),
         "StreamGenerate": streaming(router.downloads.frames),
         "FetchModelFile": streaming(router.downloads.model_file),
+        "Score": streaming(router.rewards.score),
     }
     add_service(server, SERVICE, calls=calls, streams=streams)
 

@@ -9,9 +9,9 @@ import socket
 import sys
 import time
 
-from plexsvc.node.tether import die_with_parent
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Message
+from plexsvc.tether import die_with_parent
 
 
 def main() -> None:

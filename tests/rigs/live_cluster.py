@@ -28,7 +28,7 @@ from plexsvc.rpc.keys import ClusterKeys, read_keys
 MIB = 1 << 20
 ROOT = Path(tempfile.gettempdir())
 """Where the models and checkpoints of tests lie."""
-TETHERED = [sys.executable, "-m", "plexsvc.node.tether", str(os.getpid()), sys.executable]
+TETHERED = [sys.executable, "-m", "plexsvc.tether", str(os.getpid()), sys.executable]
 """What starts a Python that dies with this process."""
 DEVICE_BYTES = 2 * MIB
 """One device: it holds the state of one tiny model's trainer, not of two."""

@@ -10,11 +10,18 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from plexclient.errors import PlexError
 from plexclient.failures import error_of
-from plexclient.wire.v1 import node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import (
+    node_pb2,
+    reward_pb2,
+    rollout_pb2,
+    service_pb2,
+    statemanager_pb2,
+    worker_pb2,
+)
 from plexsvc.rpc.keys import SECRET_KEY, ClusterKeys
 from tests.rigs.keys import FOREIGN
 
-FILES: Final = (node_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2)
+FILES: Final = (node_pb2, reward_pb2, rollout_pb2, service_pb2, statemanager_pb2, worker_pb2)
 SERVICES: Final = {
     service.name: service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()
 }

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from plexsvc.node import messages
-from plexsvc.node.tether import ORPHANED
 from plexsvc.node.zygote import zygote_environment
+from plexsvc.tether import ORPHANED
 
 
 @pytest.mark.parametrize("module", ["plexsvc.rollout.preload", "tests.fakes.fake_preload"])
@@ -20,7 +20,7 @@ def test_an_images_environment_is_read_without_importing_it(module: str) -> None
 
 
 def test_a_module_without_an_environment_has_an_empty_one() -> None:
-    assert zygote_environment("plexsvc.node.tether") == {}
+    assert zygote_environment("plexsvc.tether") == {}
     with pytest.raises(ModuleNotFoundError, match=r"plexsvc\.nowhere"):
         zygote_environment("plexsvc.nowhere")
 
@@ -58,5 +58,5 @@ def test_importing_the_zygote_imports_no_grpc() -> None:
 
 
 def test_a_process_whose_parent_is_gone_leaves_at_once() -> None:
-    command = [sys.executable, "-m", "plexsvc.node.tether", "1", "sleep", "600"]
+    command = [sys.executable, "-m", "plexsvc.tether", "1", "sleep", "600"]
     assert subprocess.run(command, check=False, timeout=20).returncode == ORPHANED

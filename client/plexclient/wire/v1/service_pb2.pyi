@@ -1,6 +1,7 @@
 from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
+from plexclient.wire.v1 import reward_pb2 as _reward_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -5,6 +5,7 @@ import warnings
 
 from plexclient.wire.v1 import common_pb2 as plexsvc_dot_v1_dot_common__pb2
 from plexclient.wire.v1 import operations_pb2 as plexsvc_dot_v1_dot_operations__pb2
+from plexclient.wire.v1 import reward_pb2 as plexsvc_dot_v1_dot_reward__pb2
 from plexclient.wire.v1 import service_pb2 as plexsvc_dot_v1_dot_service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -157,6 +158,16 @@ class RouterStub:
                 '/plexsvc.v1.Router/GetReport',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_stream(
+                '/plexsvc.v1.Router/Score',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.ScoreReply.FromString,
+                _registered_method=True)
+        self.GetRewards = channel.unary_unary(
+                '/plexsvc.v1.Router/GetRewards',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
                 _registered_method=True)
 
 
@@ -316,6 +327,19 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """as Reward.Score
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRewards(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -438,6 +462,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'Score': grpc.unary_stream_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.ScoreReply.SerializeToString,
+            ),
+            'GetRewards': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRewards,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1090,6 +1124,60 @@ class Router:
             '/plexsvc.v1.Router/GetReport',
             plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plexsvc.v1.Router/Score',
+            plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.ScoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRewards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/GetRewards',
+            plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
             options,
             channel_credentials,
             insecure,

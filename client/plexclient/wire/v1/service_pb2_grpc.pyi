@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
+from plexclient.wire.v1 import reward_pb2 as _reward_pb2
 from plexclient.wire.v1 import service_pb2 as _service_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -69,6 +70,9 @@ class RouterStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
+    Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
+    """as Reward.Score"""
+    GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -109,6 +113,9 @@ class RouterAsyncStub(RouterStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
+    Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
+    """as Reward.Score"""
+    GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
 
 class RouterServicer:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
@@ -266,6 +273,19 @@ class RouterServicer:
         request: _service_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
+
+    def Score(
+        self,
+        request: _reward_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_reward_pb2.ScoreReply], _abc.AsyncIterator[_reward_pb2.ScoreReply]]:
+        """as Reward.Score"""
+
+    def GetRewards(
+        self,
+        request: _reward_pb2.GetRewardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.RewardsReply, _abc.Awaitable[_reward_pb2.RewardsReply]]: ...
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,6 +1,6 @@
 """Parent-death signal: the kernel kills a process when its parent dies, for whatever cause.
 
-And who dies first when memory runs out. As a program, `python -m plexsvc.node.tether PARENT_PID
+And who dies first when memory runs out. As a program, `python -m plexsvc.tether PARENT_PID
 COMMAND ...` ties itself and then becomes COMMAND: the tie survives `exec`. It imports only the
 standard library, so a zygote may use it.
 """

@@ -1,0 +1,343 @@
+"""Scores of samples from the reward service: `job.score("math", samples, references=[...])`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from plexclient.calls import unowned
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.ids import new_operation_id
+from plexclient.link import messages
+from plexclient.retry import Retry
+from plexclient.samples import Sample
+from plexclient.session import Session
+from plexclient.wire.v1 import reward_pb2
+
+MAX_REQUEST_SAMPLES: Final = 1024
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""Of one request, unless a single sample is larger; a batch travels in several."""
+
+Scorable = Sample | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a program made of one sample.
+
+    `verdict` is `scored`, `timeout` (`value` is the program's timeout score) or `error`: there is
+    no score, `value` is NaN, and `detail` says why. `time_s` is the time the stages ran, `queue_s`
+    the time in queues. `output` is what the program printed, the middle of a long one cut.
+    """
+
+    index: int
+    value: float
+    verdict: str
+    time_s: float
+    queue_s: float
+    output: str
+    detail: str
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class Scores(Sequence[Score]):
+    """The scores of a batch, in the order of its samples. NumPy reads it as their values."""
+
+    def __init__(self, scores: Sequence[Score]) -> None:
+        self._scores = tuple(scores)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an index or a slice
+        return self._scores[index]
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: ANN401 - NumPy's
+        return np.asarray([score.value for score in self._scores], dtype=dtype or np.float64)
+
+    @property
+    def errors(self) -> list[Score]:
+        """Those without a score."""
+        return [score for score in self._scores if score.verdict == "error"]
+
+    def filled(self, value: float) -> list[float]:
+        """Return the values, `value` in place of each that is missing."""
+        return [value if score.verdict == "error" else score.value for score in self._scores]
+
+
+class Scoring:
+    """Scores of samples by a program: `job.score("math", samples, references=[...])`.
+
+    `samples` are what `generate` returned with texts, or texts. `references` are one for each
+    sample, as JSON can hold; what they mean is the program's (`plexctl reward list`), as are
+    further settings, given as keywords. A sample that takes too long gets the program's timeout
+    score, and one that the program fails on is an error of that sample alone.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        *,
+        references: Sequence[Any] | None = None,
+        **settings: Any,  # noqa: ANN401 - the program's
+    ) -> Scores:
+        """Return the scores, in the order of the samples, when all are there."""
+        self._session.background.check_may_block()
+        return self.submit(program, samples, references=references, **settings).result()
+
+    def submit(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        *,
+        references: Sequence[Any] | None = None,
+        **settings: Any,  # noqa: ANN401 - the program's
+    ) -> Future[Scores]:
+        """Return a future of the scores at once.
+
+        Raises:
+            PlexError: `bad_request` for samples without text or references that do not match them.
+        """
+        batch = ScoreBatch(self._session, program, samples, references, settings)
+        return self._session.background.start(batch.collect)
+
+    def aio(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        *,
+        references: Sequence[Any] | None = None,
+        **settings: Any,  # noqa: ANN401 - the program's
+    ) -> Awaitable[Scores]:
+        """Return an awaitable of the scores."""
+        return unowned(self.submit(program, samples, references=references, **settings))
+
+    def stream(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        *,
+        references: Sequence[Any] | None = None,
+        **settings: Any,  # noqa: ANN401 - the program's
+    ) -> Iterator[Score]:
+        """Return an iterator of the scores as they are done. Left early, scoring ends."""
+        self._session.background.check_may_block()
+        return self._pull(ScoreBatch(self._session, program, samples, references, settings))
+
+    def stream_aio(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        *,
+        references: Sequence[Any] | None = None,
+        **settings: Any,  # noqa: ANN401 - the program's
+    ) -> AsyncGenerator[Score]:
+        """Return an asynchronous iterator of the scores as they are done."""
+        return self._pull_aio(ScoreBatch(self._session, program, samples, references, settings))
+
+    def _pull(self, batch: ScoreBatch) -> Generator[Score]:
+        source, start = batch.scores(), self._session.background.start
+        try:
+            while (score := start(lambda: anext(source, None)).result()) is not None:
+                yield score
+        finally:
+            start(source.aclose)
+
+    async def _pull_aio(self, batch: ScoreBatch) -> AsyncGenerator[Score]:
+        source, start = batch.scores(), self._session.background.start
+        try:
+            while (
+                score := await asyncio.wrap_future(start(lambda: anext(source, None)))
+            ) is not None:
+                yield score
+        finally:
+            start(source.aclose)
+
+
+class ScoreBatch:
+    """One batch that is being scored. A sample is asked for again until its answer is read."""
+
+    def __init__(
+        self,
+        session: Session,
+        program: str,
+        samples: Sequence[Scorable],
+        references: Sequence[Any] | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        session.check_open()
+        self._session = session
+        self._program = program
+        self._settings = _json("settings", dict(settings))
+        self._batch_id = new_operation_id()
+        self._samples = _to_wire(samples, references)
+        self._done: asyncio.Queue[Score | PlexError] = asyncio.Queue()
+        self._calls: set[Any] = set()
+        self._is_left = False
+        for part in _parts(self._samples):
+            session.background.start(partial(self._ask, part))
+
+    async def collect(self) -> Scores:
+        """Return all scores, in order.
+
+        Raises:
+            PlexError: what the service refuses, or why it could not be reached for too long.
+        """
+        async with aclosing(self.scores()) as scores:
+            found = [score async for score in scores]
+        return Scores(sorted(found, key=lambda score: score.index))
+
+    async def scores(self) -> AsyncGenerator[Score]:
+        """Yield each score as it is done. Left early, scoring ends.
+
+        Raises:
+            PlexError: as `collect`.
+        """
+        try:
+            for _ in self._samples:
+                found = await self._done.get()
+                if isinstance(found, PlexError):
+                    raise found
+                yield found
+        finally:
+            self._is_left = True
+            for call in self._calls:
+                call.cancel()
+
+    async def _ask(self, part: Sequence[reward_pb2.ScoreSample]) -> None:
+        """Ask for the samples of one request until all are answered."""
+        retry = self._session.retry(f"scoring by {self._program}")
+        left = {sample.index: sample for sample in part}
+        while left and not self._is_left:
+            try:
+                async with aclosing(self._replies(left.values())) as replies:
+                    async for reply in replies:
+                        retry.progress()
+                        del left[reply.index]
+                        self._done.put_nowait(_score(reply))
+                        if not left:
+                            return
+            except PlexError as error:
+                if not await self._may_go_on(error, retry):
+                    return
+
+    async def _may_go_on(self, error: PlexError, retry: Retry) -> bool:
+        try:
+            await retry.pause(error)
+        except PlexError as final:
+            self._done.put_nowait(final)
+            return False
+        return True
+
+    async def _replies(
+        self, samples: Collection[reward_pb2.ScoreSample]
+    ) -> AsyncGenerator[reward_pb2.ScoreReply]:
+        request = reward_pb2.ScoreRequest(
+            job_id=self._session.job_id,
+            batch_id=self._batch_id,
+            program=self._program,
+            settings=self._settings,
+            batch_size=len(self._samples),
+            samples=samples,
+        )
+        timeout_s = self._session.options.attempt_timeout_s
+        call = self._session.link.open_stream("Score", request, timeout_s=timeout_s)
+        self._calls.add(call)
+        try:
+            async with aclosing(messages(call)) as replies:
+                async for reply in replies:
+                    yield reply
+            raise PlexError(ErrorCode.UNAVAILABLE, "the scores ended before the last one")
+        except asyncio.CancelledError:
+            if not self._is_left:
+                raise
+        finally:
+            self._calls.discard(call)
+
+
+def _to_wire(
+    samples: Sequence[Scorable], references: Sequence[Any] | None
+) -> list[reward_pb2.ScoreSample]:
+    if isinstance(samples, str):
+        raise PlexError(ErrorCode.BAD_REQUEST, "score takes a list of samples, not one text")
+    if references is not None and len(references) != len(samples):
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"score got {len(references)} references for {len(samples)} samples; give one for each",
+        )
+    return [
+        reward_pb2.ScoreSample(
+            index=index,
+            text=_text(sample, index),
+            reference="" if references is None else _json(f"reference {index}", references[index]),
+        )
+        for index, sample in enumerate(samples)
+    ]
+
+
+def _text(sample: Scorable, index: int) -> str:
+    text = sample if isinstance(sample, str) else sample.text
+    if text is None:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"sample {index} has no text: generate with `text=True`, or from text prompts",
+        )
+    return text
+
+
+def _json(what: str, value: Any) -> str:  # noqa: ANN401 - whatever JSON can hold
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"{what} cannot be sent as JSON: {error}") from error
+
+
+def _parts(samples: Sequence[reward_pb2.ScoreSample]) -> Iterator[list[reward_pb2.ScoreSample]]:
+    """Cut a batch into requests that a message can hold."""
+    part: list[reward_pb2.ScoreSample] = []
+    nbytes = 0
+    for sample in samples:
+        size = sample.ByteSize()
+        if part and (nbytes + size > MAX_REQUEST_BYTES or len(part) == MAX_REQUEST_SAMPLES):
+            yield part
+            part, nbytes = [], 0
+        part.append(sample)
+        nbytes += size
+    if part:
+        yield part
+
+
+def _score(reply: reward_pb2.ScoreReply) -> Score:
+    return Score(
+        index=reply.index,
+        value=math.nan if reply.verdict == "error" else reply.score,
+        verdict=reply.verdict,
+        time_s=reply.time_us / 1e6,
+        queue_s=reply.queue_us / 1e6,
+        output=reply.output,
+        detail=reply.detail,
+    )

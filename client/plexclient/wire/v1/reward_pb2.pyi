@@ -1,0 +1,139 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("tenant", "job_id", "batch_id", "program", "settings", "batch_size", "samples")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    job_id: str
+    batch_id: bytes
+    program: str
+    settings: str
+    batch_size: int
+    samples: _containers.RepeatedCompositeFieldContainer[ScoreSample]
+    def __init__(self, tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., batch_id: _Optional[bytes] = ..., program: _Optional[str] = ..., settings: _Optional[str] = ..., batch_size: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ScoreSample, _Mapping]]] = ...) -> None: ...
+
+class ScoreSample(_message.Message):
+    __slots__ = ("index", "text", "reference")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    text: str
+    reference: str
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
+
+class ScoreReply(_message.Message):
+    __slots__ = ("index", "score", "verdict", "time_us", "queue_us", "output", "detail")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    score: float
+    verdict: str
+    time_us: int
+    queue_us: int
+    output: str
+    detail: str
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., verdict: _Optional[str] = ..., time_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., output: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class GetRewardsRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class RewardsReply(_message.Message):
+    __slots__ = ("programs", "pools", "batches", "sandbox")
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    programs: _containers.RepeatedCompositeFieldContainer[RewardProgram]
+    pools: _containers.RepeatedCompositeFieldContainer[RewardPool]
+    batches: _containers.RepeatedCompositeFieldContainer[RewardBatch]
+    sandbox: str
+    def __init__(self, programs: _Optional[_Iterable[_Union[RewardProgram, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[RewardPool, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[RewardBatch, _Mapping]]] = ..., sandbox: _Optional[str] = ...) -> None: ...
+
+class RewardProgram(_message.Message):
+    __slots__ = ("name", "stages", "timeout_score", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stages: _containers.RepeatedCompositeFieldContainer[RewardStage]
+    timeout_score: float
+    text: str
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[RewardStage, _Mapping]]] = ..., timeout_score: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RewardStage(_message.Message):
+    __slots__ = ("name", "timeout_us", "memory_bytes", "is_sandboxed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_SANDBOXED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    timeout_us: int
+    memory_bytes: int
+    is_sandboxed: bool
+    def __init__(self, name: _Optional[str] = ..., timeout_us: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., is_sandboxed: _Optional[bool] = ...) -> None: ...
+
+class RewardPool(_message.Message):
+    __slots__ = ("name", "queued", "idle", "busy", "starting", "limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queued: int
+    idle: int
+    busy: int
+    starting: int
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., queued: _Optional[int] = ..., idle: _Optional[int] = ..., busy: _Optional[int] = ..., starting: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class RewardBatch(_message.Message):
+    __slots__ = ("tenant", "job_id", "batch_id", "program", "size", "queued", "running", "answered", "since_us", "expected_us", "critical")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_US_FIELD_NUMBER: _ClassVar[int]
+    CRITICAL_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    job_id: str
+    batch_id: bytes
+    program: str
+    size: int
+    queued: int
+    running: int
+    answered: int
+    since_us: int
+    expected_us: int
+    critical: str
+    def __init__(self, tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., batch_id: _Optional[bytes] = ..., program: _Optional[str] = ..., size: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., answered: _Optional[int] = ..., since_us: _Optional[int] = ..., expected_us: _Optional[int] = ..., critical: _Optional[str] = ...) -> None: ...

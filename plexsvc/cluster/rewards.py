@@ -1,0 +1,83 @@
+"""Process of the reward proxy below a cluster: started, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.node import toml
+from plexsvc.node.agent_process import AgentProcess
+from plexsvc.node.logs import tail
+from plexsvc.reward.config import RewardConfig
+
+log = Log(__name__)
+
+START_S: Final = 60.0
+STOP_S: Final = 5.0
+PAUSE_US: Final = 500_000
+"""Between the death of a proxy and its successor."""
+
+
+class RewardProcess:
+    """The proxy of one cluster. Its successor listens at the same address."""
+
+    def __init__(self, config: RewardConfig, *, directory: Path, log_path: Path) -> None:
+        self._config = config
+        self._config_path = directory / "reward.toml"
+        self._log_path = log_path
+        self._process: AgentProcess | None = None
+
+    async def start(self) -> None:
+        """Start the proxy; return when it serves.
+
+        Raises:
+            PlexError: `unavailable` with its log's tail when it does not come up.
+        """
+        for directory in (self._config_path.parent, self._log_path.parent):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._config_path.write_text(toml.dumps(self._config))
+        module = (sys.executable, "-m", "plexsvc.reward.main", "--config", str(self._config_path))
+        argv = (*module, "--parent-death", str(os.getpid()))
+        process = self._process = AgentProcess(argv, log_path=self._log_path)
+        line = b""
+        try:
+            async with asyncio.timeout(START_S):
+                line = await process.read_line()
+        except TimeoutError:
+            process.kill()
+        if not line:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"the reward proxy did not start; its log {self._log_path} ends: "
+                f"{tail(self._log_path)}",
+            )
+
+    async def replace(self, clock: Clock) -> None:
+        """Start a successor whenever the proxy dies, until cancelled."""
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            log.error("the reward proxy died, starting another", exit_code=code)
+            await clock.sleep(PAUSE_US)
+            try:
+                await self.start()
+            except PlexError as error:
+                log.error("no reward proxy", error=error)  # noqa: TRY400 - it logs the cause
+
+    async def stop(self) -> None:
+        """End the proxy and its workers."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

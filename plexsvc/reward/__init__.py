@@ -1,0 +1,1 @@
+"""Reward service: programs that score samples, run by a pool of workers behind one proxy."""

@@ -1,0 +1,49 @@
+"""Configuration of the reward service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from plexsvc.errors import ErrorCode, PlexError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """The `[reward]` table. Under `plexctl up`, `listen` and `keys_file` are filled in."""
+
+    listen: str = ""
+    """Where routers reach the proxy: `unix:PATH` or `HOST:PORT`."""
+
+    keys_file: Path = Path()
+    """The cluster's keys."""
+
+    min_workers: int = 1
+    """Workers that are kept ready."""
+
+    max_workers: int = 0
+    """Workers at most; 0: as many as the machine has cores."""
+
+    idle_us: int = 60_000_000
+    """How long a worker beyond `min_workers` may have nothing to do; then it is stopped."""
+
+    worker_start_us: int = 30_000_000
+    """How long a worker may take to start."""
+
+    keep_us: int = 60_000_000
+    """How long a batch that nobody asks for is kept: then its samples are not run, and its scores
+    are dropped."""
+
+    max_samples: int = 65_536
+    """Samples that one tenant may have with the proxy, scored ones that are kept among them; more
+    are refused with `queue_full`."""
+
+    max_bytes: int = 1 << 30
+    """Bytes of the samples that one tenant has waiting; more are refused with `queue_full`."""
+
+    def __post_init__(self) -> None:
+        if self.max_workers and self.min_workers > self.max_workers:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"min_workers = {self.min_workers} is more than max_workers = {self.max_workers}",
+            )

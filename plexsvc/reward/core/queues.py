@@ -1,0 +1,96 @@
+"""Queue of a pool: Earliest Batch First, first come first served within a batch, fair to tenants.
+
+A batch is as urgent as it was expected to end when it came. That never changes, so only batches
+that came before a batch's expected end can go before it: nothing starves. A tenant that holds its
+share of the workers waits while one that does not has something to run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from plexsvc.ids import TenantId
+from plexsvc.reward.core.vocabulary import RequestId
+
+
+class Urgency(NamedTuple):
+    """The place of a request among its tenant's: the smallest runs first."""
+
+    expected_end_us: int
+    number: int
+    """Of its arrival."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Entry:
+    urgency: Urgency
+    request: RequestId
+
+
+class PoolQueue:
+    """Requests that wait for workers of a pool, and how many of each tenant run."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[TenantId, list[_Entry]] = {}
+        self._live: dict[RequestId, _Entry] = {}
+        self._queued: Counter[TenantId] = Counter()
+        self.running: Counter[TenantId] = Counter()
+
+    def __len__(self) -> int:
+        return self._queued.total()
+
+    def queued(self, tenant: TenantId) -> int:
+        """Return how many requests of a tenant wait. O(1)."""
+        return self._queued[tenant]
+
+    def put(self, request: RequestId, urgency: Urgency) -> None:
+        """Let a request wait. O(log n)."""
+        assert request not in self._live, request
+        tenant, entry = request.batch.tenant, _Entry(urgency, request)
+        self._live[request] = entry
+        heapq.heappush(self._waiting.setdefault(tenant, []), entry)
+        self._queued[tenant] += 1
+
+    def drop(self, request: RequestId) -> None:
+        """Let a request that waits wait no more. O(1); its memory goes when it is its turn."""
+        self._count_out(request)
+
+    def take(self, *, workers: int) -> RequestId | None:
+        """Return the request that runs next on one of `workers`; None when none waits.
+
+        O(tenants that wait + log n).
+        """
+        heads = [entry for tenant in list(self._waiting) if (entry := self._head(tenant))]
+        if not heads:
+            return None
+        active = {entry.request.batch.tenant for entry in heads} | set(+self.running)
+        share = -(-workers // len(active))
+
+        def place(entry: _Entry) -> tuple[bool, int, int, int]:
+            runs = self.running[entry.request.batch.tenant]
+            return (runs >= share, entry.urgency.expected_end_us, runs, entry.urgency.number)
+
+        chosen = min(heads, key=place).request
+        heapq.heappop(self._waiting[chosen.batch.tenant])
+        self._count_out(chosen)
+        return chosen
+
+    def _head(self, tenant: TenantId) -> _Entry | None:
+        """Return the first of a tenant's requests; forgets those that were dropped."""
+        waiting = self._waiting[tenant]
+        while waiting and self._live.get(waiting[0].request) is not waiting[0]:
+            heapq.heappop(waiting)
+        if not waiting:
+            del self._waiting[tenant]
+            return None
+        return waiting[0]
+
+    def _count_out(self, request: RequestId) -> None:
+        del self._live[request]
+        tenant = request.batch.tenant
+        self._queued[tenant] -= 1
+        if not self._queued[tenant]:
+            del self._queued[tenant]

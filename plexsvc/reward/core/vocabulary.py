@@ -1,0 +1,176 @@
+"""Words of the reward core: requests, batches, programs, facts and orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, NewType
+
+from plexsvc.ids import JobId, TenantId
+
+WorkerId = NewType("WorkerId", int)
+
+
+class BatchId(NamedTuple):
+    """A batch of one job. Its samples are known by their index in it."""
+
+    tenant: TenantId
+    job_id: JobId
+    batch: bytes
+
+
+class RequestId(NamedTuple):
+    """One sample of a batch."""
+
+    batch: BatchId
+    sample: int
+
+
+class Verdict(StrEnum):
+    """How a request ended."""
+
+    SCORED = "scored"
+    TIMEOUT = "timeout"
+    """The sample took longer than its stage may: it gets the program's timeout score."""
+    ERROR = "error"
+    """There is no score: the program failed as often as it is tried, or refused the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One stage of a program."""
+
+    name: str
+    timeout_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSpec:
+    """What the core must know of a program."""
+
+    name: str
+    stages: tuple[StageSpec, ...]
+    timeout_score: float = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something that happened."""
+
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesArrived(Fact):
+    """Samples that nobody asked for before; `size` is of the whole batch."""
+
+    batch: BatchId
+    program: ProgramSpec
+    size: int
+    samples: tuple[int, ...]
+    """Their indices in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady(Fact):
+    """A worker that was started takes requests now."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost(Fact):
+    """A worker's process has ended, for whatever cause."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePassed(Fact):
+    """A stage is done and the next one is to run."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleScored(Fact):
+    """A stage gave the verdict, which ends the request."""
+
+    worker: WorkerId
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTimedOut(Fact):
+    """The worker ended a stage that took too long."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRefused(Fact):
+    """The program can give no score for this sample, however often it runs."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFailed(Fact):
+    """The program failed, not the sample."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLeft(Fact):
+    """Nobody waits for a batch any more."""
+
+    batch: BatchId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed(Fact):
+    """It is `at_us`, and nothing else happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStage:
+    """Have a worker run one stage of a request."""
+
+    worker: WorkerId
+    request: RequestId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """Answer a request, which ends it."""
+
+    request: RequestId
+    verdict: Verdict
+    score: float = 0.0
+    run_us: int = 0
+    """Of the runs that led to the verdict, all stages."""
+    queue_us: int = 0
+    """In queues, all stages."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Start a worker."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorker:
+    """Kill a worker, whatever it does; what it was running is decided already."""
+
+    worker: WorkerId
+
+
+Order = RunStage | AnswerRequest | StartWorker | StopWorker

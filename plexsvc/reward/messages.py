@@ -1,0 +1,58 @@
+"""Messages between the proxy and its workers: length-prefixed msgpack on a socket pair."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+LENGTH: Final = struct.Struct("<I")
+MAX_BYTES: Final = 256 << 20
+"""Bytes of one message: an input, or the files that a stage leaves to the next."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker takes tasks."""
+
+    sandbox: str
+    """What isolates untrusted code there, or why nothing does."""
+
+
+class Task(msgspec.Struct, frozen=True, tag=True):
+    """Run one stage of one request. `reference` and `settings` are JSON."""
+
+    program: str
+    stage: int
+    text: str
+    reference: str
+    settings: str
+    files: dict[str, bytes]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """How a stage ended: scored, passed, timed_out, refused or failed."""
+
+    how: str
+    score: float = 0.0
+    output: str = ""
+    detail: str = ""
+    files: dict[str, bytes] = {}
+
+
+_decode: Final = msgspec.msgpack.Decoder(Ready | Task | Done).decode
+
+
+def encode(message: Ready | Task | Done) -> bytes:
+    """Return a message with its length before it."""
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Any:  # noqa: ANN401 - the peer's next message
+    """Return the message in a body.
+
+    Raises:
+        msgspec.DecodeError: for a body that is none.
+    """
+    return _decode(body)

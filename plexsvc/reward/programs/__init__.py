@@ -1,0 +1,1 @@
+"""Programs that score samples: what each stage of them does."""

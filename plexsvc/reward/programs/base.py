@@ -1,0 +1,105 @@
+"""What a program is: stages with limits, and functions that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from plexsvc.reward.core.vocabulary import ProgramSpec, StageSpec
+from plexsvc.reward.sandbox.base import Limits, Sandbox
+
+OUTPUT_CHARS: Final = 8 << 10
+"""Characters of a program's output that a verdict carries; the middle of a longer one is cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One run of one stage."""
+
+    text: str
+    """What the model wrote."""
+    reference: Any = None
+    """As the client gave it, from JSON."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What the stage before left, by path."""
+    limits: Limits = field(default_factory=Limits)
+    sandbox: Sandbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The verdict: no further stage runs."""
+
+    score: float
+    output: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """The next stage is to run, with these files."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The stage took longer than it may."""
+
+    output: str = ""
+
+
+Outcome = Scored | Passed | TimedOut
+
+
+class RefusedError(Exception):
+    """The program can give no score: its settings or the sample's reference make no sense to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of a program."""
+
+    name: str
+    run: Callable[[Work], Outcome]
+    limits: Limits = field(default_factory=Limits)
+    is_sandboxed: bool = False
+    """Whether it runs what a model wrote, so that it must not run without a sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program and its stages, in order."""
+
+    name: str
+    text: str
+    """What it compares, for people."""
+    stages: tuple[Stage, ...]
+    settings: Mapping[str, type]
+    """Names and types of the settings that it takes."""
+    timeout_score: float = -1.0
+    imports: tuple[str, ...] = ()
+    """Modules that take long to import, for workers that are made warm."""
+
+    @property
+    def spec(self) -> ProgramSpec:
+        """What the core must know."""
+        stages = tuple(
+            StageSpec(name=stage.name, timeout_us=stage.limits.wall_us) for stage in self.stages
+        )
+        return ProgramSpec(name=self.name, stages=stages, timeout_score=self.timeout_score)
+
+
+def cut(text: str, limit: int = OUTPUT_CHARS) -> str:
+    """Return `text`, its middle left out where it is longer than `limit` characters.
+
+    >>> cut("abcdefghij", 4)
+    'ab ... 6 characters left out ... ij'
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"

@@ -1,0 +1,285 @@
+"""Reward proxy: takes samples, has workers score them as its core decides, streams scores back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from plexclient.wire.v1 import reward_pb2 as pb
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import JobId, TenantId
+from plexsvc.log import Log
+from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.core.machine import RewardCore
+from plexsvc.reward.core.vocabulary import (
+    AnswerRequest,
+    BatchId,
+    BatchLeft,
+    Fact,
+    Order,
+    ProgramFailed,
+    RequestId,
+    RunStage,
+    SampleRefused,
+    SamplesArrived,
+    SampleScored,
+    SampleTimedOut,
+    StagePassed,
+    StartWorker,
+    StopWorker,
+    TimePassed,
+    WorkerId,
+    WorkerLost,
+    WorkerReady,
+)
+from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.programs.base import cut
+from plexsvc.reward.programs.registry import check_settings, find
+from plexsvc.reward.record import BatchRecord
+from plexsvc.reward.view import rewards_view
+from plexsvc.reward.workers import Heard, Workers
+
+log = Log(__name__)
+
+TICK_US: Final = 100_000
+"""How often deadlines are looked at."""
+
+BATCH_ID_BYTES: Final = 16
+
+
+class RewardProxy:
+    """The driver of one `RewardCore`. Lives on one event loop; `run` must run while it serves."""
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        clock: Clock,
+        core: RewardCore,
+        launch: Callable[[Heard], AbstractAsyncContextManager[Workers]],
+    ) -> None:
+        self.core = core
+        self.records: dict[BatchId, BatchRecord] = {}
+        self.sandbox = "not known yet: no worker has started"
+        self._config = config
+        self._clock = clock
+        self._launch = launch
+        self._workers: Workers | None = None
+        self.running: dict[WorkerId, RequestId] = {}
+        self._warm: dict[str, None] = {}
+        self._facts: list[Fact] = []
+        self._has_begun = False
+        self._failure: BaseException | None = None
+
+    @property
+    def worker_pids(self) -> Mapping[WorkerId, int]:
+        """The processes of the workers that live."""
+        return self._workers.pids if self._workers is not None else {}
+
+    async def run(self) -> None:
+        """Keep workers and deadlines until cancelled."""
+        async with self._launch(self._heard) as self._workers:
+            while True:
+                self._tick()
+                await self._clock.sleep(TICK_US)
+
+    async def score(self, request: pb.ScoreRequest) -> AsyncGenerator[bytes]:
+        """Yield the answer to each sample of a request as it is there, serialised.
+
+        Raises:
+            PlexError: `bad_request`, `not_found` for a program that is not there, `queue_full`.
+        """
+        batch_id = BatchId(TenantId(request.tenant), JobId(request.job_id), request.batch_id)
+        record = self._admit(batch_id, request)
+        record.readers += 1
+        indices = {sample.index for sample in request.samples}
+        queue = record.subscribe(indices)
+        try:
+            for _ in indices:
+                yield (await queue.get()).SerializeToString()
+        finally:
+            record.unsubscribe(queue)
+            record.readers -= 1
+            record.quiet_since_us = self._clock.monotonic_us()
+
+    async def view(self, request: pb.GetRewardsRequest) -> pb.RewardsReply:
+        """Return programs, pool and batches; only an operator sees batches of other tenants."""
+        now_us = self._clock.monotonic_us()
+        return rewards_view(self.core, request, sandbox=self.sandbox, now_us=now_us)
+
+    def _admit(self, batch_id: BatchId, request: pb.ScoreRequest) -> BatchRecord:
+        """Return the record of a batch with the samples of a request in it, or change nothing."""
+        record = self.records.get(batch_id) or _new_record(request)
+        if (record.program.name, record.settings) != (request.program, request.settings):
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"the batch is scored by {record.program.name} with settings {record.settings!r}; "
+                "a batch has one program and one set of settings",
+            )
+        new = record.new_ones(request.samples)
+        if not new:
+            return self.records.setdefault(batch_id, record)
+        self._check_room(batch_id.tenant, new)
+        self.records[batch_id] = record
+        record.add(new)
+        record.size = max(record.size, request.batch_size, len(record.pending))
+        self._keep_warm(record)
+        self._post(
+            SamplesArrived(
+                at_us=self._clock.monotonic_us(),
+                batch=batch_id,
+                program=record.program.spec,
+                size=record.size,
+                samples=tuple(sample.index for sample in new),
+            )
+        )
+        return record
+
+    def _check_room(self, tenant: TenantId, new: list[pb.ScoreSample]) -> None:
+        own = [record for batch, record in self.records.items() if batch.tenant == tenant]
+        samples = sum(len(record.pending) + len(record.replies) for record in own) + len(new)
+        nbytes = sum(record.nbytes for record in own)
+        nbytes += sum(len(sample.text) + len(sample.reference) for sample in new)
+        for what, found, key in (
+            ("samples", samples, "max_samples"),
+            ("bytes", nbytes, "max_bytes"),
+        ):
+            limit = getattr(self._config, key)
+            if found > limit:
+                raise PlexError(
+                    ErrorCode.QUEUE_FULL,
+                    f"tenant {tenant!r} would have {found} {what} to score; the limit is {limit} "
+                    f"(reward.{key}): score fewer at once, or again when some are done",
+                )
+
+    def _keep_warm(self, record: BatchRecord) -> None:
+        """Have workers that start from now on import what the programs in use need."""
+        self._warm |= dict.fromkeys(record.program.imports)
+
+    def _post(self, fact: Fact) -> None:
+        """Hand a fact to the core and do what it orders; facts that follow wait their turn."""
+        self._facts.append(fact)
+        if len(self._facts) > 1:
+            return
+        try:
+            while self._facts:
+                for order in self.core.handle(self._facts[0]):
+                    self._perform(order)
+                self._facts.pop(0)
+        except BaseException as error:
+            self._failure = error  # a half-done fact: `run` ends, and with it the process
+            raise
+
+    def _perform(self, order: Order) -> None:
+        assert self._workers is not None, "samples come once it runs"
+        match order:
+            case StartWorker(worker=worker):
+                self._workers.start(worker, modules=list(self._warm))
+            case StopWorker(worker=worker):
+                self.running.pop(worker, None)
+                self._workers.stop(worker)
+            case RunStage(worker=worker, request=request):
+                self.running[worker] = request
+                self._workers.send(worker, self._task(order))
+            case AnswerRequest():
+                self._answer(order)
+
+    def _task(self, order: RunStage) -> Task:
+        record = self.records[order.request.batch]
+        pending = record.pending[order.request.sample]
+        return Task(
+            program=record.program.name,
+            stage=order.stage,
+            text=pending.sample.text,
+            reference=pending.sample.reference,
+            settings=record.settings,
+            files=pending.files,
+        )
+
+    def _answer(self, order: AnswerRequest) -> None:
+        record = self.records[order.request.batch]
+        pending = record.pending[order.request.sample]
+        record.answer(
+            pb.ScoreReply(
+                index=order.request.sample,
+                score=order.score,
+                verdict=order.verdict,
+                time_us=order.run_us,
+                queue_us=order.queue_us,
+                output=cut(pending.output),
+                detail=order.reason,
+            )
+        )
+
+    def _heard(self, worker: WorkerId, said: Ready | Done | str) -> None:
+        at_us = self._clock.monotonic_us()
+        match said:
+            case Ready(sandbox=sandbox):
+                self.sandbox = sandbox
+                self._post(WorkerReady(at_us=at_us, worker=worker))
+            case Done():
+                self._done(worker, said, at_us=at_us)
+            case str():
+                self.running.pop(worker, None)
+                self._post(WorkerLost(at_us=at_us, worker=worker, reason=said))
+
+    def _done(self, worker: WorkerId, done: Done, *, at_us: int) -> None:
+        request = self.running.pop(worker, None)
+        if request is None:
+            return  # it was stopped, and what it ran is decided
+        pending = self.records[request.batch].pending[request.sample]
+        pending.output += done.output
+        pending.files = done.files
+        self._post(_fact_of(done, worker, at_us=at_us))
+
+    def _tick(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        now_us = self._clock.monotonic_us()
+        due_us = self.core.next_deadline_us()
+        if (due_us is not None and due_us <= now_us) or not self._has_begun:
+            self._has_begun = True
+            self._post(TimePassed(at_us=now_us))
+        for batch_id, record in list(self.records.items()):
+            if not record.readers and record.quiet_since_us + self._config.keep_us <= now_us:
+                self._post(BatchLeft(at_us=now_us, batch=batch_id))
+                del self.records[batch_id]
+
+
+def _new_record(request: pb.ScoreRequest) -> BatchRecord:
+    """Return an empty record for the batch of a request.
+
+    Raises:
+        PlexError: `bad_request`, `not_found`.
+    """
+    if len(request.batch_id) != BATCH_ID_BYTES or not request.job_id:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"score needs a job_id and a batch_id of {BATCH_ID_BYTES} bytes, not "
+            f"{len(request.batch_id)}",
+        )
+    program = find(request.program)
+    try:
+        settings: Any = json.loads(request.settings or "{}")
+    except ValueError as error:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"settings are not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise PlexError(ErrorCode.BAD_REQUEST, "settings must be a JSON object")
+    check_settings(program, settings)
+    return BatchRecord(program=program, settings=request.settings)
+
+
+def _fact_of(done: Done, worker: WorkerId, *, at_us: int) -> Fact:
+    match done.how:
+        case "scored":
+            return SampleScored(at_us=at_us, worker=worker, score=done.score)
+        case "passed":
+            return StagePassed(at_us=at_us, worker=worker)
+        case "timed_out":
+            return SampleTimedOut(at_us=at_us, worker=worker)
+        case "refused":
+            return SampleRefused(at_us=at_us, worker=worker, reason=done.detail)
+        case _:
+            return ProgramFailed(at_us=at_us, worker=worker, reason=done.detail)

@@ -1,0 +1,66 @@
+"""Protocol of sandboxes, and the limits of what runs in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one stage may use."""
+
+    wall_us: int = 60_000_000
+    memory_bytes: int = 512 << 20
+    """Of all its processes together; each may map twice as much."""
+    disk_bytes: int = 64 << 20
+    """Of all files that it writes, and of what it leaves to the next stage."""
+    output_bytes: int = 1 << 20
+    """That it prints; what prints more is ended."""
+    max_processes: int = 32
+    """Processes and threads at once."""
+    max_open_files: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a command in a sandbox ended."""
+
+    exit_code: int
+    """Negative: the signal that killed it."""
+    stdout: str
+    stderr: str
+    hit: str = ""
+    """The limit that ended it: `wall`, `memory` or `output`; empty where none did."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The regular files that it left, by path below its directory."""
+    run_us: int = 0
+
+
+class Sandbox(Protocol):
+    """Runs commands apart from everything: no network, a read-only system, files that vanish."""
+
+    def describe(self) -> str:
+        """Return what isolates, or why nothing can and what to install."""
+        ...
+
+    def is_available(self) -> bool:
+        """Return whether commands can be isolated here."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        files: Mapping[str, bytes],
+        stdin: bytes = b"",
+        limits: Limits,
+        keeps_files: bool = False,
+    ) -> Ran:
+        """Return how a command ended, with nothing of it left; `files` lie in its directory.
+
+        Raises:
+            PlexError: `unavailable` when nothing isolates here, or setting up failed.
+        """
+        ...

@@ -1,0 +1,44 @@
+"""The sandbox of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
+
+
+class NoSandbox:
+    """Where nothing isolates: it runs nothing."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def describe(self) -> str:
+        """Return why nothing isolates, and what to install."""
+        return self._reason
+
+    def is_available(self) -> bool:
+        """Return False."""
+        return False
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        files: Mapping[str, bytes],  # noqa: ARG002 - the protocol's
+        stdin: bytes = b"",  # noqa: ARG002
+        limits: Limits,  # noqa: ARG002
+        keeps_files: bool = False,  # noqa: ARG002
+    ) -> Ran:
+        """Refuse.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
+        raise PlexError(ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: {self._reason}")
+
+
+def open_sandbox() -> Sandbox:
+    """Return what isolates untrusted code on this machine, or what refuses it."""
+    return NoSandbox("no sandbox yet")

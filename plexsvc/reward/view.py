@@ -1,0 +1,98 @@
+"""View of the reward proxy: programs, pool, and the batches that a tenant may see."""
+
+from __future__ import annotations
+
+from plexclient.wire.v1 import reward_pb2 as pb
+from plexsvc.reward.core.machine import Batch, RewardCore
+from plexsvc.reward.core.vocabulary import BatchId
+from plexsvc.reward.programs.base import Program
+from plexsvc.reward.programs.registry import PROGRAMS
+
+
+def rewards_view(
+    core: RewardCore, request: pb.GetRewardsRequest, *, sandbox: str, now_us: int
+) -> pb.RewardsReply:
+    """Return what `plexctl reward` shows."""
+    seen = [
+        (batch_id, batch)
+        for batch_id, batch in core.batches.items()
+        if request.is_operator or batch_id.tenant == request.tenant
+    ]
+    return pb.RewardsReply(
+        programs=[_program(program) for program in PROGRAMS.values()],
+        pools=[_pool(core)],
+        batches=[_batch(batch_id, batch, now_us=now_us) for batch_id, batch in seen],
+        sandbox=sandbox,
+    )
+
+
+def _program(program: Program) -> pb.RewardProgram:
+    return pb.RewardProgram(
+        name=program.name,
+        text=program.text,
+        timeout_score=program.timeout_score,
+        stages=[
+            pb.RewardStage(
+                name=stage.name,
+                timeout_us=stage.limits.wall_us,
+                memory_bytes=stage.limits.memory_bytes,
+                is_sandboxed=stage.is_sandboxed,
+            )
+            for stage in program.stages
+        ],
+    )
+
+
+def _pool(core: RewardCore) -> pb.RewardPool:
+    working = [worker for worker in core.workers.values() if not worker.is_stopped]
+    busy = sum(worker.request is not None for worker in working)
+    starting = sum(not worker.is_ready for worker in working)
+    return pb.RewardPool(
+        name="cpu",
+        queued=len(core.queue),
+        busy=busy,
+        starting=starting,
+        idle=len(working) - busy - starting,
+        limit=core.limits.max_workers,
+    )
+
+
+def _batch(batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:
+    running = sum(request.worker is not None for request in batch.requests.values())
+    return pb.RewardBatch(
+        tenant=batch_id.tenant,
+        job_id=batch_id.job_id,
+        batch_id=batch_id.batch,
+        program=batch.program.name,
+        size=batch.size,
+        queued=len(batch.requests) - running,
+        running=running,
+        answered=batch.answered,
+        since_us=now_us - batch.begun_us,
+        expected_us=batch.expected_end_us - batch.begun_us,
+        critical=_critical(batch, now_us=now_us),
+    )
+
+
+def _critical(batch: Batch, *, now_us: int) -> str:
+    """Say which sample the batch waits for: the one with the latest end it may have."""
+    if not batch.requests:
+        missing = batch.size - batch.answered
+        return f"none: {missing} samples have not come yet" if missing else ""
+    index = max(batch.requests, key=lambda i: _latest_us(batch, i, now_us=now_us))
+    request = batch.requests[index]
+    stage = request.program.stages[request.stage]
+    left_s = (_latest_us(batch, index, now_us=now_us) - now_us) / 1e6
+    what = "runs" if request.worker is not None else "waits for a worker"
+    since_s = (now_us - request.since_us) / 1e6
+    return (
+        f"sample {index} {what} in stage {stage.name} since {since_s:.1f} s; its stages may take "
+        f"{left_s:.1f} s more"
+    )
+
+
+def _latest_us(batch: Batch, index: int, *, now_us: int) -> int:
+    """Return when a sample has ended at the latest, if it waits no longer."""
+    request = batch.requests[index]
+    begun_us = request.since_us if request.worker is not None else now_us
+    return begun_us + sum(stage.timeout_us for stage in request.program.stages[request.stage :])

@@ -1,0 +1,105 @@
+"""Worker of the reward service: a process that runs one stage of one request at a time.
+
+`python -m plexsvc.reward.worker FD PARENT [MODULE ...]` speaks on descriptor FD with its parent,
+imports the modules before it says that it is ready, and dies with its parent. It has one thread and
+no event loop, so that it can fork what runs in a sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import resource
+import socket
+import sys
+import traceback
+from typing import Final
+
+from plexsvc.errors import PlexError
+from plexsvc.reward import messages
+from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.programs.base import Passed, RefusedError, Scored, TimedOut, Work, cut
+from plexsvc.reward.programs.registry import PROGRAMS
+from plexsvc.reward.sandbox.base import Sandbox
+from plexsvc.reward.sandbox.opening import open_sandbox
+from plexsvc.tether import die_before_parent, die_with_parent, set_process_name
+
+MAX_MEMORY_BYTES: Final = 4 << 30
+"""Address space of a worker: what a model wrote may make a library compute without end."""
+
+
+def main() -> int:
+    """Serve one proxy until it closes the line."""
+    fd, parent_pid, modules = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    die_with_parent(parent_pid)
+    die_before_parent()
+    set_process_name("reward-worker")
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    sandbox = open_sandbox()
+    for module in modules:
+        importlib.import_module(module)
+    with socket.socket(fileno=fd) as line:
+        line.sendall(messages.encode(Ready(sandbox.describe())))
+        while (body := _read(line)) is not None:
+            task = messages.decode(body)
+            assert isinstance(task, Task), task
+            line.sendall(messages.encode(run(task, sandbox=sandbox)))
+    return 0
+
+
+def run(task: Task, *, sandbox: Sandbox) -> Done:
+    """Return how a stage ended; nothing that a program raises gets out."""
+    stage = PROGRAMS[task.program].stages[task.stage]
+    if stage.is_sandboxed and not sandbox.is_available():
+        return Done("refused", detail=f"{task.program}: {sandbox.describe()}")
+    try:
+        work = Work(
+            text=task.text,
+            reference=json.loads(task.reference) if task.reference else None,
+            settings=json.loads(task.settings) if task.settings else {},
+            files=task.files,
+            limits=stage.limits,
+            sandbox=sandbox,
+        )
+        return _done(stage.run(work))
+    except RefusedError as error:
+        return Done("refused", detail=cut(str(error)))
+    except MemoryError:
+        return Done("timed_out", detail="the program ran out of memory")
+    except Exception as error:  # noqa: BLE001 - a program may raise anything
+        sys.stderr.write(traceback.format_exc())
+        text = error.message if isinstance(error, PlexError) else f"{type(error).__name__}: {error}"
+        return Done("failed", detail=cut(text))
+
+
+def _done(outcome: Scored | Passed | TimedOut) -> Done:
+    match outcome:
+        case Scored(score=score, output=output, detail=detail):
+            if not math.isfinite(score):
+                return Done("refused", output=cut(output), detail=f"the score is {score}")
+            return Done("scored", float(score), cut(output), cut(detail))
+        case Passed(files=files, output=output):
+            return Done("passed", output=cut(output), files=dict(files))
+        case TimedOut(output=output):
+            return Done("timed_out", output=cut(output))
+
+
+def _read(line: socket.socket) -> bytes | None:
+    """Return the body of the next message; None when the line is closed."""
+    head = _read_exactly(line, messages.LENGTH.size)
+    return None if head is None else _read_exactly(line, messages.LENGTH.unpack(head)[0])
+
+
+def _read_exactly(line: socket.socket, nbytes: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < nbytes:
+        part = line.recv(min(nbytes - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The reward proxy as it serves: real workers, real kills, over its port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.wire.v1 import reward_pb2 as pb
+from plexclient.wire.v1 import reward_pb2_grpc
+from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.main import serving
+from plexsvc.reward.proxy import RewardProxy
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.keys import write_keys
+from tests.rigs.keys import KEYS
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+CALL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A proxy that serves, and its client."""
+
+    proxy: RewardProxy
+    stub: Any
+
+    async def score(self, request: pb.ScoreRequest) -> dict[int, pb.ScoreReply]:
+        """Return the answers to a request, by index."""
+        try:
+            return {r.index: r async for r in self.stub.Score(request, timeout=CALL_S)}
+        except grpc.aio.AioRpcError as failure:
+            raise error_from(failure) from failure
+
+
+@asynccontextmanager
+async def served(directory: Path, **limits: int) -> AsyncIterator[Served]:
+    keys_file = directory / "keys.json"
+    write_keys(keys_file, KEYS)
+    config = RewardConfig(listen=f"unix:{directory}/p.sock", keys_file=keys_file, **limits)
+    async with serving(config) as (proxy, address), open_channel(address, KEYS) as channel:
+        yield Served(proxy, reward_pb2_grpc.RewardStub(channel))
+
+
+def asked(
+    program: str,
+    texts: Sequence[str],
+    references: Sequence[object] | None = None,
+    *,
+    batch: bytes = b"b" * 16,
+    tenant: str = "acme",
+    **settings: object,
+) -> pb.ScoreRequest:
+    samples = [
+        pb.ScoreSample(
+            index=i, text=text, reference="" if references is None else json.dumps(references[i])
+        )
+        for i, text in enumerate(texts)
+    ]
+    return pb.ScoreRequest(
+        tenant=tenant,
+        job_id="job-1",
+        batch_id=batch,
+        program=program,
+        settings=json.dumps(settings),
+        samples=samples,
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - other processes change it
+            await asyncio.sleep(0.01)
+
+
+def endless(texts: Sequence[str]) -> pb.ScoreRequest:
+    """Return a request with a pattern that takes for ever on a text of many a's."""
+    return asked("regex", texts, pattern=r"(a|a)*b")
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("r", numbered=True)
+
+
+async def test_each_sample_gets_its_score_with_verdict_and_time(short: Path) -> None:
+    async with served(short) as live:
+        found = await live.score(asked("exact", ["4", " 4 ", "5"], ["4", "4", "4"]))
+    assert [(found[i].score, found[i].verdict) for i in range(3)] == [
+        (1.0, "scored"),
+        (1.0, "scored"),
+        (0.0, "scored"),
+    ]
+    assert all(reply.time_us > 0 for reply in found.values())
+
+
+async def test_a_sample_without_a_score_is_reported_and_the_others_go_on(short: Path) -> None:
+    async with served(short) as live:
+        found = await live.score(asked("numeric", ["it is 7", "7"], [7, "seven"]))
+    assert (found[0].verdict, found[0].score) == ("scored", 1.0)
+    assert found[1].verdict == "error"
+    assert found[1].detail == "numeric: the reference must be a number, not 'seven'"
+
+
+async def test_a_sample_sent_again_is_answered_from_the_record(short: Path) -> None:
+    request = asked("exact", ["4"], ["4"])
+    async with served(short) as live:
+        first, again = await live.score(request), await live.score(request)
+        other = await live.score(asked("exact", ["4"], ["4"], tenant="rival"))
+    assert again == first
+    assert other[0].time_us != first[0].time_us, "another tenant's batch is another batch"
+
+
+async def test_two_that_ask_for_the_same_sample_get_the_same_run(short: Path) -> None:
+    request = asked("exact", ["4"], ["4"])
+    async with served(short) as live:
+        one, two = await asyncio.gather(live.score(request), live.score(request))
+    assert one == two
+
+
+async def test_a_killed_worker_costs_a_retry_and_nothing_else(short: Path) -> None:
+    async with served(short, max_workers=1) as live, asyncio.TaskGroup() as group:
+        asking = group.create_task(live.score(endless(["a" * 40, "ab"])))
+        await until(lambda: live.proxy.running)
+        (pid,) = live.proxy.worker_pids.values()
+        os.kill(pid, signal.SIGKILL)
+        found = await asking
+    assert (found[0].verdict, found[0].score) == ("timeout", -1.0)
+    assert found[0].detail == "stage compare took longer than 10 s"
+    assert found[1].score == 1.0
+
+
+async def test_a_batch_that_nobody_waits_for_is_dropped_with_its_workers(short: Path) -> None:
+    async with served(short, keep_us=100_000, max_workers=1) as live:
+        call = live.stub.Score(endless(["a" * 40]), timeout=CALL_S)
+        await until(lambda: live.proxy.running)
+        (pid,) = live.proxy.worker_pids.values()
+        call.cancel()
+        await until(lambda: pid not in live.proxy.worker_pids.values())
+        assert (live.proxy.core.batches, live.proxy.records) == ({}, {})
+        found = await live.score(asked("exact", ["x"], ["x"]))
+    assert found[0].score == 1.0
+
+
+BAD: dict[str, tuple[pb.ScoreRequest, ErrorCode, str]] = {
+    "unknown program": (asked("nope", ["x"]), ErrorCode.NOT_FOUND, "no program 'nope'"),
+    "unknown setting": (asked("exact", ["x"], ["x"], fuzzy=1), ErrorCode.BAD_REQUEST, "fuzzy"),
+    "setting of another type": (
+        asked("exact", ["x"], ["x"], strip="yes"),
+        ErrorCode.BAD_REQUEST,
+        "strip of program exact must be of type bool, not str",
+    ),
+    "short batch id": (
+        asked("exact", ["x"], ["x"], batch=b"b"),
+        ErrorCode.BAD_REQUEST,
+        "batch_id of 16 bytes",
+    ),
+    "too many samples": (asked("exact", ["x"] * 9), ErrorCode.QUEUE_FULL, "reward.max_samples"),
+    "too many bytes": (asked("exact", ["x" * 999]), ErrorCode.QUEUE_FULL, "reward.max_bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_is_refused_changes_nothing(name: str, short: Path) -> None:
+    request, code, text = BAD[name]
+    async with served(short, max_samples=8, max_bytes=500) as live:
+        with pytest.raises(PlexError, match=text) as refused:
+            await live.score(request)
+        assert refused.value.code is code
+        assert (live.proxy.core.batches, live.proxy.records) == ({}, {})
+
+
+async def test_a_sample_with_the_index_of_another_is_refused(short: Path) -> None:
+    async with served(short) as live:
+        await live.score(asked("exact", ["4"], ["4"]))
+        with pytest.raises(PlexError, match="sample 0 of the batch came before"):
+            await live.score(asked("exact", ["5"], ["4"]))
+
+
+async def test_the_view_shows_other_tenants_batches_to_operators_alone(short: Path) -> None:
+    async with served(short, max_workers=1) as live:
+        call = live.stub.Score(endless(["a" * 40]), timeout=CALL_S)
+        await until(lambda: live.proxy.running)
+        views = [
+            await live.stub.GetRewards(pb.GetRewardsRequest(tenant=tenant, is_operator=is_operator))
+            for tenant, is_operator in (("acme", False), ("rival", False), ("ops", True))
+        ]
+        call.cancel()
+    assert [len(view.batches) for view in views] == [1, 0, 1]
+    assert views[0].batches[0].critical.startswith("sample 0 runs in stage compare since")
+    assert views[0].pools[0].busy == 1

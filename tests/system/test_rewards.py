@@ -1,0 +1,76 @@
+"""Scores through the whole service: `job.score` in all its forms, and kills on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import TRAIN, LiveCluster, descendants, start_cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
+ANSWERS = ["so it is $0.5$", "$\\boxed{0.75}$", "$(x+1)^2$", "I do not know"]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with start_cluster(tmp_path_factory.mktemp("rewards"), nodes={"only": [TRAIN]}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(live: LiveCluster) -> Iterator[plex.Job]:
+    with live.connect() as connection, connection.job("scored") as opened:
+        yield opened
+
+
+def test_a_batch_is_scored_in_order_in_every_form(job: plex.Job) -> None:
+    blocking = job.score("math", ANSWERS, references=QUESTIONS)
+    assert [score.value for score in blocking] == [1.0, 1.0, 1.0, 0.0]
+    assert {score.verdict for score in blocking} == {"scored"}
+    future = job.score.submit("math", ANSWERS, references=QUESTIONS)
+    assert [score.value for score in future.result()] == [1.0, 1.0, 1.0, 0.0]
+    streamed = {
+        score.index: score.value
+        for score in job.score.stream("math", ANSWERS, references=QUESTIONS)
+    }
+    assert streamed == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.0}
+    advantages = plex.grpo_advantages(blocking, group=2)
+    assert advantages.tolist()[:2] == [0.0, 0.0]
+
+
+async def test_the_awaitable_forms(live: LiveCluster) -> None:
+    async with live.connect() as connection, connection.job("async") as job:
+        scores = await job.score.aio("exact", ["a", "b"], references=["a", "a"])
+        assert [score.value for score in scores] == [1.0, 0.0]
+        found = [s.index async for s in job.score.stream_aio("exact", ["a"], references=["a"])]
+    assert found == [0]
+
+
+def test_a_killed_proxy_costs_a_batch_nothing_but_time(live: LiveCluster, job: plex.Job) -> None:
+    texts = [str(i) for i in range(3000)]
+    references = [str(i if i % 3 else -1) for i in range(3000)]
+    future = job.score.submit("exact", texts, references=references)
+    os.kill(_proxy(live), signal.SIGKILL)
+    scores = future.result()
+    assert [score.value for score in scores] == [float(bool(i % 3)) for i in range(3000)]
+
+
+def test_bad_input_is_refused_before_anything_runs(job: plex.Job) -> None:
+    with pytest.raises(plex.PlexError, match="2 references for 1 samples"):
+        job.score("exact", ["a"], references=["a", "b"])
+    with pytest.raises(plex.PlexError, match="there is no program 'nope'"):
+        job.score("nope", ["a"])
+    with pytest.raises(plex.PlexError, match="takes no setting 'fuzzy'"):
+        job.score("exact", ["a"], references=["a"], fuzzy=True)
+
+
+def _proxy(live: LiveCluster) -> int:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(live.pid)}
+    (found,) = [pid for pid, command in commands.items() if b"plexsvc.reward.main" in command]
+    return found

@@ -1,0 +1,319 @@
+"""The reward core: every request is answered once, whatever workers and programs do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plexsvc.ids import JobId, TenantId
+from plexsvc.reward.core.machine import MAX_FAILED_STARTS, MAX_TRIES, Limits, RewardCore
+from plexsvc.reward.core.vocabulary import (
+    AnswerRequest,
+    BatchId,
+    BatchLeft,
+    Fact,
+    Order,
+    ProgramFailed,
+    ProgramSpec,
+    RequestId,
+    RunStage,
+    SamplesArrived,
+    SampleScored,
+    SampleTimedOut,
+    StagePassed,
+    StageSpec,
+    StartWorker,
+    StopWorker,
+    TimePassed,
+    Verdict,
+    WorkerId,
+    WorkerLost,
+    WorkerReady,
+)
+
+S = 1_000_000
+ONE = ProgramSpec(name="one", stages=(StageSpec(name="run", timeout_us=10 * S),))
+TWO = ProgramSpec(
+    name="two",
+    stages=(StageSpec(name="compile", timeout_us=5 * S), StageSpec(name="run", timeout_us=S)),
+    timeout_score=-2.0,
+)
+BATCH = BatchId(TenantId("acme"), JobId("job-1"), b"b1")
+W1, W2 = WorkerId(1), WorkerId(2)
+
+
+def arrived(
+    *samples: int, at_us: int = 0, batch: BatchId = BATCH, program: ProgramSpec = ONE
+) -> SamplesArrived:
+    return SamplesArrived(
+        at_us=at_us, batch=batch, program=program, size=len(samples), samples=samples
+    )
+
+
+def core_with_a_worker(*, max_workers: int = 1) -> RewardCore:
+    core = RewardCore(Limits(max_workers=max_workers))
+    assert core.handle(TimePassed(at_us=0)) == [StartWorker(worker=W1)]
+    assert core.handle(WorkerReady(at_us=0, worker=W1)) == []
+    return core
+
+
+def test_a_sample_runs_on_the_idle_worker_and_is_answered_with_its_times() -> None:
+    core = core_with_a_worker()
+    request = RequestId(BATCH, 0)
+    assert core.handle(arrived(0, 1, at_us=S)) == [RunStage(worker=W1, request=request, stage=0)]
+    assert core.handle(SampleScored(at_us=3 * S, worker=W1, score=0.5)) == [
+        AnswerRequest(request=request, verdict=Verdict.SCORED, score=0.5, run_us=2 * S),
+        RunStage(worker=W1, request=RequestId(BATCH, 1), stage=0),
+    ]
+    assert core.handle(SampleScored(at_us=4 * S, worker=W1, score=1.0)) == [
+        AnswerRequest(
+            request=RequestId(BATCH, 1),
+            verdict=Verdict.SCORED,
+            score=1.0,
+            run_us=S,
+            queue_us=2 * S,
+        )
+    ]
+    assert core.batches == {}
+
+
+def test_stages_follow_each_other_and_a_verdict_ends_them() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0, 1, program=TWO))
+    assert core.handle(StagePassed(at_us=S, worker=W1)) == [
+        RunStage(worker=W1, request=RequestId(BATCH, 0), stage=1)
+    ]
+    ended = core.handle(SampleScored(at_us=2 * S, worker=W1, score=1.0))
+    assert ended[1] == RunStage(worker=W1, request=RequestId(BATCH, 1), stage=0)
+    early = core.handle(SampleScored(at_us=3 * S, worker=W1, score=0.0))
+    assert [type(order) for order in early] == [AnswerRequest]
+
+
+def test_workers_start_as_many_as_have_something_to_do() -> None:
+    core = core_with_a_worker(max_workers=3)
+    orders = core.handle(arrived(*range(2)))
+    assert [o for o in orders if isinstance(o, StartWorker)] == [StartWorker(worker=W2)]
+    orders = core.handle(arrived(*range(9), batch=BatchId(BATCH.tenant, BATCH.job_id, b"b2")))
+    assert [type(order) for order in orders] == [StartWorker]
+
+
+def test_a_worker_that_says_it_took_too_long_gives_the_timeout_score() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0, program=TWO))
+    (answer,) = core.handle(SampleTimedOut(at_us=5 * S, worker=W1))
+    assert isinstance(answer, AnswerRequest)
+    assert (answer.verdict, answer.score) == (Verdict.TIMEOUT, -2.0)
+    assert answer.reason == "stage compile took longer than 5 s"
+
+
+def test_a_worker_that_says_nothing_is_stopped_and_replaced() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0))
+    assert core.next_deadline_us() == 11 * S
+    orders = core.handle(TimePassed(at_us=11 * S))
+    assert orders[0] == StopWorker(worker=W1)
+    assert isinstance(orders[1], AnswerRequest)
+    assert orders[1].verdict is Verdict.TIMEOUT
+    assert orders[2:] == [StartWorker(worker=W2)]
+    assert core.handle(SampleScored(at_us=11 * S, worker=W1, score=1.0)) == [], "decided before"
+    assert core.handle(WorkerLost(at_us=12 * S, worker=W1, reason="killed")) == []
+
+
+@pytest.mark.parametrize("how", ["fails", "dies"])
+def test_a_program_that_fails_is_tried_on_other_workers_then_reported(how: str) -> None:
+    core = core_with_a_worker()
+    request, used = RequestId(BATCH, 0), []
+    orders = core.handle(arrived(0))
+    for number in range(1, MAX_TRIES + 1):
+        worker = WorkerId(number)
+        assert RunStage(worker=worker, request=request, stage=0) in orders
+        used.append(worker)
+        if how == "fails":
+            orders = core.handle(ProgramFailed(at_us=S, worker=worker, reason="boom"))
+            assert orders[0] == StopWorker(worker=worker)
+        else:
+            orders = core.handle(WorkerLost(at_us=S, worker=worker, reason="boom"))
+        if number < MAX_TRIES:
+            orders = core.handle(WorkerReady(at_us=S, worker=WorkerId(number + 1)))
+    answer = next(order for order in orders if isinstance(order, AnswerRequest))
+    assert answer.verdict is Verdict.ERROR
+    assert answer.reason == "the program failed 3 times, last: boom"
+    assert len(set(used)) == MAX_TRIES
+
+
+def test_workers_that_never_come_up_end_what_waits_with_the_reason() -> None:
+    core = RewardCore(Limits(max_workers=1))
+    orders, now_us, pauses = core.handle(arrived(0)), 0, []
+    for _ in range(MAX_FAILED_STARTS):
+        (started,) = [order for order in orders if isinstance(order, StartWorker)]
+        lost = WorkerLost(at_us=now_us, worker=started.worker, reason="no module x")
+        answers = core.handle(lost)
+        due_us = core.next_deadline_us()
+        assert due_us is not None
+        pauses.append(due_us - now_us)
+        now_us = due_us
+        orders = core.handle(TimePassed(at_us=now_us))
+    assert pauses == [S, 2 * S, 4 * S, 8 * S, 16 * S]
+    answer = next(order for order in answers if isinstance(order, AnswerRequest))
+    assert answer.verdict is Verdict.ERROR
+    assert "no module x" in answer.reason
+
+
+def test_a_worker_that_is_not_ready_in_time_is_stopped() -> None:
+    core = RewardCore(Limits(max_workers=1, start_us=S))
+    core.handle(TimePassed(at_us=0))
+    assert core.next_deadline_us() == S
+    orders = core.handle(TimePassed(at_us=S))
+    assert orders == [StopWorker(worker=W1)]
+    assert core.handle(TimePassed(at_us=2 * S)) == [StartWorker(worker=W2)]
+    assert core.handle(WorkerReady(at_us=2 * S, worker=W1)) == []
+    assert core.handle(arrived(0, at_us=S)) == [], "the stopped worker is given nothing"
+
+
+def test_spare_workers_stop_when_they_have_been_idle() -> None:
+    core = core_with_a_worker(max_workers=2)
+    core.handle(arrived(0, 1))
+    core.handle(WorkerReady(at_us=0, worker=W2))
+    core.handle(SampleScored(at_us=S, worker=W1, score=0.0))
+    core.handle(SampleScored(at_us=2 * S, worker=W2, score=0.0))
+    assert core.next_deadline_us() == 61 * S
+    assert core.handle(TimePassed(at_us=61 * S)) == [StopWorker(worker=W1)]
+    assert core.next_deadline_us() is None, "one stays warm"
+
+
+def test_a_batch_that_was_left_frees_queue_and_workers() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0, 1))
+    orders = core.handle(BatchLeft(at_us=S, batch=BATCH))
+    assert orders == [StopWorker(worker=W1), StartWorker(worker=W2)]
+    assert (core.batches, len(core.queue), +core.queue.running) == ({}, 0, Counter())
+
+
+def test_the_next_batch_of_a_job_is_expected_to_take_as_long_as_the_last() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0))
+    assert core.batches[BATCH].expected_end_us == 10 * S
+    core.handle(SampleScored(at_us=3 * S, worker=W1, score=0.0))
+    later = BatchId(BATCH.tenant, BATCH.job_id, b"b2")
+    core.handle(arrived(0, batch=later, at_us=5 * S))
+    assert core.batches[later].expected_end_us == 8 * S
+
+
+def test_endless_programs_of_one_tenant_leave_the_others_their_share() -> None:
+    core = RewardCore(Limits(min_workers=4, max_workers=4))
+    core.handle(TimePassed(at_us=0))
+    for number in range(1, 5):
+        core.handle(WorkerReady(at_us=0, worker=WorkerId(number)))
+    core.handle(arrived(*range(100), batch=BatchId(TenantId("endless"), JobId("j"), b"x")))
+    others = [BatchId(TenantId(f"t{i}"), JobId("j"), b"y") for i in range(3)]
+    for other in others:
+        core.handle(arrived(*range(5), batch=other))
+    runs = Counter[str]()
+    for number in range(1, 5):
+        orders = core.handle(SampleTimedOut(at_us=10 * S, worker=WorkerId(number)))
+        runs.update(o.request.batch.tenant for o in orders if isinstance(o, RunStage))
+    assert runs == Counter({"t0": 1, "t1": 1, "t2": 1, "endless": 1})
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=120)
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_whatever_happens_every_request_is_answered_once(steps: list[tuple[int, int]]) -> None:
+    world = World()
+    for kind, pick in steps:
+        world.step(kind, pick)
+    world.finish()
+    assert world.answered == Counter(world.asked)
+
+
+class World:
+    """Workers that do what a test draws, and the count of the core's answers."""
+
+    def __init__(self) -> None:
+        self.core = RewardCore(Limits(max_workers=3))
+        self.now_us = 0
+        self.starting: list[WorkerId] = []
+        self.idle: list[WorkerId] = []
+        self.busy: dict[WorkerId, RunStage] = {}
+        self.asked: list[RequestId] = []
+        self.answered: Counter[RequestId] = Counter()
+        self.batches = 0
+        self.post(TimePassed(at_us=0))
+
+    def post(self, fact: Fact) -> None:
+        stopped: list[WorkerId] = []
+        for order in self.core.handle(fact):
+            self.perform(order, stopped)
+        for worker in stopped:
+            self.post(WorkerLost(at_us=self.now_us, worker=worker, reason="stopped"))
+
+    def perform(self, order: Order, stopped: list[WorkerId]) -> None:
+        match order:
+            case StartWorker(worker=worker):
+                self.starting.append(worker)
+            case RunStage(worker=worker):
+                self.idle.remove(worker)
+                self.busy[worker] = order
+            case StopWorker(worker=worker):
+                self.forget(worker)
+                stopped.append(worker)
+            case AnswerRequest(request=request):
+                self.answered[request] += 1
+
+    def forget(self, worker: WorkerId) -> None:
+        self.busy.pop(worker, None)
+        for some in (self.starting, self.idle):
+            if worker in some:
+                some.remove(worker)
+
+    def free(self, worker: WorkerId) -> RunStage:
+        self.idle.append(worker)
+        return self.busy.pop(worker)
+
+    def step(self, kind: int, pick: int) -> None:
+        self.now_us += S if kind else 40 * S
+        busy = list(self.busy)
+        if kind == 0:
+            self.batches += 1
+            batch = BatchId(TenantId(f"t{pick}"), JobId("j"), str(self.batches).encode())
+            program = (ONE, TWO)[pick % 2]
+            self.asked += [RequestId(batch, sample) for sample in range(pick + 1)]
+            self.post(arrived(*range(pick + 1), at_us=self.now_us, batch=batch, program=program))
+        elif kind == 1 and self.starting:
+            worker = self.starting.pop(0)
+            self.idle.append(worker)
+            self.post(WorkerReady(at_us=self.now_us, worker=worker))
+        elif kind == 2:
+            self.post(TimePassed(at_us=self.now_us))
+        elif kind == 3 and (workers := [*self.starting, *self.idle, *busy]):
+            worker = workers[pick % len(workers)]
+            self.forget(worker)
+            self.post(WorkerLost(at_us=self.now_us, worker=worker, reason="died"))
+        elif kind > 3 and busy:
+            self.end(busy[pick % len(busy)], kind)
+
+    def end(self, worker: WorkerId, kind: int) -> None:
+        at_us = self.now_us
+        run = self.free(worker)
+        program = self.core.batches[run.request.batch].program
+        match kind:
+            case 4:
+                self.post(SampleTimedOut(at_us=at_us, worker=worker))
+            case 5:
+                self.post(ProgramFailed(at_us=at_us, worker=worker, reason="bug"))
+            case 6 if run.stage + 1 < len(program.stages):
+                self.post(StagePassed(at_us=at_us, worker=worker))
+            case _:
+                self.post(SampleScored(at_us=at_us, worker=worker, score=1.0))
+
+    def finish(self) -> None:
+        while self.core.batches:
+            self.now_us += 40 * S
+            self.step(2, 0)
+            self.step(1, 0)
+            self.step(7, 0)
