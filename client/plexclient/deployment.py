@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +72,7 @@ class Deployment:
     @call
     def noop(self) -> Future[Answer]:
         """Take a place in the order and do nothing."""
-        return self._simple(operations_pb2.Operation(noop=operations_pb2.Noop()))
+        return self._run(operations_pb2.Operation(noop=operations_pb2.Noop()), read=facts)
 
     @call
     def digest(self) -> Future[dict[str, str]]:
@@ -91,11 +92,6 @@ class Deployment:
 
         return self.background.start(ask)
 
-    def _simple(
-        self, body: operations_pb2.Operation, *, arrays: Arrays | None = None
-    ) -> Future[Answer]:
-        return self._run(body, arrays=arrays, read=_facts)
-
     def _run(
         self,
         body: operations_pb2.Operation,
@@ -107,9 +103,16 @@ class Deployment:
         with self.session.order:
             ticket = self.lane.enter(body, arrays=arrays)
             return self.background.start(
-                lambda: finish(self.lane, ticket, read=read),
+                partial(self._finish, ticket, read),
                 future=Cancellable(lambda: self.lane.cancel(ticket)),
             )
+
+    async def _finish(self, ticket: Ticket, read: Callable[[Result], Coroutine[Any, Any, R]]) -> R:
+        """Return what `read` makes of the answer; then the service may forget it."""
+        try:
+            return await read(await self.lane.answer(ticket))
+        finally:
+            self.lane.release(ticket)
 
     async def _shards(self, result: Result) -> list[Shard]:
         """Return the answer's shards with their arrays, fetched where they are staged."""
@@ -132,17 +135,8 @@ class Deployment:
         return Shard(sequences=tuple(result.shards[index].sequences), arrays=arrays)
 
 
-async def finish(
-    lane: Lane, ticket: Ticket, *, read: Callable[[Result], Coroutine[Any, Any, R]]
-) -> R:
-    """Return what `read` makes of the operation's answer; then the service may forget it."""
-    try:
-        return await read(await lane.answer(ticket))
-    finally:
-        lane.release(ticket)
-
-
-async def _facts(result: Result) -> Answer:
+async def facts(result: Result) -> Answer:
+    """Return the part of an answer that every operation has."""
     return facts_of(result)
 
 

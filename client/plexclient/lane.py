@@ -12,9 +12,10 @@ a repeat.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
@@ -27,6 +28,9 @@ from plexclient.wire.channels import MAX_MESSAGE_BYTES
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
 R = TypeVar("R")
+Submit = Callable[[], Awaitable[operations_pb2.OperationResult]]
+"""Sends an operation once and returns its answer."""
+
 MESSAGE_ROOM_BYTES: Final = 64 << 10
 """What a message needs beside its body."""
 
@@ -95,7 +99,8 @@ class Lane:
         operation.after.extend(after)
         if given is not None:
             operation.payload.CopyFrom(given.payload(operation.operation_id))
-        ticket = self._ticket(operation, given)
+        patience = self.session.retry(self._name(operation))
+        ticket = Ticket(operation=operation, inputs=given, patience=patience)
         self.session.budget.take(ticket.nbytes)
         self._last_seq = operation.seq  # the last thing: what fails before it leaves no gap
         return ticket
@@ -110,9 +115,11 @@ class Lane:
             async with self._gate:
                 ticket.sent.set()
                 ticket.patience.progress()
-                given = ticket.inputs
-                is_inline = given is None or given.is_inline
-                result = await (self._persist if is_inline else self._submit_staged)(ticket)
+                submit = self._submitting(ticket.operation)
+                if ticket.inputs is None or ticket.inputs.is_inline:
+                    result = await persist(submit, retry=ticket.patience)
+                else:
+                    result = await self._submit_staged(ticket, submit)
         except Exception as error:
             if not isinstance(error, PlexError) or error.code not in FATAL:
                 self.session.background.start(lambda: self._fill(ticket))
@@ -150,14 +157,13 @@ class Lane:
         """Note that the operation's answer has been read: the service may forget it."""
         self.session.answered(self.deployment_id, ticket.seq)
 
-    def _ticket(self, operation: operations_pb2.Operation, given: Inputs | None) -> Ticket:
-        patience = self.session.retry(self._name(operation))
-        return Ticket(operation=operation, inputs=given, patience=patience)
+    def _submitting(self, operation: operations_pb2.Operation) -> Submit:
+        timeout_s = self.session.options.attempt_timeout_s
+        return partial(self.session.link.submit, operation, timeout_s=timeout_s)
 
-    async def _persist(self, ticket: Ticket) -> operations_pb2.OperationResult:
-        return await persist(lambda: self._attempt(ticket), retry=ticket.patience)
-
-    async def _submit_staged(self, ticket: Ticket) -> operations_pb2.OperationResult:
+    async def _submit_staged(
+        self, ticket: Ticket, submit: Submit
+    ) -> operations_pb2.OperationResult:
         """Submit and upload at once; the service's answer counts, whatever the upload met.
 
         What was refused for now has been put back without its payload, so each attempt uploads
@@ -171,7 +177,7 @@ class Lane:
             nonlocal sending
             if sending is None or (sending.done() and not refused.done()):
                 sending = group.create_task(self._upload(ticket, refused))
-            return await self._attempt(ticket)
+            return await submit()
 
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(outcome(persist(attempt, retry=ticket.patience)))
@@ -186,10 +192,6 @@ class Lane:
         if isinstance(found, Exception):
             raise found
         return found
-
-    async def _attempt(self, ticket: Ticket) -> operations_pb2.OperationResult:
-        timeout_s = self.session.options.attempt_timeout_s
-        return await self.session.link.submit(ticket.operation, timeout_s=timeout_s)
 
     async def _upload(self, ticket: Ticket, refused: asyncio.Future[Exception]) -> None:
         assert ticket.inputs is not None, ticket
@@ -231,7 +233,7 @@ class Lane:
             noop=operations_pb2.Noop(),
         )
         with suppress(PlexError):  # the line is gone, too: nothing left to do
-            await self._persist(self._ticket(filler, None))
+            await persist(self._submitting(filler), retry=self.session.retry(self._name(filler)))
 
     def _name(self, operation: operations_pb2.Operation) -> str:
         kind, name = operation.WhichOneof("body"), show(OperationId(operation.operation_id))

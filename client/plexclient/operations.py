@@ -52,7 +52,16 @@ class Operations:
         stream = self._stream
         if stream is None or stream.is_lost:
             stream = self._stream = _Stream(self._open_call(), method=self._method)
-        return await stream.ask(operation, timeout_s=timeout_s)
+        answer = stream.send(operation)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            status = grpc.StatusCode.DEADLINE_EXCEEDED.name
+            text = f"{show(operation.operation_id)} was not answered in {timeout_s:.0f} s"
+            raise _lost(text, status=status) from error
+        finally:
+            stream.leave(operation.operation_id, answer)
 
     async def aclose(self) -> None:
         """End the stream; whoever waits is cancelled."""
@@ -75,22 +84,24 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._carrying = self._loop.create_task(self._carry())
 
-    async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
-        """Send an operation and return its answer."""
+    def send(self, operation: operations_pb2.Operation) -> asyncio.Future[Result]:
+        """Have an operation written; return the future of its answer, to be left in any case."""
         operation_id = operation.operation_id
         future: asyncio.Future[Result] = self._loop.create_future()
         self._due.setdefault(operation_id, []).append(future)
         self._unsent[operation_id] = operation
         self._has_unsent.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError as error:
-            status = grpc.StatusCode.DEADLINE_EXCEEDED.name
-            text = f"{show(operation_id)} was not answered in {timeout_s:.0f} s"
-            raise _lost(text, status=status) from error
-        finally:
-            self._leave(operation_id, future)
+        return future
+
+    def leave(self, operation_id: bytes, future: asyncio.Future[Result]) -> None:
+        """Wait for an answer no more; an operation that nobody waits for is not sent."""
+        waiting = self._due.get(operation_id)
+        if waiting is None:
+            return
+        waiting.remove(future)
+        if not waiting:
+            del self._due[operation_id]
+            self._unsent.pop(operation_id, None)
 
     async def aclose(self) -> None:
         """End the stream; whoever waits is cancelled."""
@@ -161,16 +172,6 @@ class _Stream:
                     future.cancel()
                 else:
                     future.set_exception(PlexError(why.code, why.message, **why.facts))
-
-    def _leave(self, operation_id: bytes, future: asyncio.Future[Result]) -> None:
-        """Wait for an answer no more; an operation that nobody waits for is not sent."""
-        waiting = self._due.get(operation_id)
-        if waiting is None:
-            return
-        waiting.remove(future)
-        if not waiting:
-            del self._due[operation_id]
-            self._unsent.pop(operation_id, None)
 
 
 def _check_size(operation: operations_pb2.Operation) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from plexclient.batch import Batch, FloatArray, required
 from plexclient.calls import call
 from plexclient.checks import real
-from plexclient.deployment import Deployment, Result
+from plexclient.deployment import Deployment, Result, facts
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.losses import find_loss
 from plexclient.results import Answer, ForwardResult, LossResult, ValueResult, facts_of, gather
@@ -29,7 +29,7 @@ class Loadable(Deployment):
     def load(self, path: str | Path, *, optimizer: bool = False) -> Future[Answer]:
         """Load Hugging Face safetensors, and the optimizer state that `save` wrote if asked."""
         body = Operation(load=operations_pb2.Load(path=str(path), optimizer=optimizer))
-        return self._simple(body)
+        return self._run(body, read=facts)
 
 
 class Scores(Deployment):
@@ -85,23 +85,24 @@ class Trained(Loadable):
         for name, value in given.items():
             if value is not None:
                 setattr(step, name, real(f"step: {name}", value))
-        return self._simple(Operation(step=step))
+        return self._run(Operation(step=step), read=facts)
 
     @call
     def zero_grad(self) -> Future[Answer]:
         """Drop the accumulated gradients; also mends a window that a failure broke."""
-        return self._simple(Operation(zero_grad=operations_pb2.ZeroGrad()))
+        return self._run(Operation(zero_grad=operations_pb2.ZeroGrad()), read=facts)
 
     @call
     def save(self, path: str | Path, *, optimizer: bool = True) -> Future[Answer]:
         """Write the weights as Hugging Face safetensors, and the optimizer's state if asked."""
         body = Operation(save=operations_pb2.Save(path=str(path), optimizer=optimizer))
-        return self._simple(body)
+        return self._run(body, read=facts)
 
     @call
     def export(self, path: str | Path) -> Future[Answer]:
         """Write the weights as a Hugging Face directory: what `deploy(model=path)` takes."""
-        return self._simple(Operation(export=operations_pb2.Export(path=str(path))))
+        body = Operation(export=operations_pb2.Export(path=str(path)))
+        return self._run(body, read=facts)
 
     def _forward_backward(
         self,
@@ -185,7 +186,7 @@ class Actor(Trained, Scores):
         body = Operation(backward=operations_pb2.Backward(temperature=divisor))
         arrays = required(batch, ["target_tokens"], what="backward")
         arrays["grad_logprobs"] = _gradient("grad_logprobs", grad_logprobs, batch=batch)
-        return self._simple(body, arrays=arrays)
+        return self._run(body, arrays=arrays, read=facts)
 
 
 class Critic(Trained):
@@ -217,7 +218,7 @@ class Critic(Trained):
         body = Operation(backward=operations_pb2.Backward(temperature=1.0))
         arrays = required(batch, [], what="backward")
         arrays["grad_logprobs"] = _gradient("grad_values", grad_values, batch=batch)
-        return self._simple(body, arrays=arrays)
+        return self._run(body, arrays=arrays, read=facts)
 
     @call
     def forward_backward(
