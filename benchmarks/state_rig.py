@@ -15,7 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+)
 from plexsvc.ids import DeploymentId, JobId, VersionId, WpgId
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
@@ -137,7 +143,8 @@ def trained_rank(memory: str) -> Iterator[Rank]:
             executor.build(client.connection)
             begin = operations_pb2.Initialize()
             operation = operations_pb2.Operation(operation_id=b"i" * 16, seq=0, initialize=begin)
-            error = executor.execute(operation).reply.result.error
+            request = worker_pb2.ExecuteRequest(operation=operation)
+            error = executor.execute(request).reply.result.error
             if error.code:
                 raise RuntimeError(error.message)
             loss = losses.resolve("cross_entropy", {}, role="actor")

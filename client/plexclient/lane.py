@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import OperationId, new_operation_id, show
-from plexclient.payloads import Arrays, Inputs, inputs, upload
+from plexclient.payloads import Arrays, Inputs, inputs, stage_requests, transfer_timeout_s
 from plexclient.results import check
 from plexclient.retry import Retry, persist
 from plexclient.session import FATAL, Session
@@ -195,18 +195,18 @@ class Lane:
 
     async def _upload(self, ticket: Ticket, refused: asyncio.Future[Exception]) -> None:
         assert ticket.inputs is not None, ticket
-        link, options = self.session.link, self.session.options
-        retry = self.session.retry(f"the payload of {self._name(ticket.operation)}")
+        operation, given = ticket.operation, ticket.inputs
+        retry = self.session.retry(f"the payload of {self._name(operation)}")
+        timeout_s = transfer_timeout_s(given.nbytes, options=self.session.options)
+
+        async def attempt() -> None:
+            await self._turn(ticket.seq, retry)
+            requests = stage_requests(operation, given)
+            await self.session.link.stage(requests, timeout_s=timeout_s)
+
         self._uploading.add(ticket.seq)
         try:
-            await upload(
-                link,
-                ticket.operation,
-                ticket.inputs,
-                turn=lambda: self._turn(ticket.seq, retry),
-                retry=retry,
-                options=options,
-            )
+            await persist(attempt, retry=retry)
         except Exception as error:  # noqa: BLE001 - whoever awaits the answer raises it
             refused.set_result(error)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -79,31 +79,6 @@ def stage_requests(
     )
     for chunk in tensors.chunks(given.parts()):
         yield service_pb2.StageRequest(chunk=chunk)
-
-
-async def upload(
-    link: Link,
-    operation: operations_pb2.Operation,
-    given: Inputs,
-    *,
-    turn: Callable[[], Awaitable[None]],
-    retry: Retry,
-    options: ClientOptions,
-) -> None:
-    """Return when the payload is staged; starts over when the line was cut.
-
-    Each attempt awaits its `turn`.
-
-    Raises:
-        PlexError: the service's refusal, or what retries did not overcome.
-    """
-    timeout_s = transfer_timeout_s(given.nbytes, options=options)
-
-    async def attempt() -> None:
-        await turn()
-        await link.stage(stage_requests(operation, given), timeout_s=timeout_s)
-
-    await persist(attempt, retry=retry)
 
 
 async def arrays_of(

@@ -44,7 +44,11 @@ class OrderLine(Generic[Reply]):
         line = self._line
         if line is None or line.is_lost:
             line = await self._open()
-        return await line.ask(request.SerializeToString())
+        number, reply = line.send(request.SerializeToString())
+        try:
+            return await reply
+        finally:
+            line.leave(number)
 
     def close(self) -> None:
         """Close the line; whoever waits gets `ConnectionAbortedError`."""
@@ -94,8 +98,8 @@ class _Line(asyncio.Protocol, Generic[Reply]):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(f"{type(exc).__name__}: {exc}" if exc is not None else self._why)
 
-    async def ask(self, body: bytes) -> Reply:
-        """Send one order and return the reply."""
+    def send(self, body: bytes) -> tuple[int, asyncio.Future[Reply]]:
+        """Send one order; return its number, to be left in any case, and the future reply."""
         if self.is_lost or self._transport is None:
             raise ConnectionResetError(self._why)
         self._last += 1
@@ -104,10 +108,11 @@ class _Line(asyncio.Protocol, Generic[Reply]):
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._due[number] = future
         self._transport.write(frame)
-        try:
-            return await future
-        finally:
-            self._due.pop(number, None)
+        return number, future
+
+    def leave(self, number: int) -> None:
+        """Wait for a reply no more."""
+        self._due.pop(number, None)
 
     def abort(self, why: str) -> None:
         """Give the connection up."""

@@ -150,24 +150,25 @@ class Executor:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def execute(
-        self,
-        operation: Operation,
-        published: PublishedVersion | None = None,
-        *,
-        attempt: int = 0,
-    ) -> Outcome:
+    def execute(self, request: worker_pb2.ExecuteRequest) -> Outcome:
         """Run one operation to its end, or answer it from the record; failures are answers.
 
         Repeats of one start of an operation carry the same `attempt`; 0 is none.
         """
+        operation, attempt = request.operation, request.attempt
         with self._between_operations:
             started_us = self._clock.monotonic_us()
             try:
                 recorded = self.ledger.recorded(operation.operation_id, attempt=attempt)
                 if recorded is not None:
                     return Outcome(reply=recorded)
-                outcome = self._run(operation, published or PublishedVersion())
+                with ExitStack() as held:
+                    found = self._agreed(operation, request.published, held)
+                    if isinstance(found, PlexError):
+                        is_bug = found.code is ErrorCode.INTERNAL
+                        outcome = Outcome(reply=_ended(operation, found, is_refusal=not is_bug))
+                    else:
+                        outcome = self._change(operation, found)
                 outcome.reply.run_us = self._clock.monotonic_us() - started_us
                 self._record(operation, outcome.reply, attempt=attempt)
             except Exception as error:  # noqa: BLE001 - peers or record failed: nobody may go on
@@ -175,23 +176,25 @@ class Executor:
             outcome.reply.applied_seq = max(0, self.ledger.applied_seq)
             return outcome
 
-    def _run(self, operation: Operation, published: PublishedVersion) -> Outcome:
-        with ExitStack() as held:
-            refusal: PlexError | None = None
-            run: Prepared | None = None
-            try:
-                self.ledger.check_order(operation.operation_id, operation.seq)
-                run = self._built().prepare(operation, published, held=held)
-            except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
-                refusal = self._told(operation, error)
-            refusal = self._agree(refusal)
-            if refusal is None and isinstance(run, Look):
-                refusal, run = self._agree(_looked(run)), run.run
-            if refusal is not None or run is None or isinstance(run, Look):
-                assert refusal is not None, operation
-                is_bug = refusal.code is ErrorCode.INTERNAL
-                return Outcome(reply=_ended(operation, refusal, is_refusal=not is_bug))
-            return self._change(operation, run)
+    def _agreed(
+        self, operation: Operation, published: PublishedVersion, held: ExitStack
+    ) -> Run | PlexError:
+        """Prepare an operation; return what runs it, or why the group refuses it."""
+        refusal: PlexError | None = None
+        run: Prepared | None = None
+        try:
+            self.ledger.check_order(operation.operation_id, operation.seq)
+            run = self._built().prepare(operation, published, held=held)
+        except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
+            refusal = self._told(operation, error)
+        refusal = self._agree(refusal)
+        if refusal is None and isinstance(run, Look):
+            refusal, run = self._agree(_looked(run)), run.run
+        if refusal is None:
+            assert run is not None, operation
+            assert not isinstance(run, Look), operation
+            return run
+        return refusal
 
     def _change(self, operation: Operation, run: Run) -> Outcome:
         self.ledger.begin(operation.seq)

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor as ThreadPool
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -55,18 +56,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         path = socket_path(self._config.listen)
         if path is None:
             return
-        loop = asyncio.get_running_loop()
-
-        def execute(
-            request: worker_pb2.ExecuteRequest, reply: Callable[[worker_pb2.ExecuteReply], None]
-        ) -> None:
-            outcome = self._execute_now(request)
-            reply(outcome.reply)
-            if outcome.must_exit:
-                loop.call_soon_threadsafe(self.must_exit.set)
-
         path = path.with_suffix(".orders")
-        OrderPort(thread, execute).open(path)
+        must_exit = partial(asyncio.get_running_loop().call_soon_threadsafe, self.must_exit.set)
+        OrderPort(thread, partial(self._execute_now, must_exit)).open(path)
         self._orders_socket = str(path)
 
     async def Execute(  # noqa: N802 - the wire's name
@@ -87,16 +79,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self.must_exit.set()
         return outcome.reply
 
-    def _execute_now(self, request: worker_pb2.ExecuteRequest) -> Outcome:
+    def _execute_now(
+        self,
+        must_exit: Callable[[], object],
+        request: worker_pb2.ExecuteRequest,
+        reply: Callable[[worker_pb2.ExecuteReply], None],
+    ) -> None:
         """Do what `Execute` does, on the torch thread itself."""
         try:
             self._check(request)
         except PlexError as error:
-            return Outcome(reply=self._refusal(request, error))
-        return self._run(request)
-
-    def _run(self, request: worker_pb2.ExecuteRequest) -> Outcome:
-        return self._executor.execute(request.operation, request.published, attempt=request.attempt)
+            reply(self._refusal(request, error))
+            return
+        outcome = self._executor.execute(request)
+        reply(outcome.reply)
+        if outcome.must_exit:
+            must_exit()
 
     def _check(self, request: worker_pb2.ExecuteRequest) -> None:
         if request.wpg_id != self._config.wpg_id:
@@ -123,7 +121,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 limit=self._config.max_pending,
             )
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, self._run, request)
+        future = loop.run_in_executor(self._pool, self._executor.execute, request)
         self._running[operation_id] = future
         future.add_done_callback(lambda _done: self._running.pop(operation_id, None))
         return future

@@ -67,16 +67,13 @@ class RankThread(Executor):
         with self._selector, self._waker:
             while self._is_open:
                 for key, _ in self._selector.select():
-                    self._call(key.data)
+                    try:
+                        key.data()
+                    except Exception:  # noqa: BLE001 - one line's trouble must not end the thread
+                        log.error("a socket's handler failed")  # noqa: TRY400 - Log.error adds the traceback
             for key in list(self._selector.get_map().values()):
                 assert isinstance(key.fileobj, socket.socket), key
                 key.fileobj.close()
-
-    def _call(self, on_readable: Callable[[], None]) -> None:
-        try:
-            on_readable()
-        except Exception:  # noqa: BLE001 - one line's trouble must not end the rank's only thread
-            log.error("a socket's handler failed")  # noqa: TRY400 - Log.error adds the traceback
 
     def _run_calls(self) -> None:
         self._woken.recv(_WAKE_BYTES)

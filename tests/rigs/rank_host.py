@@ -263,10 +263,11 @@ class _Rank:
         self.executor.build(cast("StateMemory", self.client))  # its regions are fakes too
 
     def execute(self, operation: bytes, published: bytes) -> bytes:
-        outcome = self.executor.execute(
-            operations_pb2.Operation.FromString(operation),
-            statemanager_pb2.PublishedVersion.FromString(published),
+        request = worker_pb2.ExecuteRequest(
+            operation=operations_pb2.Operation.FromString(operation),
+            published=statemanager_pb2.PublishedVersion.FromString(published),
         )
+        outcome = self.executor.execute(request)
         return outcome.reply.SerializeToString()
 
     def park(self) -> dict[str, int]:

@@ -58,14 +58,11 @@ class Driver:
                     await writer.append(self._journal.notes(at_us=event.at_us))
                     is_synced = True
                 for action in actions:
-                    self._act(action, tasks)
+                    work = self.handlers[type(action)].perform(action)
+                    if work is not None:
+                        tasks.create_task(self._finish(action, work))
                 if not decision.done():
                     decision.set_result(actions)
-
-    def _act(self, action: Action, tasks: asyncio.TaskGroup) -> None:
-        work = self.handlers[type(action)].perform(action)
-        if work is not None:
-            tasks.create_task(self._finish(action, work))
 
     async def _finish(self, action: Action, work: Work) -> None:
         """Do the work of an action and tell the core its outcome."""

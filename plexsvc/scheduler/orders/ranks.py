@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import grpc
 
 from plexclient.wire.v1 import worker_pb2, worker_pb2_grpc
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.frames.line import OrderLine
-from plexsvc.ids import NodeId, WpgId
+from plexsvc.ids import NodeId, WpgId, show
+from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.ledger.jobs import Registry
 
 ASK_S: Final = 10.0
@@ -41,17 +45,37 @@ class Rank:
         if path and self.orders is None:
             self.orders = OrderLine(path, reply=worker_pb2.ExecuteReply)
 
-    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+    async def execute(
+        self, request: worker_pb2.ExecuteRequest, *, clock: Clock, patience: Patience
+    ) -> worker_pb2.ExecuteReply:
         """Run an operation, however long it takes: the caller watches over the rank.
 
+        It is sent again if the connection breaks: a repeat attaches to what runs.
+
         Raises:
-            grpc.aio.AioRpcError: the call broke.
-            OSError: the line broke.
+            PlexError: `worker_died` when the rank does not come back; by then the node agent has
+                usually said more.
         """
-        if self.orders is not None:
-            return await self.orders.execute(request)
-        reply: worker_pb2.ExecuteReply = await self.stub.Execute(request)
-        return reply
+        send = self.stub.Execute if self.orders is None else self.orders.execute
+        try:
+            return await retry(
+                partial(send, request),
+                on=(grpc.aio.AioRpcError, OSError),
+                again=self._is_kept,
+                clock=clock,
+                patience=patience,
+                what=f"execute on {self.proc_id}",
+            )
+        except (grpc.aio.AioRpcError, OSError) as error:
+            raise PlexError(
+                ErrorCode.WORKER_DIED,
+                f"{self.name} stopped answering during {show(request.operation.operation_id)} "
+                f"({_shown(error)}); deploy again to go on",
+                worker=self.proc_id,
+            ) from error
+
+    async def _is_kept(self, _: Exception) -> bool:
+        return not self.is_closed
 
     @property
     def name(self) -> str:
@@ -79,6 +103,13 @@ class Rank:
         if self.orders is not None:
             self.orders.close()
         await self.channel.close()
+
+
+def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
+    """Return what became of a call or line, in a line."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.code().name}: {error.details()}"
 
 
 class Ranks:

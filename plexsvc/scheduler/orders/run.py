@@ -7,14 +7,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Final
-
-import grpc
 
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, show
-from plexsvc.rpc.retry import Patience, retry
+from plexsvc.rpc.retry import Patience
 from plexsvc.scheduler.core.actions import CancelOperation, StartOperation
 from plexsvc.scheduler.core.events import Event, OperationFinished
 from plexsvc.scheduler.core.vocabulary import MANAGED_KINDS, Fault, OperationKind
@@ -31,6 +30,9 @@ MAX_EXECUTE_TRIES: Final = 3
 
 CHANGING_KINDS: Final = frozenset({OperationKind.STEP, OperationKind.LOAD, OperationKind.PULL})
 """Kinds that may change a deployment's parameters."""
+
+_attempts: Final = count(1 + secrets.randbits(62))
+"""Numbers that no other start of an operation carries, also under another scheduler."""
 
 Replies = Sequence[worker_pb2.ExecuteReply]
 
@@ -130,7 +132,7 @@ async def _execute(
         fence=reach.fence(lease_no=action.lease_no, incarnation=record.incarnation),
         wpg_id=action.wpg_id,
         operation=held.operation,
-        attempt=secrets.randbits(63) | 1,
+        attempt=next(_attempts),
     )
     if held.kind is OperationKind.INITIALIZE:
         request.deployment.CopyFrom(messages.deployment(record.deployment))
@@ -143,11 +145,15 @@ async def _execute(
         request.published.CopyFrom(reach.locate(reach.versions.find(source, pull.version)))
     if record.is_rollout:
         return [await _sample(reach, request, what=what)]
+    patience = Patience(
+        pause_us=reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1), max_tries=MAX_EXECUTE_TRIES
+    )
+    execute = partial(Rank.execute, request=request, clock=reach.clock, patience=patience)
     async with reach.watch.over(what, ranks):
         if len(ranks) == 1:
-            return [await _execute_on(reach, request, ranks[0])]
+            return [await execute(ranks[0])]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_execute_on(reach, request, rank)) for rank in ranks]
+            tasks = [group.create_task(execute(rank)) for rank in ranks]
         return [task.result() for task in tasks]
 
 
@@ -185,45 +191,3 @@ async def _sample(
         )
         await reach.rollout.Cancel(ended, None)
         raise
-
-
-async def _execute_on(
-    reach: Reach, request: worker_pb2.ExecuteRequest, rank: Rank
-) -> worker_pb2.ExecuteReply:
-    """Run an operation on one rank; try again if the line breaks, as a repeat attaches.
-
-    Raises:
-        PlexError: `worker_died` when the rank does not come back; by then the node agent has
-            usually said more.
-    """
-
-    async def execute() -> worker_pb2.ExecuteReply:
-        if rank.is_closed:
-            raise ConnectionAbortedError("its WPG was forgotten")
-        return await rank.execute(request)
-
-    try:
-        return await retry(
-            execute,
-            on=(grpc.aio.AioRpcError, OSError),
-            clock=reach.clock,
-            patience=Patience(
-                pause_us=reach.config.exit_report_us // (MAX_EXECUTE_TRIES - 1),
-                max_tries=MAX_EXECUTE_TRIES,
-            ),
-            what=f"execute on {rank.proc_id}",
-        )
-    except (grpc.aio.AioRpcError, OSError) as error:
-        raise PlexError(
-            ErrorCode.WORKER_DIED,
-            f"{rank.proc_id} at {rank.address} stopped answering during "
-            f"{show(request.operation.operation_id)} ({_shown(error)}); deploy again to go on",
-            worker=rank.proc_id,
-        ) from error
-
-
-def _shown(error: grpc.aio.AioRpcError | OSError) -> str:
-    """Return what became of a call or line, in a line."""
-    if isinstance(error, OSError):
-        return f"{type(error).__name__}: {error}"
-    return f"{error.code().name}: {error.details()}"

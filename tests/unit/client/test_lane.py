@@ -132,7 +132,7 @@ def test_generating_more_than_a_message_holds_is_refused_early(
     assert router.attempts == []
 
 
-CALLS = ["check_open", "inputs", "_check_size", "payload", "take", "submit", "upload", "check"]
+CALLS = ["check_open", "inputs", "_check_size", "payload", "take", "submit", "stage", "check"]
 ERRORS: dict[str, Callable[[], Exception]] = {
     "retryable": lambda: PlexError(ErrorCode.STAGING_FULL, "others wait there"),
     "final": lambda: PlexError(ErrorCode.BAD_BATCH, "cannot be meant"),
@@ -157,7 +157,7 @@ def test_a_fault_at_any_call_leaves_no_gap_and_applies_nothing_twice(
         actor.noop()
         session = actor.session
         has_failed = arm(monkeypatch, session, call, ERRORS[error], is_after=is_after)
-        is_large = call == "upload"
+        is_large = call == "stage"
         batch = plex.Batch.from_sequences([[1] * 20_000] if is_large else [[1, 2, 3]])
         found: object = None
         try:
@@ -192,6 +192,7 @@ def arm(
         "check_open": (session, "check_open"),
         "take": (session.budget, "take"),
         "submit": (session.link, "submit"),
+        "stage": (session.link, "stage"),
         "payload": (Inputs, "payload"),
     }
     home, name = homes.get(call, (lane, call))

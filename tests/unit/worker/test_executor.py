@@ -123,7 +123,7 @@ class Rank:
         assert self.code(operation(0, "initialize")) == ""
 
     def run(self, made: operations_pb2.Operation) -> Outcome:
-        return self.executor.execute(made)
+        return self.executor.execute(worker_pb2.ExecuteRequest(operation=made))
 
     def code(self, made: operations_pb2.Operation) -> str:
         return self.run(made).reply.result.error.code
@@ -572,11 +572,12 @@ class FaultyGroup:
         version = statemanager_pb2.PublishedVersion(
             deployment_id="job/source", version=5, holders=holders
         )
+        request = worker_pb2.ExecuteRequest(operation=made, published=version, attempt=self.attempt)
         self.meeting.open()
 
         def execute(one: Executor) -> Outcome:
             try:
-                return one.execute(made, version, attempt=self.attempt)
+                return one.execute(request)
             finally:
                 self.meeting.leave()
 
@@ -673,7 +674,7 @@ def check_fault(group: FaultyGroup, kind: str, *, wanted: list[list[float]]) -> 
         return
     merged = merge(made.operation_id, [outcome.reply for outcome in outcomes])
     for executor, outcome in zip(group.executors, outcomes, strict=True):  # without its peers
-        again = executor.execute(made, attempt=group.attempt)
+        again = executor.execute(worker_pb2.ExecuteRequest(operation=made, attempt=group.attempt))
         assert again.reply.result == outcome.reply.result, "a repeat is answered alike"
     if merged.error.retryable:
         assert group.state() == before

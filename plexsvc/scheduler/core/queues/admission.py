@@ -33,20 +33,31 @@ def submit(queues: Queues, event: OperationSubmitted) -> None:
         return
     fault = _why_not(queues, event)
     if fault is not None:
-        queues.emit(
-            RefuseOperation(
-                operation_id=event.operation_id,
-                state=OperationState.REFUSED,
-                fault=fault,
-                is_final=False,
-            )
-        )
-        if not event.is_staged and fault.code not in RETRYABLE:
-            queues.emit(DropPayload(operation_id=event.operation_id))
-        if fault.code is ErrorCode.DEPLOYMENT_FAILED:
-            endings.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
+        _refuse(queues, event, fault)
         return
-    _queue(queues, event)
+    deployment = queues.deployments[event.deployment_id]
+    operation = Operation(
+        operation_id=event.operation_id,
+        deployment_id=event.deployment_id,
+        job_id=event.job_id,
+        seq=event.seq,
+        kind=event.kind,
+        after=event.after,
+        submitted_us=event.at_us,
+        num_tokens=event.num_tokens,
+        is_inline=event.is_staged,
+        payload_us=event.at_us,
+    )
+    operation.apply(OperationTrigger.ACCEPTED)
+    if event.is_staged:
+        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
+    else:
+        at_us = event.at_us + queues.limits.staging_timeout_us
+        queues.set_timer(StageTimer(event.operation_id), at_us=at_us)
+    queues.operations[event.operation_id] = operation
+    deployment.pending[event.seq] = operation
+    lanes.watch_gap(queues, deployment)
+    queues.touch(deployment.wpg_id)
 
 
 def payload(queues: Queues, event: PayloadUnderWay | PayloadStaged | PayloadRefused) -> None:
@@ -158,27 +169,16 @@ def _deployment_gone(name: str, deployment: Deployment) -> Fault:
     )
 
 
-def _queue(queues: Queues, event: OperationSubmitted) -> None:
-    deployment = queues.deployments[event.deployment_id]
-    operation = Operation(
-        operation_id=event.operation_id,
-        deployment_id=event.deployment_id,
-        job_id=event.job_id,
-        seq=event.seq,
-        kind=event.kind,
-        after=event.after,
-        submitted_us=event.at_us,
-        num_tokens=event.num_tokens,
-        is_inline=event.is_staged,
-        payload_us=event.at_us,
+def _refuse(queues: Queues, event: OperationSubmitted, fault: Fault) -> None:
+    queues.emit(
+        RefuseOperation(
+            operation_id=event.operation_id,
+            state=OperationState.REFUSED,
+            fault=fault,
+            is_final=False,
+        )
     )
-    operation.apply(OperationTrigger.ACCEPTED)
-    if event.is_staged:
-        operation.apply(OperationTrigger.PAYLOAD_ARRIVED)
-    else:
-        at_us = event.at_us + queues.limits.staging_timeout_us
-        queues.set_timer(StageTimer(event.operation_id), at_us=at_us)
-    queues.operations[event.operation_id] = operation
-    deployment.pending[event.seq] = operation
-    lanes.watch_gap(queues, deployment)
-    queues.touch(deployment.wpg_id)
+    if not event.is_staged and fault.code not in RETRYABLE:
+        queues.emit(DropPayload(operation_id=event.operation_id))
+    if fault.code is ErrorCode.DEPLOYMENT_FAILED:
+        endings.turn_away(queues, event.operation_id, queues.jobs[event.job_id], fault)
