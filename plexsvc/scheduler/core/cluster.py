@@ -3,8 +3,9 @@
 `Queues`, `Placement` and `Devices` are the slices of `core/queues`, `core/place` and `core/device`.
 Each can order actions (`emit`, `set_timer`), ask for another look (`touch`), and read who there is.
 A mapping is read, a dictionary is changed. `Devices` holds the other two, since granting a device
-ends waits in queues and follows the plan. `Cluster` is the whole: only `machine`, `life` and
-`relocate` see it, and only they change who there is (`Roll`).
+ends waits in queues and follows the plan. In `Lives` who there is changes, too: the slice of what
+makes or drops jobs, deployments, WPGs and relocations in `core/life` and `core/relocate`; the rest
+of those rooms has `Devices`. `Cluster` is the whole, seen by `machine` and by who only reads.
 """
 
 from __future__ import annotations
@@ -155,6 +156,15 @@ class Devices(Slice):
         return MoveId(f"{self.turn.epoch}.{self._last_move_no}")
 
 
+class Lives(Slice):
+    """Who there is, to be changed: jobs, deployments, WPGs and relocations come and go here."""
+
+    def __init__(self, turn: Turn, roll: Roll, *, devices: Devices) -> None:
+        super().__init__(turn, roll)
+        self.roll = roll
+        self.devices = devices
+
+
 class Cluster(Slice):
     """Everything the core knows."""
 
@@ -166,3 +176,4 @@ class Cluster(Slice):
         self.queues = Queues(turn, roll)
         self.placement = Placement(turn, roll, devices=at)
         self.devices = Devices(turn, roll, at=at, queues=self.queues, placement=self.placement)
+        self.lives = Lives(turn, roll, devices=self.devices)

@@ -96,8 +96,8 @@ class Scheduler:
         cluster.placement.planning.shares.now_us = event.at_us
         self._apply(event)
         if cluster.relocating:
-            relocation.settle(cluster)
-        packing.settle(cluster)
+            relocation.settle(cluster.lives)
+        packing.settle(cluster.lives)
         if turn.dirty:
             grants.settle(cluster.devices)
         return turn.actions
@@ -110,21 +110,21 @@ class Scheduler:
             case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
                 admission.payload(cluster.queues, event)
             case CancelRequested():
-                cancelling.cancel(cluster, event)
+                cancelling.cancel(cluster.devices, event)
             case Acknowledged():
                 endings.acknowledge(cluster.queues, event)
             case TimerFired():
                 _fire(cluster, timers.parse(event.key))
             case JobSubmitted():
-                jobs.open_job(cluster, event)
+                jobs.open_job(cluster.lives, event)
             case JobEndRequested():
-                jobs.end(cluster, event)
+                jobs.end(cluster.lives, event)
             case DeploymentRequested():
-                deployments.request(cluster, event)
+                deployments.request(cluster.lives, event)
             case NodeJoined():
-                nodes.join(cluster, event)
+                nodes.join(cluster.devices, event)
             case NodeLost():
-                nodes.lose(cluster, event)
+                nodes.lose(cluster.devices, event)
             case ProfilesLoaded():
                 placing.recall(cluster.placement, event)
             case _ if isinstance(event, OperatorOrder):
@@ -136,29 +136,29 @@ class Scheduler:
 def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901, PLR0912 - one case each
     match event:
         case StateCopied():
-            outcomes.copied(cluster, event)
+            outcomes.copied(cluster.devices, event)
         case OperationFinished():
-            outcomes.finished(cluster, event)
+            outcomes.finished(cluster.devices, event)
         case ResidencyMoved():
-            outcomes.moved(cluster, event)
+            outcomes.moved(cluster.devices, event)
         case MoveFailed():
-            outcomes.did_not_move(cluster, event)
+            outcomes.did_not_move(cluster.devices, event)
         case WpgReady():
-            outcomes.came_up(cluster, event)
+            outcomes.came_up(cluster.devices, event)
         case SpawnFailed():
-            outcomes.did_not_spawn(cluster, event)
+            outcomes.did_not_spawn(cluster.devices, event)
         case ProcExited():
-            outcomes.died(cluster, event)
+            outcomes.died(cluster.devices, event)
         case InstanceLost():
-            instances.lost(cluster, event)
+            instances.lost(cluster.devices, event)
         case InstanceReady():
-            instances.is_back(cluster, event)
+            instances.is_back(cluster.devices, event)
         case WpgStopped():
-            outcomes.stopped(cluster, event)
+            outcomes.stopped(cluster.devices, event)
         case WpgForgotten():
-            outcomes.forgotten(cluster, event)
+            outcomes.forgotten(cluster.lives, event)
         case StateCarried() | CarryFailed():
-            relocation.carried(cluster, event)
+            relocation.carried(cluster.lives, event)
         case _:
             assert_never(event)
 
@@ -166,17 +166,17 @@ def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901, PLR0
 def _obey(cluster: Cluster, event: OperatorOrder) -> None:
     match event:
         case NodeCordoned():
-            nodes.cordon(cluster, event)
+            nodes.cordon(cluster.devices, event)
         case NodeUncordoned():
-            nodes.uncordon(cluster, event)
+            nodes.uncordon(cluster.devices, event)
         case JobPinned():
-            jobs.pin(cluster, event)
+            jobs.pin(cluster.devices, event)
         case JobMoveRequested():
-            departures.move_job(cluster, event)
+            departures.move_job(cluster.lives, event)
         case RelocationRequested():
-            departures.relocate(cluster, event)
+            departures.relocate(cluster.lives, event)
         case RepackRequested():
-            packing.repack_all(cluster)
+            packing.repack_all(cluster.lives)
         case _:
             assert_never(event)
 
@@ -190,11 +190,11 @@ def _fire(cluster: Cluster, timer: Timer) -> None:
         case AfterTimer():
             lanes.give_up_unseen(cluster.queues, timer.operation_id)
         case PlaceTimer():
-            deployments.give_up_placing(cluster, timer.deployment_id)
+            deployments.give_up_placing(cluster.devices, timer.deployment_id)
         case SpawnTimer():
-            outcomes.did_not_come_up(cluster, timer.wpg_id)
+            outcomes.did_not_come_up(cluster.devices, timer.wpg_id)
         case RelocateTimer():
-            relocation.give_up_waiting(cluster, timer.wpg_id)
+            relocation.give_up_waiting(cluster.lives, timer.wpg_id)
         case ProbeTimer():
             learning.end_probe(cluster.devices, timer.deployment_id)
         case RetryTimer() | LingerTimer():

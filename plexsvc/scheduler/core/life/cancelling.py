@@ -11,7 +11,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import show
 from plexsvc.scheduler.core.actions import CancelOperation
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CancelRequested
 from plexsvc.scheduler.core.queues import lanes
@@ -21,24 +21,24 @@ from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationSta
 ENDABLE: Final = frozenset({OperationKind.GENERATE})
 
 
-def cancel(cluster: Cluster, event: CancelRequested) -> None:
+def cancel(devices: Devices, event: CancelRequested) -> None:
     """End an operation that its client does not want any more; its number is used."""
-    operation = cluster.queues.operations.get(event.operation_id)
+    operation = devices.queues.operations.get(event.operation_id)
     if operation is None or operation.state in TERMINAL:
         return
     if operation.kind is OperationKind.INITIALIZE:
         return
-    wpg = cluster.wpg_of(cluster.deployments[operation.deployment_id])
+    wpg = devices.wpg_of(devices.deployments[operation.deployment_id])
     if operation.state is OperationState.RUNNING:
         is_written = wpg is not None and event.operation_id in wpg.writing
         if operation.wpg_id is not None and (is_written or operation.kind in ENDABLE):
-            cluster.emit(CancelOperation(operation_id=event.operation_id, wpg_id=operation.wpg_id))
+            devices.emit(CancelOperation(operation_id=event.operation_id, wpg_id=operation.wpg_id))
         return
     granted = None if wpg is None else wpg.switch
     if wpg is not None and granted is not None and granted.operation_id == event.operation_id:
-        switch.withdraw(cluster.devices, wpg)
+        switch.withdraw(devices, wpg)
     fault = Fault(
         code=ErrorCode.CANCELLED,
         message=f"{show(event.operation_id)} was cancelled before it ran",
     )
-    lanes.drop(cluster.queues, operation, fault)
+    lanes.drop(devices.queues, operation, fault)

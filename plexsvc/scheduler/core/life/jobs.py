@@ -6,7 +6,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.core.actions import CancelOperation, JobChanged
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import lease
 from plexsvc.scheduler.core.events import JobEndRequested, JobPinned, JobSubmitted
 from plexsvc.scheduler.core.life import deployments, wpgs
@@ -25,10 +25,10 @@ END_TRIGGERS: Final = {
 }
 
 
-def open_job(cluster: Cluster, event: JobSubmitted) -> None:
+def open_job(lives: Lives, event: JobSubmitted) -> None:
     """Record a new job; a known one stays as it is."""
-    if event.job_id not in cluster.jobs:
-        cluster.roll.jobs[event.job_id] = Job(
+    if event.job_id not in lives.jobs:
+        lives.roll.jobs[event.job_id] = Job(
             job_id=event.job_id,
             tenant=event.tenant,
             name=event.name,
@@ -37,16 +37,16 @@ def open_job(cluster: Cluster, event: JobSubmitted) -> None:
         )
 
 
-def pin(cluster: Cluster, event: JobPinned) -> None:
+def pin(devices: Devices, event: JobPinned) -> None:
     """Forbid, or allow again, that repacking moves a job."""
-    job = cluster.jobs.get(event.job_id)
+    job = devices.jobs.get(event.job_id)
     if job is not None:
         job.is_pinned = event.is_pinned
 
 
-def end(cluster: Cluster, event: JobEndRequested) -> None:
+def end(lives: Lives, event: JobEndRequested) -> None:
     """Refuse what a job has waiting, let what runs end, then stop its processes."""
-    job = cluster.jobs.get(event.job_id)
+    job = lives.jobs.get(event.job_id)
     if job is None or job.ending is not None:
         return
     job.ending, job.reason = event.outcome, event.reason
@@ -57,45 +57,45 @@ def end(cluster: Cluster, event: JobEndRequested) -> None:
         facts=(("job", job.job_id),),
     )
     for deployment_id in job.deployments:
-        deployment = cluster.deployments[deployment_id]
-        if deployment_id in cluster.placement.unplaced:
-            placing.withdraw(cluster.placement, deployment)
-            deployments.fail(cluster, deployment, fault)
-        deployments.refuse_waiting(cluster, deployment, fault)
-        wpg = cluster.wpg_of(deployment)
+        deployment = lives.deployments[deployment_id]
+        if deployment_id in lives.devices.placement.unplaced:
+            placing.withdraw(lives.devices.placement, deployment)
+            deployments.fail(lives.devices, deployment, fault)
+        deployments.refuse_waiting(lives.devices, deployment, fault)
+        wpg = lives.wpg_of(deployment)
         if wpg is not None:
-            _cancel_generates(cluster, wpg)
+            _cancel_generates(lives.devices, wpg)
             if is_cancelled:
-                wpgs.cancel_writing(cluster, wpg)
-            wpgs.stop_when_idle(cluster, wpg)
-    for wpg in cluster.coming(job.job_id):
-        wpgs.refuse_waiting(cluster, wpg, fault)
-        wpgs.stop_when_idle(cluster, wpg)
-    drop_ended(cluster, job)
+                wpgs.cancel_writing(lives.devices, wpg)
+            wpgs.stop_when_idle(lives.devices, wpg)
+    for wpg in lives.coming(job.job_id):
+        wpgs.refuse_waiting(lives.devices, wpg, fault)
+        wpgs.stop_when_idle(lives.devices, wpg)
+    drop_ended(lives, job)
 
 
-def drop_ended(cluster: Cluster, job: Job) -> None:
+def drop_ended(lives: Lives, job: Job) -> None:
     """Drop an ending job once none of its processes is left."""
-    if job.ending is None or any(w.job_id == job.job_id for w in cluster.wpgs.values()):
+    if job.ending is None or any(w.job_id == job.job_id for w in lives.wpgs.values()):
         return
     job.state = step(JOB_TRANSITIONS, job.state, END_TRIGGERS[job.ending])
-    operations, ended = cluster.queues.operations, cluster.roll.ended
+    operations, ended = lives.devices.queues.operations, lives.roll.ended
     for deployment_id in job.deployments:
-        deployment = cluster.roll.deployments.pop(deployment_id)
+        deployment = lives.roll.deployments.pop(deployment_id)
         for operation_id in deployment.answered.values():
             del operations[operation_id]
         operations.pop(deployment.initialize_id, None)
-    del cluster.roll.jobs[job.job_id]
+    del lives.roll.jobs[job.job_id]
     ended[job.job_id] = job.state
     if len(ended) > MAX_ENDED_JOBS:
         forgotten, _ = ended.popitem(last=False)
-        lease.forget_waits(cluster.devices, forgotten)
-    cluster.emit(
+        lease.forget_waits(lives.devices, forgotten)
+    lives.emit(
         JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)
     )
 
 
-def _cancel_generates(cluster: Cluster, wpg: Wpg) -> None:
+def _cancel_generates(devices: Devices, wpg: Wpg) -> None:
     for operation in wpg.running.values():
         if operation.kind is OperationKind.GENERATE:
-            cluster.emit(CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id))
+            devices.emit(CancelOperation(operation_id=operation.operation_id, wpg_id=wpg.wpg_id))

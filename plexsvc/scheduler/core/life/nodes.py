@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.events import NodeCordoned, NodeJoined, NodeLost, NodeUncordoned
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import placing
@@ -11,47 +11,47 @@ from plexsvc.scheduler.core.state import Device, Node
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 
-def join(cluster: Cluster, event: NodeJoined) -> None:
+def join(devices: Devices, event: NodeJoined) -> None:
     """Take a node's devices into the cluster; a returning node brings its places back."""
     places = []
     for facts in sorted(event.devices, key=lambda d: d.index):
         place = Place(node_id=event.node_id, device=facts.index)
         places.append(place)
-        if place not in cluster.devices.at:
-            cluster.devices.at[place] = Device(
+        if place not in devices.at:
+            devices.at[place] = Device(
                 place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
             )
-    cluster.placement.nodes[event.node_id] = Node(
+    devices.placement.nodes[event.node_id] = Node(
         node_id=event.node_id, host_bytes=event.host_bytes, devices=places
     )
     host_bytes = event.host_bytes
-    placing.join(cluster.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
+    placing.join(devices.placement, event.node_id, devices=event.devices, host_bytes=host_bytes)
 
 
-def lose(cluster: Cluster, event: NodeLost) -> None:
+def lose(devices: Devices, event: NodeLost) -> None:
     """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
     node_id = event.node_id
-    cluster.placement.nodes.pop(node_id, None)
-    placing.close(cluster.placement, node_id)
+    devices.placement.nodes.pop(node_id, None)
+    placing.close(devices.placement, node_id)
     fault = Fault(
         code=ErrorCode.NODE_LOST,
         message=f"node {node_id} is lost: {event.reason}; its processes are dead, deploy again "
         "elsewhere",
         facts=(("node", node_id),),
     )
-    for wpg in list(cluster.wpgs.values()):
+    for wpg in list(devices.wpgs.values()):
         if any(place.node_id == node_id for place in wpg.places):
-            deployments.fail_wpg(cluster, wpg, fault)
+            deployments.fail_wpg(devices, wpg, fault)
 
 
-def cordon(cluster: Cluster, event: NodeCordoned) -> None:
+def cordon(devices: Devices, event: NodeCordoned) -> None:
     """Let nothing further be placed on a node; `packing` empties it if it is drained."""
-    cluster.placement.cordoned[event.node_id] = event.is_drained
-    placing.close(cluster.placement, event.node_id)
+    devices.placement.cordoned[event.node_id] = event.is_drained
+    placing.close(devices.placement, event.node_id)
 
 
-def uncordon(cluster: Cluster, event: NodeUncordoned) -> None:
+def uncordon(devices: Devices, event: NodeUncordoned) -> None:
     """Let a node take work again; one that is lost only does once it has joined."""
-    was_closed = cluster.placement.cordoned.pop(event.node_id, None) is not None
-    if was_closed and event.node_id in cluster.placement.nodes:
-        placing.reopen(cluster.placement, event.node_id)
+    was_closed = devices.placement.cordoned.pop(event.node_id, None) is not None
+    if was_closed and event.node_id in devices.placement.nodes:
+        placing.reopen(devices.placement, event.node_id)

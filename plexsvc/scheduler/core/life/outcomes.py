@@ -12,7 +12,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core.actions import ForgetWpg
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning, lease, space, switch
 from plexsvc.scheduler.core.events import (
     MoveFailed,
@@ -44,12 +44,12 @@ FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
 are judged one by one."""
 
 
-def came_up(cluster: Cluster, event: WpgReady) -> None:
+def came_up(devices: Devices, event: WpgReady) -> None:
     """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit.
 
     One that is coming waits with it for the state it starts from.
     """
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or wpg.state is not WpgState.SPAWNING:
         return
     wpg.device_bytes, wpg.parked_bytes = event.device_bytes, event.parked_bytes
@@ -58,41 +58,41 @@ def came_up(cluster: Cluster, event: WpgReady) -> None:
         total = device.bytes_total
         if nbytes > total:
             deployments.fail_wpg(
-                cluster, wpg, _no_room(wpg, device.place, need=nbytes, total=total)
+                devices, wpg, _no_room(wpg, device.place, need=nbytes, total=total)
             )
             return
     wpg.apply(WpgTrigger.CAME_UP)
-    if cluster.is_current(wpg):
-        deployment = cluster.deployments[wpg.deployment_id]
-        placing.resize(cluster.placement, deployment, wpg.device_bytes)
-        wpgs.queue_initialize(cluster, wpg, deployment.initialize_id)
+    if devices.is_current(wpg):
+        deployment = devices.deployments[wpg.deployment_id]
+        placing.resize(devices.placement, deployment, wpg.device_bytes)
+        wpgs.queue_initialize(devices, wpg, deployment.initialize_id)
 
 
-def did_not_spawn(cluster: Cluster, event: SpawnFailed) -> None:
+def did_not_spawn(devices: Devices, event: SpawnFailed) -> None:
     """Fail a WPG whose processes could not be started."""
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None:
-        deployments.fail_wpg(cluster, wpg, _why_not_up(cluster, wpg, event.fault))
+        deployments.fail_wpg(devices, wpg, _why_not_up(devices, wpg, event.fault))
 
 
-def did_not_come_up(cluster: Cluster, wpg_id: WpgId) -> None:
+def did_not_come_up(devices: Devices, wpg_id: WpgId) -> None:
     """Fail a WPG whose processes did not answer in time."""
-    wpg = cluster.wpgs.get(wpg_id)
+    wpg = devices.wpgs.get(wpg_id)
     if wpg is None or wpg.state is not WpgState.SPAWNING:
         return
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
         message=f"{wpg.wpg_id} did not come up within "
-        f"{cluster.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
+        f"{devices.limits.spawn_timeout_us // 1_000_000} s (scheduler.spawn_timeout_us); see "
         "the ranks' logs",
         facts=(("worker", wpg.wpg_id),),
     )
-    deployments.fail_wpg(cluster, wpg, fault)
+    deployments.fail_wpg(devices, wpg, fault)
 
 
-def died(cluster: Cluster, event: ProcExited) -> None:
+def died(devices: Devices, event: ProcExited) -> None:
     """Fail a WPG of which a rank ended that was not told to, or have an instance spawned again."""
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or event.incarnation != wpg.incarnation_of(event.rank):
         return
     if wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}:
@@ -103,7 +103,7 @@ def died(cluster: Cluster, event: ProcExited) -> None:
         code=ErrorCode.WORKER_DIED,
         message=f"rank {event.rank} of {event.wpg_id} died with {how}"
         + (f"; its log ends: {last}" if last else "")
-        + ("" if instances.may_respawn(cluster, wpg) else "; deploy again to go on"),
+        + ("" if instances.may_respawn(devices, wpg) else "; deploy again to go on"),
         facts=(
             ("worker", f"{event.wpg_id}/{event.rank}"),
             ("exit_code", str(event.exit_code)),
@@ -112,13 +112,13 @@ def died(cluster: Cluster, event: ProcExited) -> None:
         ),
     )
     if wpg.state is WpgState.SPAWNING:
-        fault = _why_not_up(cluster, wpg, fault)
-    instances.lose(cluster, wpg, event.rank, fault)
+        fault = _why_not_up(devices, wpg, fault)
+    instances.lose(devices, wpg, event.rank, fault)
 
 
-def _why_not_up(cluster: Cluster, wpg: Wpg, fault: Fault) -> Fault:
+def _why_not_up(devices: Devices, wpg: Wpg, fault: Fault) -> Fault:
     """Return why a deployment could not start, in the words in which its process ended."""
-    if fault.code is not ErrorCode.WORKER_DIED or not cluster.is_current(wpg):
+    if fault.code is not ErrorCode.WORKER_DIED or not devices.is_current(wpg):
         return fault
     last = dict(fault.facts).get("log_tail", "").strip().rsplit("\n", 1)[-1]
     return Fault(
@@ -128,107 +128,107 @@ def _why_not_up(cluster: Cluster, wpg: Wpg, fault: Fault) -> Fault:
     )
 
 
-def stopped(cluster: Cluster, event: WpgStopped) -> None:
+def stopped(devices: Devices, event: WpgStopped) -> None:
     """Let others have the devices of a stopped WPG, and order its state to be freed."""
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None and wpg.state is WpgState.STOPPING:
         wpg.apply(WpgTrigger.STOPPED)
-        lease.release(cluster.devices, wpg)
-        cluster.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
+        lease.release(devices, wpg)
+        devices.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
 
 
-def forgotten(cluster: Cluster, event: WpgForgotten) -> None:
+def forgotten(lives: Lives, event: WpgForgotten) -> None:
     """Take a WPG of which nothing is left off its devices and let others use the room."""
-    wpg = cluster.wpgs.get(event.wpg_id)
+    wpg = lives.wpgs.get(event.wpg_id)
     if wpg is None or wpg.state is not WpgState.FORGETTING:
         return
-    del cluster.roll.wpgs[wpg.wpg_id]
-    neighbours = space.leave(cluster.devices, wpg)
-    if cluster.is_current(wpg):
-        deployments.end(cluster, cluster.deployments[wpg.deployment_id], wpg)
+    del lives.roll.wpgs[wpg.wpg_id]
+    neighbours = space.leave(lives.devices, wpg)
+    if lives.is_current(wpg):
+        deployments.end(lives.devices, lives.deployments[wpg.deployment_id], wpg)
     else:
-        placing.free(cluster.placement, wpg)
+        placing.free(lives.devices.placement, wpg)
     for other_id in neighbours:
-        other = cluster.wpgs.get(other_id)
+        other = lives.wpgs.get(other_id)
         if other is not None:
-            cluster.touch(other_id)
-            switch.advance(cluster.devices, other)
-    jobs.drop_ended(cluster, cluster.jobs[wpg.job_id])
+            lives.touch(other_id)
+            switch.advance(lives.devices, other)
+    jobs.drop_ended(lives, lives.jobs[wpg.job_id])
 
 
-def moved(cluster: Cluster, event: ResidencyMoved) -> None:
+def moved(devices: Devices, event: ResidencyMoved) -> None:
     """Go on with the switch that a move was for."""
-    wpg = switch.moved(cluster.devices, event)
+    wpg = switch.moved(devices, event)
     if wpg is not None:
-        wpgs.stop_when_idle(cluster, wpg)
+        wpgs.stop_when_idle(devices, wpg)
 
 
-def did_not_move(cluster: Cluster, event: MoveFailed) -> None:
+def did_not_move(devices: Devices, event: MoveFailed) -> None:
     """Put off the switch that a move was for, or fail a WPG that cannot be trusted any more."""
-    wpg = cluster.wpgs.get(event.wpg_id)
-    failed = switch.move_failed(cluster.devices, event)
+    wpg = devices.wpgs.get(event.wpg_id)
+    failed = switch.move_failed(devices, event)
     if failed is not None:
-        deployments.fail_wpg(cluster, *failed)
+        deployments.fail_wpg(devices, *failed)
     if wpg is not None:
-        wpgs.stop_when_idle(cluster, wpg)
+        wpgs.stop_when_idle(devices, wpg)
 
 
-def copied(cluster: Cluster, event: StateCopied) -> None:
+def copied(devices: Devices, event: StateCopied) -> None:
     """Let a WPG go on while a copy of its state is written or hashed."""
-    operation = cluster.queues.operations.get(event.operation_id)
+    operation = devices.queues.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
         return
     assert operation.wpg_id is not None, operation
-    wpg = cluster.wpgs[operation.wpg_id]
-    lease.unpin(cluster.devices, wpg, operation)
+    wpg = devices.wpgs[operation.wpg_id]
+    lease.unpin(devices, wpg, operation)
     if wpg.running.pop(event.operation_id, None) is not None:
         wpg.writing[event.operation_id] = operation
-        cluster.touch(wpg.wpg_id)
+        devices.touch(wpg.wpg_id)
 
 
-def finished(cluster: Cluster, event: OperationFinished) -> None:
+def finished(devices: Devices, event: OperationFinished) -> None:
     """Answer an operation that its executors have ended, and free what it held."""
-    operation = cluster.queues.operations.get(event.operation_id)
+    operation = devices.queues.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
         return
     assert operation.wpg_id is not None, operation
-    wpg = cluster.wpgs[operation.wpg_id]
+    wpg = devices.wpgs[operation.wpg_id]
     is_written = wpg.writing.pop(operation.operation_id, None) is not None
     is_fatal = event.fault is not None and event.fault.code in FATAL
     if event.fault is not None and is_fatal and not (is_written or wpg.is_rollout):
-        deployments.fail_wpg(cluster, wpg, event.fault)
+        deployments.fail_wpg(devices, wpg, event.fault)
         return
-    lease.unpin(cluster.devices, wpg, operation)
+    lease.unpin(devices, wpg, operation)
     wpg.running.pop(operation.operation_id, None)
-    lease.ended(cluster.devices, wpg, operation, run_us=event.run_us)
-    deployment = cluster.deployments[operation.deployment_id]
+    lease.ended(devices, wpg, operation, run_us=event.run_us)
+    deployment = devices.deployments[operation.deployment_id]
     if operation.kind is OperationKind.INITIALIZE:
-        _initialized(cluster, wpg, operation, event)
+        _initialized(devices, wpg, operation, event)
     elif event.fault is None:
-        endings.answer(cluster.queues, operation, run_us=event.run_us)
+        endings.answer(devices.queues, operation, run_us=event.run_us)
         if operation.kind is OperationKind.PUBLISH:
-            learning.published(cluster.devices, deployment)
+            learning.published(devices, deployment)
     else:
-        endings.end_running(cluster.queues, operation, event.fault, is_refusal=event.is_refusal)
-    lanes.watch_gap(cluster.queues, deployment)
-    cluster.touch(wpg.wpg_id)
-    wpgs.stop_when_idle(cluster, wpg)
+        endings.end_running(devices.queues, operation, event.fault, is_refusal=event.is_refusal)
+    lanes.watch_gap(devices.queues, deployment)
+    devices.touch(wpg.wpg_id)
+    wpgs.stop_when_idle(devices, wpg)
 
 
 def _initialized(
-    cluster: Cluster, wpg: Wpg, operation: Operation, event: OperationFinished
+    devices: Devices, wpg: Wpg, operation: Operation, event: OperationFinished
 ) -> None:
     if event.fault is not None:
         wpg.shift(ResidencyTrigger.BUILD_FAILED)
-        endings.end_running(cluster.queues, operation, event.fault)
-        deployments.fail_wpg(cluster, wpg, event.fault)
+        endings.end_running(devices.queues, operation, event.fault)
+        deployments.fail_wpg(devices, wpg, event.fault)
         return
     wpg.shift(ResidencyTrigger.BUILT)
-    endings.answer(cluster.queues, operation, run_us=event.run_us)
-    if cluster.is_current(wpg):
-        deployment = cluster.deployments[wpg.deployment_id]
+    endings.answer(devices.queues, operation, run_us=event.run_us)
+    if devices.is_current(wpg):
+        deployment = devices.deployments[wpg.deployment_id]
         deployment.state = DeploymentState.READY
-        deployments.announce(cluster, deployment)
+        deployments.announce(devices, deployment)
 
 
 def _no_room(wpg: Wpg, place: Place, *, need: int, total: int) -> Fault:

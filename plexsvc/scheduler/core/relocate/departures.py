@@ -13,7 +13,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import NodeId, UnitId
 from plexsvc.scheduler.core.actions import RelocationChanged
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import JobMoveRequested, RelocationRequested
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -26,134 +26,134 @@ DRAIN_RETRY_US: Final = 2_000_000
 """Pause before a deployment that found no place off a draining node is tried again."""
 
 
-def move_job(cluster: Cluster, event: JobMoveRequested) -> None:
+def move_job(lives: Lives, event: JobMoveRequested) -> None:
     """Send a job's training deployments elsewhere, or say why they stay."""
-    job, reason = cluster.jobs.get(event.job_id), "an operator moved the job"
+    job, reason = lives.jobs.get(event.job_id), "an operator moved the job"
     for deployment_id in [] if job is None else job.deployments:
-        deployment = cluster.deployments[deployment_id]
+        deployment = lives.deployments[deployment_id]
         if deployment.is_rollout:
             continue
-        wpg = cluster.wpg_of(deployment)
+        wpg = lives.wpg_of(deployment)
         if wpg is not None and {place.node_id for place in wpg.places} == {event.node_id}:
-            _say_stays(cluster, deployment, "it lives there already", reason=reason)
-        elif not send(cluster, deployment, reason=reason, to=event.node_id):
+            _say_stays(lives.devices, deployment, "it lives there already", reason=reason)
+        elif not send(lives, deployment, reason=reason, to=event.node_id):
             there = "elsewhere" if event.node_id is None else f"on node {event.node_id}"
-            found = placing.why_stays(cluster.placement, deployment)
-            _say_stays(cluster, deployment, f"no place {there} takes it: {found}", reason=reason)
+            found = placing.why_stays(lives.devices.placement, deployment)
+            _say_stays(
+                lives.devices, deployment, f"no place {there} takes it: {found}", reason=reason
+            )
 
 
-def relocate(cluster: Cluster, event: RelocationRequested) -> None:
+def relocate(lives: Lives, event: RelocationRequested) -> None:
     """Send a deployment to exactly these devices, bounds or not."""
-    deployment = cluster.deployments.get(event.deployment_id)
+    deployment = lives.deployments.get(event.deployment_id)
     if deployment is None:
         return
     units = tuple(place.unit for place in event.places)
     if deployment.is_rollout:
-        send_instances(cluster, deployment, reason=event.reason, units=units)
+        send_instances(lives, deployment, reason=event.reason, units=units)
         return
-    fault = relocation.why_not(cluster, deployment, event.places)
+    fault = relocation.why_not(lives.devices, deployment, event.places)
     if fault is not None:
-        _tell_failed(cluster, deployment, reason=event.reason, fault=fault)
+        _tell_failed(lives.devices, deployment, reason=event.reason, fault=fault)
     else:
-        send_to(cluster, deployment, units, reason=event.reason)
+        send_to(lives, deployment, units, reason=event.reason)
 
 
-def send(
-    cluster: Cluster, deployment: Deployment, *, reason: str, to: NodeId | None = None
-) -> bool:
+def send(lives: Lives, deployment: Deployment, *, reason: str, to: NodeId | None = None) -> bool:
     """Send a training deployment where the planner finds a place; return whether it found one.
 
     With a node named, the place is there: within bounds if they allow it, else where it burdens
     least.
     """
-    if deployment.relocation is not None or not placing.is_placed(cluster.placement, deployment):
+    if deployment.relocation is not None or not placing.is_placed(
+        lives.devices.placement, deployment
+    ):
         return False
-    planner, key = placing.planner_of(cluster.placement, deployment)
-    onto = None if to is None else placing.units_of(cluster.placement, to)
-    placed = planner.rehome(key, now_us=cluster.now_us, onto=onto)
+    planner, key = placing.planner_of(lives.devices.placement, deployment)
+    onto = None if to is None else placing.units_of(lives.devices.placement, to)
+    placed = planner.rehome(key, now_us=lives.now_us, onto=onto)
     if placed is not None:
-        _begin(cluster, deployment, placed.units, reason=reason)
+        _begin(lives, deployment, placed.units, reason=reason)
         return True
     units = None
     if onto is not None:
-        units = placing.least_used(cluster.placement, deployment, among=onto)
+        units = placing.least_used(lives.devices.placement, deployment, among=onto)
     if units is not None:
-        send_to(cluster, deployment, units, reason=reason)
+        send_to(lives, deployment, units, reason=reason)
     return units is not None
 
 
 def send_to(
-    cluster: Cluster, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
+    lives: Lives, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
 ) -> None:
     """Send a training deployment to exactly these devices."""
-    planner, key = placing.planner_of(cluster.placement, deployment)
-    planner.move(key, units, now_us=cluster.now_us)
-    _begin(cluster, deployment, units, reason=reason)
+    planner, key = placing.planner_of(lives.devices.placement, deployment)
+    planner.move(key, units, now_us=lives.now_us)
+    _begin(lives, deployment, units, reason=reason)
 
 
 def send_instances(
-    cluster: Cluster, deployment: Deployment, *, reason: str, units: Gang | None = None
+    lives: Lives, deployment: Deployment, *, reason: str, units: Gang | None = None
 ) -> None:
     """Send all instances of a rollout deployment to idle devices, or say why not."""
-    idle = placing.idle_for(cluster.placement, deployment, among=units)
+    idle = placing.idle_for(lives.devices.placement, deployment, among=units)
     places = tuple(map(Place.of, idle or units or ()))
-    fault = relocation.why_not(cluster, deployment, places)
+    fault = relocation.why_not(lives.devices, deployment, places)
     if fault is None and idle is not None:
-        relocation.begin(cluster, deployment, places, reason=reason)
+        relocation.begin(lives, deployment, places, reason=reason)
         return
     if fault is None or not places:
         fault = _too_few_idle(deployment)
     if deployment.relocation_fault != fault:
-        _tell_failed(cluster, deployment, reason=reason, fault=fault)
+        _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
     deployment.relocation_fault = fault
-    try_later(cluster, deployment)
+    try_later(lives.devices, deployment)
 
 
-def book_as_it_is(cluster: Cluster) -> None:
+def book_as_it_is(devices: Devices) -> None:
     """Book deployments whose relocation is over where their processes are now."""
-    placement = cluster.placement
+    placement = devices.placement
     for deployment_id in list(placement.planning.moved):
-        deployment = cluster.deployments.get(deployment_id)
+        deployment = devices.deployments.get(deployment_id)
         if deployment is not None and deployment.relocation is not None:
             continue
         del placement.planning.moved[deployment_id]
-        wpg = None if deployment is None else cluster.wpg_of(deployment)
+        wpg = None if deployment is None else devices.wpg_of(deployment)
         if deployment is None or wpg is None or not placing.is_placed(placement, deployment):
             continue
         planner, key = placing.planner_of(placement, deployment)
         units = tuple(place.unit for place in wpg.places)
         if planner.group_of(key).residents[key].units != units:
-            planner.move(key, units, now_us=cluster.now_us)
-            try_later(cluster, deployment)
+            planner.move(key, units, now_us=devices.now_us)
+            try_later(devices, deployment)
 
 
-def may_leave(cluster: Cluster, deployment: Deployment) -> bool:
+def may_leave(devices: Devices, deployment: Deployment) -> bool:
     """Return whether a deployment can be asked to move now."""
     return (
         deployment.relocation is None
         and deployment.state is DeploymentState.READY
-        and deployment.stays_until_us <= cluster.now_us
-        and cluster.jobs[deployment.job_id].ending is None
+        and deployment.stays_until_us <= devices.now_us
+        and devices.jobs[deployment.job_id].ending is None
     )
 
 
-def try_later(cluster: Cluster, deployment: Deployment) -> None:
+def try_later(devices: Devices, deployment: Deployment) -> None:
     """Do not ask a deployment to move again for a while."""
-    deployment.stays_until_us = cluster.now_us + DRAIN_RETRY_US
-    cluster.set_timer(DrainTimer(deployment.deployment_id), at_us=deployment.stays_until_us)
+    deployment.stays_until_us = devices.now_us + DRAIN_RETRY_US
+    devices.set_timer(DrainTimer(deployment.deployment_id), at_us=deployment.stays_until_us)
 
 
-def _begin(
-    cluster: Cluster, deployment: Deployment, units: Iterable[UnitId], *, reason: str
-) -> None:
+def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, reason: str) -> None:
     """Relocate a deployment to where it is booked; book it back if that cannot begin."""
     places = tuple(map(Place.of, units))
-    fault = relocation.begin(cluster, deployment, places, reason=reason)
+    fault = relocation.begin(lives, deployment, places, reason=reason)
     if fault is not None:
         deployment.relocation_fault = fault
-        _tell_failed(cluster, deployment, reason=reason, fault=fault)
-        try_later(cluster, deployment)
-    cluster.placement.planning.moved[deployment.deployment_id] = None
+        _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
+        try_later(lives.devices, deployment)
+    lives.devices.placement.planning.moved[deployment.deployment_id] = None
 
 
 def _too_few_idle(deployment: Deployment) -> Fault:
@@ -165,14 +165,14 @@ def _too_few_idle(deployment: Deployment) -> Fault:
     )
 
 
-def _say_stays(cluster: Cluster, deployment: Deployment, why: str, *, reason: str) -> None:
+def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
     message = f"{deployment.deployment_id} stays where it is: {why}"
     fault = Fault(code=ErrorCode.NO_PLACEMENT, message=message)
-    _tell_failed(cluster, deployment, reason=reason, fault=fault)
+    _tell_failed(devices, deployment, reason=reason, fault=fault)
 
 
-def _tell_failed(cluster: Cluster, deployment: Deployment, *, reason: str, fault: Fault) -> None:
-    cluster.emit(
+def _tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault: Fault) -> None:
+    devices.emit(
         RelocationChanged(
             deployment_id=deployment.deployment_id,
             stage=RelocationStage.FAILED,

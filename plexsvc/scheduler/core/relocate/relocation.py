@@ -32,7 +32,7 @@ from plexsvc.scheduler.core.actions import (
     DropCarried,
     RelocationChanged,
 )
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import placing
@@ -50,42 +50,42 @@ OPERATION_ID_BYTES: Final = 16
 
 
 def begin(
-    cluster: Cluster, deployment: Deployment, places: tuple[Place, ...], *, reason: str
+    lives: Lives, deployment: Deployment, places: tuple[Place, ...], *, reason: str
 ) -> Fault | None:
     """Start to move a deployment to `places`, rank i to `places[i]`; return why not, if so."""
-    fault = why_not(cluster, deployment, places)
+    fault = why_not(lives.devices, deployment, places)
     if fault is not None:
         return fault
     deployment.incarnations += 1
     if deployment.is_rollout:
-        placing.hold(cluster.placement, deployment, tuple(place.unit for place in places))
-    wpg = wpgs.add(cluster, deployment, places)
+        placing.hold(lives.devices.placement, deployment, tuple(place.unit for place in places))
+    wpg = wpgs.add(lives, deployment, places)
     deployment.relocation = Relocation(
         wpg_id=wpg.wpg_id,
         initialize_id=_initialize_id(deployment),
         places=places,
         reason=reason,
-        started_us=cluster.now_us,
+        started_us=lives.now_us,
     )
     deployment.relocation_fault = None
-    cluster.roll.relocating[deployment.deployment_id] = None
-    _tell(cluster, deployment, deployment.relocation)
-    wpgs.spawn(cluster, wpg, replaces=deployment.wpg_id)
-    at_us = cluster.now_us + cluster.limits.relocation_timeout_us
-    cluster.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
+    lives.roll.relocating[deployment.deployment_id] = None
+    _tell(lives.devices, deployment, deployment.relocation)
+    wpgs.spawn(lives.devices, wpg, replaces=deployment.wpg_id)
+    at_us = lives.now_us + lives.limits.relocation_timeout_us
+    lives.set_timer(RelocateTimer(wpg.wpg_id), at_us=at_us)
     return None
 
 
-def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
+def why_not(devices: Devices, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
     """Return why a deployment cannot begin to move to `places`; `None` if it can."""
-    name, wpg = deployment.deployment_id, cluster.wpg_of(deployment)
+    name, wpg = deployment.deployment_id, devices.wpg_of(deployment)
     if deployment.relocation is not None:
         return _refused(f"{name} is being moved already", code=ErrorCode.UNAVAILABLE)
-    is_ending = cluster.jobs[deployment.job_id].ending is not None
+    is_ending = devices.jobs[deployment.job_id].ending is not None
     if is_ending or deployment.state is not DeploymentState.READY or wpg is None:
         state = "ending" if is_ending else deployment.state
         return _refused(f"{name} is {state}, not ready", code=ErrorCode.UNAVAILABLE)
-    usable = [p for p in places if _is_usable(cluster, deployment, p)]
+    usable = [p for p in places if _is_usable(devices, deployment, p)]
     if len(set(usable)) != len(places) or len(places) != deployment.num_devices:
         told = ", ".join(p.unit for p in places) or "none"
         idle = "idle " if deployment.is_rollout else ""
@@ -97,55 +97,55 @@ def why_not(cluster: Cluster, deployment: Deployment, places: tuple[Place, ...])
     return None
 
 
-def _is_usable(cluster: Cluster, deployment: Deployment, place: Place) -> bool:
-    device = cluster.devices.at.get(place)
-    is_up = place.node_id in cluster.placement.nodes
+def _is_usable(devices: Devices, deployment: Deployment, place: Place) -> bool:
+    device = devices.at.get(place)
+    is_up = place.node_id in devices.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
         return False
     return not (deployment.is_rollout and device.ranks)
 
 
-def settle(cluster: Cluster) -> None:
+def settle(lives: Lives) -> None:
     """Bring every relocation as far as it can go now."""
-    for deployment_id in list(cluster.relocating):
-        deployment = cluster.deployments[deployment_id]
+    for deployment_id in list(lives.relocating):
+        deployment = lives.deployments[deployment_id]
         assert deployment.relocation is not None, deployment
-        _settle(cluster, deployment, deployment.relocation)
+        _settle(lives, deployment, deployment.relocation)
 
 
-def carried(cluster: Cluster, event: StateCarried | CarryFailed) -> None:
+def carried(lives: Lives, event: StateCarried | CarryFailed) -> None:
     """Go on with a copy that was made, or end without; one that came too late is freed."""
-    deployment = cluster.deployments.get(event.deployment_id)
+    deployment = lives.deployments.get(event.deployment_id)
     relocation = None if deployment is None else deployment.relocation
     if deployment is None or relocation is None or relocation.move_id != event.move_id:
         if isinstance(event, StateCarried):
-            cluster.emit(DropCarried(move_id=event.move_id))
+            lives.emit(DropCarried(move_id=event.move_id))
     elif isinstance(event, CarryFailed):
-        abandon(cluster, deployment, event.fault)
+        abandon(lives, deployment, event.fault)
     else:
         relocation.stage = RelocationStage.RESTORING
-        _tell(cluster, deployment, relocation)
-        coming = cluster.wpgs[relocation.wpg_id]
-        wpgs.queue_initialize(cluster, coming, relocation.initialize_id)
+        _tell(lives.devices, deployment, relocation)
+        coming = lives.wpgs[relocation.wpg_id]
+        wpgs.queue_initialize(lives.devices, coming, relocation.initialize_id)
 
 
-def abandon(cluster: Cluster, deployment: Deployment, fault: Fault) -> None:
+def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
     """End a relocation without effect: the deployment stays where it is and goes on."""
     relocation = deployment.relocation
     assert relocation is not None, deployment
-    _close(cluster, deployment, relocation)
+    _close(lives, deployment, relocation)
     deployment.relocation_fault = fault
-    _tell(cluster, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
-    deployments.fail_wpg(cluster, cluster.wpgs[relocation.wpg_id], fault)
-    cluster.touch(deployment.wpg_id)
+    _tell(lives.devices, deployment, relocation, stage=RelocationStage.FAILED, fault=fault)
+    deployments.fail_wpg(lives.devices, lives.wpgs[relocation.wpg_id], fault)
+    lives.touch(deployment.wpg_id)
 
 
-def give_up_waiting(cluster: Cluster, wpg_id: WpgId) -> None:
+def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     """End a relocation that found no step boundary in time."""
-    wpg = cluster.wpgs.get(wpg_id)
+    wpg = lives.wpgs.get(wpg_id)
     if wpg is None:
         return
-    deployment = cluster.deployments[wpg.deployment_id]
+    deployment = lives.deployments[wpg.deployment_id]
     relocation = deployment.relocation
     if relocation is None or relocation.wpg_id != wpg.wpg_id or relocation.stage in HELD:
         return
@@ -158,35 +158,35 @@ def give_up_waiting(cluster: Cluster, wpg_id: WpgId) -> None:
             "no step boundary came (accumulated gradients cannot move: step or zero_grad, then "
             "move it again)"
         )
-    limit_s = cluster.limits.relocation_timeout_us // 1_000_000
+    limit_s = lives.limits.relocation_timeout_us // 1_000_000
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
         message=f"{deployment.deployment_id} stays where it is: {what} within {limit_s} s "
         "(scheduler.relocation_timeout_us)",
     )
-    abandon(cluster, deployment, fault)
+    abandon(lives, deployment, fault)
 
 
-def _settle(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
-    ended = _why_over(cluster, deployment, relocation)
+def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
+    ended = _why_over(lives.devices, deployment, relocation)
     if ended is not None:
-        abandon(cluster, deployment, ended)
+        abandon(lives, deployment, ended)
         return
-    old, new = cluster.wpg_of(deployment), cluster.wpgs[relocation.wpg_id]
+    old, new = lives.wpg_of(deployment), lives.wpgs[relocation.wpg_id]
     assert old is not None, deployment
     if relocation.stage is RelocationStage.SPAWNING and new.state is WpgState.READY:
         relocation.stage = RelocationStage.WAITING
-        _tell(cluster, deployment, relocation)
+        _tell(lives.devices, deployment, relocation)
     if relocation.stage is RelocationStage.WAITING and _is_quiet(deployment, old):
-        _carry(cluster, deployment, relocation, old=old)
+        _carry(lives.devices, deployment, relocation, old=old)
     elif relocation.stage is RelocationStage.RESTORING and new.residency is Residency.DEVICE:
-        _cut_over(cluster, deployment, relocation, old=old, new=new)
+        _cut_over(lives, deployment, relocation, old=old, new=new)
 
 
-def _why_over(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> Fault | None:
+def _why_over(devices: Devices, deployment: Deployment, relocation: Relocation) -> Fault | None:
     """Return what ended a relocation before its time, if anything did."""
     name = deployment.deployment_id
-    if cluster.jobs[deployment.job_id].ending is not None:
+    if devices.jobs[deployment.job_id].ending is not None:
         return Fault(code=ErrorCode.JOB_ENDED, message=f"{name} is not moved: its job ends")
     if deployment.state is not DeploymentState.READY:
         why = f": {deployment.fault.message}" if deployment.fault is not None else ""
@@ -205,11 +205,11 @@ def _is_quiet(deployment: Deployment, wpg: Wpg) -> bool:
     return is_still and not wpg.writing and not deployment.is_window_open
 
 
-def _carry(cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:
-    relocation.move_id = cluster.devices.new_move_id()
+def _carry(devices: Devices, deployment: Deployment, relocation: Relocation, *, old: Wpg) -> None:
+    relocation.move_id = devices.new_move_id()
     relocation.stage = RelocationStage.CARRYING
-    _tell(cluster, deployment, relocation)
-    cluster.emit(
+    _tell(devices, deployment, relocation)
+    devices.emit(
         CarryState(
             deployment_id=deployment.deployment_id,
             from_wpg_id=old.wpg_id,
@@ -222,41 +222,41 @@ def _carry(cluster: Cluster, deployment: Deployment, relocation: Relocation, *, 
 
 
 def _cut_over(
-    cluster: Cluster, deployment: Deployment, relocation: Relocation, *, old: Wpg, new: Wpg
+    lives: Lives, deployment: Deployment, relocation: Relocation, *, old: Wpg, new: Wpg
 ) -> None:
     """Let the new WPG take the old one's place, and the old one end."""
     deployment.wpg_id = new.wpg_id
-    cluster.emit(
+    lives.emit(
         CutOver(
             deployment_id=deployment.deployment_id,
             from_wpg_id=old.wpg_id,
             to_wpg_id=new.wpg_id,
         )
     )
-    _close(cluster, deployment, relocation)
-    _tell(cluster, deployment, relocation, stage=RelocationStage.DONE)
-    deployments.announce(cluster, deployment)
-    wpgs.stop_when_idle(cluster, old)
-    cluster.touch(new.wpg_id)
+    _close(lives, deployment, relocation)
+    _tell(lives.devices, deployment, relocation, stage=RelocationStage.DONE)
+    deployments.announce(lives.devices, deployment)
+    wpgs.stop_when_idle(lives.devices, old)
+    lives.touch(new.wpg_id)
 
 
-def _close(cluster: Cluster, deployment: Deployment, relocation: Relocation) -> None:
+def _close(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
     """Forget a relocation; its copy, if it was made, is not needed any more."""
     deployment.relocation = None
-    del cluster.roll.relocating[deployment.deployment_id]
+    del lives.roll.relocating[deployment.deployment_id]
     if relocation.stage is RelocationStage.RESTORING and relocation.move_id is not None:
-        cluster.emit(DropCarried(move_id=relocation.move_id))
+        lives.emit(DropCarried(move_id=relocation.move_id))
 
 
 def _tell(
-    cluster: Cluster,
+    devices: Devices,
     deployment: Deployment,
     relocation: Relocation,
     *,
     stage: RelocationStage | None = None,
     fault: Fault | None = None,
 ) -> None:
-    cluster.emit(
+    devices.emit(
         RelocationChanged(
             deployment_id=deployment.deployment_id,
             stage=stage or relocation.stage,
