@@ -33,7 +33,7 @@ async def create_deployment(
             what it failed with.
     """
     record = await _record(scheduler, request)
-    await record.settled.wait()
+    await scheduler.recorder.until_settled(record)
     return status.ready_deployment(scheduler, record)
 
 
@@ -79,7 +79,7 @@ def _known(
 def _check_deployable(
     scheduler: LiveScheduler, job: JobRecord, request: service_pb2.CreateDeploymentRequest
 ) -> None:
-    if job.ended.is_set() or job.is_expired:
+    if job.has_ended or scheduler.sessions.has_expired(job):
         raise PlexError(ErrorCode.JOB_ENDED, f"job {request.job_id!r} has ended; start another")
     limit = scheduler.config.max_deployments_per_job
     if len(job.deployment_ids) >= limit:

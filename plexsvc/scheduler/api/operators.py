@@ -187,7 +187,7 @@ def _check_open_node(scheduler: LiveScheduler, node_id: NodeId) -> None:
 
 def _live_job(scheduler: LiveScheduler, lens: Lens, job_id: str) -> JobId:
     record = lens.job(job_id)
-    if record.ended.is_set() or JobId(job_id) not in scheduler.cluster.jobs:
+    if record.has_ended or JobId(job_id) not in scheduler.cluster.jobs:
         raise PlexError(ErrorCode.JOB_ENDED, f"job {job_id!r} has ended; nothing of it is left")
     return JobId(job_id)
 

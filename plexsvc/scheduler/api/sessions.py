@@ -94,7 +94,7 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
             f"job {request.job_id!r} cannot end as {request.outcome}; give COMPLETED, FAILED or "
             "CANCELLED",
         )
-    if not record.ended.is_set():
+    if not record.has_ended:
         if request.HasField("exit_code"):
             scheduler.recorder.job_exited(record, request.exit_code)
         scheduler.post(
@@ -104,7 +104,7 @@ async def end_job(scheduler: LiveScheduler, request: service_pb2.EndJobRequest) 
                 reason=request.reason,
             )
         )
-    await record.ended.wait()
+    await scheduler.recorder.until_ended(record)
     return messages.job(record)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from google.protobuf.message import Message
 
@@ -20,6 +21,8 @@ from plexsvc.scheduler.core.vocabulary import (
     OperationKind,
     Place,
 )
+
+ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +45,11 @@ class JobRecord:
     deployment_ids: list[DeploymentId] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_us: int = 0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    seen_us: int = 0
-    """When its client was last heard, on the monotonic clock."""
-    is_expired: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left but this record."""
+        return self.state in ENDED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +68,6 @@ class DeploymentRecord:
     model_files: Sequence[str]
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
     wpg: WpgRecord | None = None
     """Its current WPG, also when that is gone: results may still lie on its nodes."""
     applied_seq: int = 0
@@ -239,7 +242,7 @@ class Registry:
     def forget_jobs(self) -> list[DeploymentId]:
         """Drop the oldest ended jobs beyond the bound; return the deployments that went too."""
         gone: list[DeploymentId] = []
-        ended = [job_id for job_id, record in self.jobs.items() if record.ended.is_set()]
+        ended = [job_id for job_id, record in self.jobs.items() if record.has_ended]
         for job_id in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
             gone.extend(self.jobs.pop(job_id).deployment_ids)
         for deployment_id in gone:
@@ -248,7 +251,7 @@ class Registry:
 
     def live_jobs(self) -> Iterable[JobRecord]:
         """Return the jobs that have not ended."""
-        return [record for record in self.jobs.values() if not record.ended.is_set()]
+        return [record for record in self.jobs.values() if not record.has_ended]
 
 
 def is_rollout(spec: service_pb2.DeploymentSpec) -> bool:

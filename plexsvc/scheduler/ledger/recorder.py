@@ -22,7 +22,6 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
-    JobState,
     OperationKind,
     OperationState,
 )
@@ -39,14 +38,13 @@ from plexsvc.scheduler.ledger.jobs import (
     WpgRecord,
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
+from plexsvc.scheduler.ledger.waiters import Waiters
 from plexsvc.store.rows import Row
 
 log = Log(__name__)
 
 MAX_LET_GO: Final = 8192
 """Operations no longer held of which it is known where their staged inputs lie."""
-
-ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
 class _Answered(NamedTuple):
@@ -64,6 +62,8 @@ class Recorder:
         self._results = results
         self._clock = clock
         self._rows: list[Row] = []
+        self._ends = Waiters[JobId, None]()
+        self._settled = Waiters[DeploymentId, None]()
         self._answered: dict[OperationId, _Answered] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
@@ -90,6 +90,16 @@ class Recorder:
         """Keep a new job."""
         self._registry.jobs[record.job_id] = record
         self._add(rows.job(record))
+
+    async def until_ended(self, record: JobRecord) -> None:
+        """Return when nothing of a job is left but its record."""
+        if not record.has_ended:
+            await self._ends.wait(record.job_id)
+
+    async def until_settled(self, record: DeploymentRecord) -> None:
+        """Return when a deployment is ready, or never will be."""
+        if record.state is DeploymentState.STARTING:
+            await self._settled.wait(record.deployment_id)
 
     def job_progressed(self, record: JobRecord, metrics: Mapping[str, float]) -> None:
         """Note the figures that a job's controller tells of itself."""
@@ -282,7 +292,7 @@ class Recorder:
         record.state = action.state
         record.fault = action.fault or record.fault
         if action.state is not DeploymentState.STARTING:
-            record.settled.set()
+            self._settled.tell(record.deployment_id, None)
             self._registry.let_go(record.initialize_id)
         log.info("deployment changed", deployment=action.deployment_id, state=action.state)
         self._add(rows.deployment(record))
@@ -292,12 +302,12 @@ class Recorder:
         record = self._registry.jobs[action.job_id]
         record.state = action.state
         log.info("job changed", job=action.job_id, state=action.state, reason=action.reason)
-        if action.state in ENDED:
+        if record.has_ended:
             record.reason = action.reason
             record.device_us = action.device_us
             record.ended_us = self._clock.wall_us()
             self._stop_deployments(record)
-            record.ended.set()
+            self._ends.tell(record.job_id, None)
             self._drop_answers(of=self._registry.forget_jobs())
         self._add(rows.job(record))
 
@@ -314,7 +324,7 @@ class Recorder:
             deployment = self._registry.deployments[deployment_id]
             if deployment.state is not DeploymentState.FAILED:
                 deployment.state = DeploymentState.STOPPED
-            deployment.settled.set()
+            self._settled.tell(deployment_id, None)
             self._registry.let_go(deployment.initialize_id)
 
     def keep_profile(self, action: KeepProfile) -> None:

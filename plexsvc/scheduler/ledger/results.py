@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from plexclient.wire.v1 import common_pb2, operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import OperationId
+from plexsvc.scheduler.ledger.waiters import Waiters
 
 Result = operations_pb2.OperationResult
 
@@ -55,7 +55,9 @@ class ResultBook:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[OperationId, tuple[Result, int]] = OrderedDict()
         self._bytes = 0
-        self._waiters: dict[OperationId, list[asyncio.Future[Result]]] = {}
+        self._waiters = Waiters[OperationId, Result]()
+        self.wait = self._waiters.wait
+        """Returns the answer of an operation when it is there; any number may wait."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -65,15 +67,6 @@ class ResultBook:
         kept = self._kept.get(operation_id)
         return None if kept is None else kept[0]
 
-    async def wait(self, operation_id: OperationId) -> Result:
-        """Return the answer when it is there; any number may wait."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(operation_id, []).append(future)
-        try:
-            return await future
-        finally:
-            self._leave(operation_id, future)
-
     def settle(self, operation_id: OperationId, result: Result, *, keep: bool) -> None:
         """Hand an answer to all who wait; keep it for those who ask again."""
         if keep:
@@ -82,9 +75,7 @@ class ResultBook:
             self._bytes += size
             while self._bytes > self._max_bytes and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][1]
-        for future in self._waiters.get(operation_id, ()):
-            if not future.done():
-                future.set_result(result)
+        self._waiters.tell(operation_id, result)
 
     def drop(self, operation_id: OperationId) -> Result | None:
         """Forget an answer and return it."""
@@ -93,12 +84,6 @@ class ResultBook:
             return None
         self._bytes -= kept[1]
         return kept[0]
-
-    def _leave(self, operation_id: OperationId, future: asyncio.Future[Result]) -> None:
-        waiting = self._waiters[operation_id]
-        waiting.remove(future)
-        if not waiting:
-            del self._waiters[operation_id]
 
 
 def staged_ids(result: Result) -> list[bytes]:

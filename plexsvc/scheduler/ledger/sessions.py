@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from plexsvc.clock import Clock, wait_at_most
+from plexsvc.ids import JobId
 from plexsvc.log import Log
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import JobEndRequested, Post
@@ -30,6 +31,9 @@ class Sessions:
         self._registry = registry
         self._post = post
         self._opened = asyncio.Event()
+        self._seen_us: dict[JobId, int] = {}
+        """When clients were last heard, on the monotonic clock."""
+        self._expired: set[JobId] = set()
 
     def ttl_us(self, asked_us: int) -> int:
         """Return the time to live a job gets: what it asked for, within the bound."""
@@ -42,7 +46,11 @@ class Sessions:
 
     def heard(self, record: JobRecord) -> None:
         """Note that a job's client lives."""
-        record.seen_us = self._clock.monotonic_us()
+        self._seen_us[record.job_id] = self._clock.monotonic_us()
+
+    def has_expired(self, record: JobRecord) -> bool:
+        """Return whether a job is ended because its client was silent."""
+        return record.job_id in self._expired
 
     async def run(self) -> None:
         """Expire silent sessions until cancelled; sleeps until the next could expire."""
@@ -57,19 +65,23 @@ class Sessions:
     def _expire(self) -> int | None:
         """End what has been silent too long; return the time until the next could be."""
         now_us = self._clock.monotonic_us()
+        live = {record.job_id: record for record in self._registry.live_jobs()}
+        self._seen_us = {job_id: self._seen_us.get(job_id, now_us) for job_id in live}
+        self._expired &= live.keys()
         remaining = []
-        for record in self._registry.live_jobs():
-            if record.is_expired:
+        for job_id, record in live.items():
+            if job_id in self._expired:
                 continue
-            left_us = record.seen_us + record.session_ttl_us - now_us
+            seen_us = self._seen_us[job_id]
+            left_us = seen_us + record.session_ttl_us - now_us
             if left_us <= 0:
-                self._end(record, silent_us=now_us - record.seen_us)
+                self._end(record, silent_us=now_us - seen_us)
             else:
                 remaining.append(left_us)
         return min(remaining, default=None)
 
     def _end(self, record: JobRecord, *, silent_us: int) -> None:
-        record.is_expired = True
+        self._expired.add(record.job_id)
         ttl_s = record.session_ttl_us / 1e6
         log.warning("session expired", job=record.job_id, silent_us=silent_us)
         self._post(

@@ -346,7 +346,7 @@ async def test_a_silent_client_loses_its_job_after_its_time_to_live(rig: Rig) ->
     await asyncio.sleep(0)  # lets the watch begin with the patient one alone
     await rig.job("job-1", ttl_us=50_000)
     record = rig.driver.registry.job("job-1", tenant=TENANT)
-    await record.ended.wait()
+    await rig.driver.recorder.until_ended(record)
     assert record.state is JobState.CANCELLED
     assert "no KeepAlive for 0.05 s" in record.reason
 

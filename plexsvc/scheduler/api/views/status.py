@@ -78,7 +78,7 @@ async def list_jobs(
             job(scheduler, record)
             for record in scheduler.registry.jobs.values()
             if request.tenant in {"", record.tenant}
-            and (request.include_ended or not record.ended.is_set())
+            and (request.include_ended or not record.has_ended)
         ]
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, MoveId, ResidentId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler import core
 from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     DropPayload,
@@ -474,3 +478,9 @@ def test_the_same_events_give_the_same_actions(world: FakeWorld) -> None:
     world.drain()
     other = FakeWorld()
     assert [(event, other.core.handle(event)) for event, _ in world.history] == world.history
+
+
+def test_no_room_of_the_core_is_given_the_whole_cluster() -> None:
+    rooms = sorted(Path(core.__file__).parent.glob("*/*.py"))
+    assert len(rooms) > 30
+    assert [room.name for room in rooms if re.search(r"\bCluster\b", room.read_text())] == []
