@@ -12,7 +12,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
 from plexsvc.rpc.errors import first_failure
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.events import Event
+from plexsvc.scheduler.core.events import Event, Post
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.scheduler.faults import fault_of_call
 
@@ -42,12 +42,14 @@ class Handler(Generic[A]):
     """Whether only this cluster's own processes and timers learn of the action. It may then be
     performed before its event is synced to disk."""
 
-    async def outcome(self, action: A, work: Work) -> Event | None:
-        """Do the work of an action and return its outcome; raises only when cancelled."""
+    async def finish(self, action: A, work: Work, post: Post) -> None:
+        """Do the work of an action and post its outcome; raises only when cancelled."""
         try:
-            return await work
+            outcome = await work
         except Exception as error:  # noqa: BLE001 - an action that fails comes back as an event
-            return self.failed(action, _fault(first_failure(error), action))
+            outcome = self.failed(action, _fault(first_failure(error), action))
+        if outcome is not None:
+            post(outcome)
 
 
 Handlers = dict[type[Any], Handler[Any]]

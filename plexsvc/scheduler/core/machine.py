@@ -10,11 +10,13 @@ kept; `invariants.check` asserts it.
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar, assert_never, cast, get_args
 
 from plexsvc.scheduler.core import timers
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import Cluster, Slice
 from plexsvc.scheduler.core.device import grants, learning
 from plexsvc.scheduler.core.events import (
     Acknowledged,
@@ -22,6 +24,7 @@ from plexsvc.scheduler.core.events import (
     CarryFailed,
     DeploymentRequested,
     Event,
+    Fact,
     InstanceLost,
     InstanceReady,
     JobEndRequested,
@@ -35,8 +38,6 @@ from plexsvc.scheduler.core.events import (
     NodeUncordoned,
     OperationFinished,
     OperationSubmitted,
-    OperatorOrder,
-    Outcome,
     PayloadRefused,
     PayloadStaged,
     PayloadUnderWay,
@@ -69,9 +70,11 @@ from plexsvc.scheduler.core.timers import (
     RetryTimer,
     SpawnTimer,
     StageTimer,
-    Timer,
 )
 from plexsvc.scheduler.core.view import ClusterView
+
+E = TypeVar("E", bound=Event)
+S = TypeVar("S", bound=Slice)
 
 
 class Scheduler:
@@ -86,6 +89,7 @@ class Scheduler:
     def __init__(self, *, limits: Limits, epoch: int) -> None:
         self.cluster = Cluster(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
+        self._handlers = _handlers(self.cluster)
 
     def handle(self, event: Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
@@ -94,7 +98,7 @@ class Scheduler:
         assert event.at_us > turn.now_us, (event, turn.now_us)
         turn.now_us, turn.actions = event.at_us, []
         cluster.placement.planning.shares.now_us = event.at_us
-        self._apply(event)
+        self._handlers[type(event)](event)
         if cluster.relocating:
             relocation.settle(cluster.lives)
         packing.settle(cluster.lives)
@@ -102,86 +106,58 @@ class Scheduler:
             grants.settle(cluster.devices)
         return turn.actions
 
-    def _apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one case an event
-        cluster = self.cluster
-        match event:
-            case OperationSubmitted():
-                admission.submit(cluster.queues, event)
-            case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
-                admission.payload(cluster.queues, event)
-            case CancelRequested():
-                cancelling.cancel(cluster.devices, event)
-            case Acknowledged():
-                endings.acknowledge(cluster.queues, event)
-            case TimerFired():
-                _fire(cluster, timers.parse(event.key))
-            case JobSubmitted():
-                jobs.open_job(cluster.lives, event)
-            case JobEndRequested():
-                jobs.end(cluster.lives, event)
-            case DeploymentRequested():
-                deployments.request(cluster.lives, event)
-            case NodeJoined():
-                nodes.join(cluster.devices, event)
-            case NodeLost():
-                nodes.lose(cluster.devices, event)
-            case ProfilesLoaded():
-                placing.recall(cluster.placement, event)
-            case _ if isinstance(event, OperatorOrder):
-                _obey(cluster, event)
-            case _:
-                _take_outcome(cluster, event)
+
+def _handlers(cluster: Cluster) -> Mapping[type[Fact], Callable[[Event], None]]:
+    """Return what handles each kind of event, with the slice of the cluster that it may change."""
+    queues, devices, lives = cluster.queues, cluster.devices, cluster.lives
+    rows = [
+        _on(OperationSubmitted, admission.submit, queues),
+        _on(PayloadUnderWay, admission.payload, queues),
+        _on(PayloadStaged, admission.payload, queues),
+        _on(PayloadRefused, admission.payload, queues),
+        _on(Acknowledged, endings.acknowledge, queues),
+        _on(CancelRequested, cancelling.cancel, devices),
+        _on(OperationFinished, outcomes.finished, devices),
+        _on(StateCopied, outcomes.copied, devices),
+        _on(ResidencyMoved, outcomes.moved, devices),
+        _on(MoveFailed, outcomes.did_not_move, devices),
+        _on(TimerFired, _fire, cluster),
+        _on(JobSubmitted, jobs.open_job, lives),
+        _on(JobPinned, jobs.pin, devices),
+        _on(JobEndRequested, jobs.end, lives),
+        _on(JobMoveRequested, departures.move_job, lives),
+        _on(DeploymentRequested, deployments.request, lives),
+        _on(RelocationRequested, departures.relocate, lives),
+        _on(RepackRequested, packing.repack_all, lives),
+        _on(StateCarried, relocation.carried, lives),
+        _on(CarryFailed, relocation.carried, lives),
+        _on(WpgReady, outcomes.came_up, devices),
+        _on(SpawnFailed, outcomes.did_not_spawn, devices),
+        _on(ProcExited, outcomes.died, devices),
+        _on(InstanceLost, instances.lost, devices),
+        _on(InstanceReady, instances.is_back, devices),
+        _on(WpgStopped, outcomes.stopped, devices),
+        _on(WpgForgotten, outcomes.forgotten, lives),
+        _on(NodeJoined, nodes.join, devices),
+        _on(NodeLost, nodes.lose, devices),
+        _on(NodeCordoned, nodes.cordon, devices),
+        _on(NodeUncordoned, nodes.uncordon, devices),
+        _on(ProfilesLoaded, placing.recall, cluster.placement),
+    ]
+    made = dict(rows)
+    assert made.keys() == set(get_args(Event)), "each kind of event has one handler"
+    return made
 
 
-def _take_outcome(cluster: Cluster, event: Outcome) -> None:  # noqa: C901, PLR0912 - one case each
-    match event:
-        case StateCopied():
-            outcomes.copied(cluster.devices, event)
-        case OperationFinished():
-            outcomes.finished(cluster.devices, event)
-        case ResidencyMoved():
-            outcomes.moved(cluster.devices, event)
-        case MoveFailed():
-            outcomes.did_not_move(cluster.devices, event)
-        case WpgReady():
-            outcomes.came_up(cluster.devices, event)
-        case SpawnFailed():
-            outcomes.did_not_spawn(cluster.devices, event)
-        case ProcExited():
-            outcomes.died(cluster.devices, event)
-        case InstanceLost():
-            instances.lost(cluster.devices, event)
-        case InstanceReady():
-            instances.is_back(cluster.devices, event)
-        case WpgStopped():
-            outcomes.stopped(cluster.devices, event)
-        case WpgForgotten():
-            outcomes.forgotten(cluster.lives, event)
-        case StateCarried() | CarryFailed():
-            relocation.carried(cluster.lives, event)
-        case _:
-            assert_never(event)
+def _on(
+    kind: type[E], handle: Callable[[S, E], None], part: S
+) -> tuple[type[Fact], Callable[[Event], None]]:
+    handler: object = partial(handle, part)
+    return kind, cast("Callable[[Event], None]", handler)
 
 
-def _obey(cluster: Cluster, event: OperatorOrder) -> None:
-    match event:
-        case NodeCordoned():
-            nodes.cordon(cluster.devices, event)
-        case NodeUncordoned():
-            nodes.uncordon(cluster.devices, event)
-        case JobPinned():
-            jobs.pin(cluster.devices, event)
-        case JobMoveRequested():
-            departures.move_job(cluster.lives, event)
-        case RelocationRequested():
-            departures.relocate(cluster.lives, event)
-        case RepackRequested():
-            packing.repack_all(cluster.lives)
-        case _:
-            assert_never(event)
-
-
-def _fire(cluster: Cluster, timer: Timer) -> None:
+def _fire(cluster: Cluster, event: TimerFired) -> None:
+    timer = timers.parse(event.key)
     match timer:
         case GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)

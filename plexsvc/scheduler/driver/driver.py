@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import (
     Acknowledged,
     OperationSubmitted,
@@ -23,7 +22,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver.inbox import Inbox
 from plexsvc.scheduler.driver.journal import Journal, JournalWriter
-from plexsvc.scheduler.handler import Handlers, Work
+from plexsvc.scheduler.handler import Handlers
 
 WORK: Final = (OperationSubmitted, PayloadStaged, PayloadUnderWay, Acknowledged)
 """Events that mostly lead to internal actions alone."""
@@ -58,14 +57,9 @@ class Driver:
                     await writer.append(self._journal.notes(at_us=event.at_us))
                     is_synced = True
                 for action in actions:
-                    work = self.handlers[type(action)].perform(action)
+                    handler = self.handlers[type(action)]
+                    work = handler.perform(action)
                     if work is not None:
-                        tasks.create_task(self._finish(action, work))
+                        tasks.create_task(handler.finish(action, work, self._inbox.post))
                 if not decision.done():
                     decision.set_result(actions)
-
-    async def _finish(self, action: Action, work: Work) -> None:
-        """Do the work of an action and tell the core its outcome."""
-        outcome = await self.handlers[type(action)].outcome(action, work)
-        if outcome is not None:
-            self._inbox.post(outcome)

@@ -197,9 +197,8 @@ class Recorder:
         job = self._registry.jobs.get(JobId(held.operation.job_id))
         if job is not None and held.kind is not OperationKind.INITIALIZE:
             job.operations_done += 1
-        self._settle(
-            action.operation_id, held, result, keep=held.kind is not OperationKind.INITIALIZE
-        )
+        self._keep(held, result)
+        self._results.tell(action.operation_id, result)
 
     def refuse(self, action: RefuseOperation) -> None:
         """Hand a refusal or failure to whoever waits; a final one is kept like any answer."""
@@ -213,8 +212,9 @@ class Recorder:
             kind=held.kind,
             code=action.fault.code,
         )
-        is_kept = action.is_final and held.kind is not OperationKind.INITIALIZE
-        self._settle(action.operation_id, held, result, keep=is_kept)
+        if action.is_final:
+            self._keep(held, result)
+        self._results.tell(action.operation_id, result)
 
     def deployment_of(self, operation_id: OperationId) -> DeploymentRecord | None:
         """Return the deployment of an operation that is held, was answered or ended lately."""
@@ -342,10 +342,12 @@ class Recorder:
             self._let_go[operation_id] = DeploymentId(held.operation.deployment_id)
         return held
 
-    def _settle(self, operation_id: OperationId, held: Held, result: Result, *, keep: bool) -> None:
-        self._results.settle(operation_id, result, keep=keep)
-        if not keep:
+    def _keep(self, held: Held, result: Result) -> None:
+        """Keep the answer of a client's operation until it is acknowledged."""
+        if held.kind is OperationKind.INITIALIZE:
             return
+        operation_id = OperationId(held.operation.operation_id)
+        self._results.keep(operation_id, result)
         deployment_id = DeploymentId(held.operation.deployment_id)
         self._answered[operation_id] = _Answered(deployment_id, held.operation.digest)
         self._owned.setdefault(deployment_id, {})[operation_id] = None

@@ -48,16 +48,14 @@ def digest_of(replies: Sequence[worker_pb2.ExecuteReply]) -> str:
     return "-".join(reply.digest.hex() for reply in replies if reply.digest)[:128]
 
 
-class ResultBook:
+class ResultBook(Waiters[OperationId, Result]):
     """Answers by operation id, at most `max_bytes` of them, and the futures that wait for one."""
 
     def __init__(self, *, max_bytes: int) -> None:
+        super().__init__()
         self._max_bytes = max_bytes
         self._kept: OrderedDict[OperationId, tuple[Result, int]] = OrderedDict()
         self._bytes = 0
-        self._waiters = Waiters[OperationId, Result]()
-        self.wait = self._waiters.wait
-        """Returns the answer of an operation when it is there; any number may wait."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -67,15 +65,13 @@ class ResultBook:
         kept = self._kept.get(operation_id)
         return None if kept is None else kept[0]
 
-    def settle(self, operation_id: OperationId, result: Result, *, keep: bool) -> None:
-        """Hand an answer to all who wait; keep it for those who ask again."""
-        if keep:
-            size = result.ByteSize()
-            self._kept[operation_id] = (result, size)
-            self._bytes += size
-            while self._bytes > self._max_bytes and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1][1]
-        self._waiters.tell(operation_id, result)
+    def keep(self, operation_id: OperationId, result: Result) -> None:
+        """Keep an answer for those who ask again; the oldest beyond the bound are dropped."""
+        size = result.ByteSize()
+        self._kept[operation_id] = (result, size)
+        self._bytes += size
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1][1]
 
     def drop(self, operation_id: OperationId) -> Result | None:
         """Forget an answer and return it."""

@@ -39,7 +39,9 @@ async def outcome(failure: Exception | None) -> Event | None:
     handler = Handler(StopWpg, lambda _: stop(failure), failed)
     work = handler.perform(STOP)
     assert work is not None
-    return await handler.outcome(STOP, work)
+    posted: list[Event] = []
+    await handler.finish(STOP, work, posted.append)
+    return posted[0] if posted else None
 
 
 async def test_work_returns_the_outcome() -> None:
@@ -69,7 +71,9 @@ async def test_work_that_raises_fails_with_what_it_raised(
 
 async def test_work_that_nobody_waits_for_may_fail() -> None:
     handler = Handler(StopWpg, lambda _: stop(refused()))
-    assert await handler.outcome(STOP, stop(refused())) is None
+    posted: list[Event] = []
+    await handler.finish(STOP, stop(refused()), posted.append)
+    assert posted == []
 
 
 async def test_work_that_is_cancelled_tells_nothing() -> None:
@@ -78,6 +82,8 @@ async def test_work_that_is_cancelled_tells_nothing() -> None:
         return STOPPED
 
     handler = Handler(StopWpg, lambda _: wait(), failed)
+    posted: list[Event] = []
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await handler.outcome(STOP, wait())
+            await handler.finish(STOP, wait(), posted.append)
+    assert posted == []

@@ -12,6 +12,7 @@ from typing import Final
 
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, WpgId
 from plexsvc.scheduler.core.cluster import Devices, Lives
+from plexsvc.scheduler.core.events import RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
@@ -43,7 +44,7 @@ def settle(lives: Lives) -> None:
             _repack(lives, planner, wanted=None)
 
 
-def repack_all(lives: Lives) -> None:
+def repack_all(lives: Lives, _: RepackRequested) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
     for planner in lives.devices.placement.planning.planners.values():
         _repack(lives, planner, wanted=len(planner.board.rooms))

@@ -19,7 +19,7 @@ async def test_all_who_wait_for_an_id_are_told_and_nobody_else() -> None:
         assert [await first, await second] == [1, 1]
         assert not other.done()
         waiters.tell("b", 2)
-    assert (other.result(), len(waiters)) == (2, 0)
+    assert (other.result(), waiters.waiting) == (2, {})
 
 
 async def test_one_who_gives_up_leaves_the_others_waiting() -> None:
@@ -31,4 +31,4 @@ async def test_one_who_gives_up_leaves_the_others_waiting() -> None:
         with pytest.raises(asyncio.CancelledError):
             await leaving
         waiters.tell("a", 1)
-    assert (staying.result(), len(waiters)) == (1, 0)
+    assert (staying.result(), waiters.waiting) == (1, {})
