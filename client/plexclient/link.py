@@ -63,7 +63,11 @@ class Link:
         self._channel = open_router(address, ca=ca)
         self._stub = Stub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._operations = Operations(lambda: self._stub.Operate(metadata=self._metadata))
+        self._operations = Operations(
+            lambda: self._stub.Operate(metadata=self._metadata), check=_check_taken
+        )
+        self.submit = self._operations.ask
+        """Returns an operation's answer; raises a refusal that has not taken its number."""
 
     async def unary(self, method: str, request: Message, *, timeout_s: float) -> Any:  # noqa: ANN401 - the method's reply
         """Return the reply of a unary method."""
@@ -72,18 +76,6 @@ class Link:
             return await call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as failure:
             raise error_of(failure) from failure
-
-    async def submit(
-        self, operation: operations_pb2.Operation, *, timeout_s: float
-    ) -> operations_pb2.OperationResult:
-        """Return the operation's answer, or raise a refusal that has not taken its number."""
-        result = await self._operations.ask(operation, timeout_s=timeout_s)
-        is_failed = result.state == operations_pb2.OPERATION_STATE_FAILED
-        if result.HasField("error") and not is_failed:
-            error = from_wire(result.error)
-            if error.retryable or error.code is ErrorCode.INTERNAL:
-                raise error
-        return result
 
     async def stage(
         self, parts: Iterable[service_pb2.StageRequest], *, timeout_s: float
@@ -107,6 +99,15 @@ class Link:
         """End the stream of operations and close the channel."""
         await self._operations.aclose()
         await self._channel.close()
+
+
+def _check_taken(result: operations_pb2.OperationResult) -> None:
+    """Raise a refusal that has not taken the operation's number."""
+    is_failed = result.state == operations_pb2.OPERATION_STATE_FAILED
+    if result.HasField("error") and not is_failed:
+        error = from_wire(result.error)
+        if error.retryable or error.code is ErrorCode.INTERNAL:
+            raise error
 
 
 async def messages(call: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 - gRPC's call object is untyped

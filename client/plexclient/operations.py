@@ -36,17 +36,26 @@ OpenCall = Callable[[], Any]  # gRPC's call objects are untyped
 class Operations:
     """Operations and their answers on a stream that is opened when needed. Lives on one loop."""
 
-    def __init__(self, open_call: OpenCall, *, method: str = "Router.Operate") -> None:
+    def __init__(
+        self,
+        open_call: OpenCall,
+        *,
+        method: str = "Router.Operate",
+        check: Callable[[Result], None] = lambda _: None,
+    ) -> None:
+        """Prepare a stream; `check` raises the answers that are no results to its callers."""
         self._open_call = open_call
+        self._check = check
         self._method = method
         self._stream: _Stream | None = None
 
     async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
-        """Return the answer, of whatever kind.
+        """Return the answer.
 
         Raises:
             PlexError: `unavailable` when the stream was lost or the time is over: ask again under
-                the same id; `payload_too_large`; what the server ended the stream with.
+                the same id; `payload_too_large`; what the server ended the stream with; what
+                `check` makes of the answer.
         """
         _check_size(operation)
         stream = self._stream
@@ -55,13 +64,15 @@ class Operations:
         answer = stream.send(operation)
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                result = await answer
         except TimeoutError as error:
             status = grpc.StatusCode.DEADLINE_EXCEEDED.name
             text = f"{show(operation.operation_id)} was not answered in {timeout_s:.0f} s"
             raise _lost(text, status=status) from error
         finally:
             stream.leave(operation.operation_id, answer)
+        self._check(result)
+        return result
 
     async def aclose(self) -> None:
         """End the stream; whoever waits is cancelled."""

@@ -44,8 +44,9 @@ class OrderLine(Generic[Reply]):
         line = self._line
         if line is None or line.is_lost:
             line = await self._open()
-        number, reply = line.send(request.SerializeToString())
+        number, reply = line.expect()
         try:
+            line.transport.write(framing.encode(number, request.SerializeToString()))
             return await reply
         finally:
             line.leave(number)
@@ -79,12 +80,12 @@ class _Line(asyncio.Protocol, Generic[Reply]):
         self._reader = framing.FrameReader()
         self._due: dict[int, asyncio.Future[Reply]] = {}
         self._last = 0
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport
         self._why = "the other end closed the line"
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -98,17 +99,14 @@ class _Line(asyncio.Protocol, Generic[Reply]):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(f"{type(exc).__name__}: {exc}" if exc is not None else self._why)
 
-    def send(self, body: bytes) -> tuple[int, asyncio.Future[Reply]]:
-        """Send one order; return its number, to be left in any case, and the future reply."""
-        if self.is_lost or self._transport is None:
+    def expect(self) -> tuple[int, asyncio.Future[Reply]]:
+        """Return the next order's number, to be left in any case, and its reply to come."""
+        if self.is_lost:
             raise ConnectionResetError(self._why)
         self._last += 1
-        number = self._last
-        frame = framing.encode(number, body)
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._due[number] = future
-        self._transport.write(frame)
-        return number, future
+        self._due[self._last] = future
+        return self._last, future
 
     def leave(self, number: int) -> None:
         """Wait for a reply no more."""
@@ -116,8 +114,7 @@ class _Line(asyncio.Protocol, Generic[Reply]):
 
     def abort(self, why: str) -> None:
         """Give the connection up."""
-        if self._transport is not None:
-            self._transport.abort()
+        self.transport.abort()
         self._lose(why)
 
     def _lose(self, why: str) -> None:

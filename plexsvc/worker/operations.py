@@ -95,7 +95,7 @@ class Operations:
         self.carried_seq = 0
         """Last number applied by the WPG whose state this rank started from."""
 
-    def prepare(
+    def prepare(  # noqa: C901, PLR0911 - one case a kind
         self, operation: Operation, published: PublishedVersion, *, held: ExitStack
     ) -> Prepared:
         """Check an operation completely and return what runs it; nothing has changed then.
@@ -116,7 +116,30 @@ class Operations:
                 f"{kind} refused: {self._broken_by}. Call zero_grad and send the window's batches "
                 "again",
             )
-        return self._prepared(operation, published, held)
+        match kind:
+            case "noop":
+                return Answer
+            case "initialize":
+                return self._initialize(published)
+            case "forward":
+                return self._forward(operation, held)
+            case "forward_backward":
+                return self._forward_backward(operation, held)
+            case "backward":
+                return self._backward(operation, held)
+            case "step":
+                return self._step(operation.step)
+            case "zero_grad":
+                return self._clear()
+            case "load":
+                return self._load(operation.load, held, tenant=operation.tenant)
+            case "pull":
+                return self._pull(operation.pull, published, held)
+            case _:
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"{kind or 'an empty operation'} does not run on a training rank",
+                )
 
     def run(self, operation: Operation, run: Run) -> Answer:
         """Run a prepared operation.
@@ -133,28 +156,6 @@ class Operations:
             if kind in CHANGES:
                 self._broken_by = f"an earlier {kind} failed ({error})"
             raise
-
-    def _prepared(
-        self, operation: Operation, published: PublishedVersion, held: ExitStack
-    ) -> Prepared:
-        kind = operation.WhichOneof("body")
-        prepared: dict[str | None, Callable[[], Prepared]] = {
-            "noop": lambda: Answer,
-            "initialize": lambda: self._initialize(published),
-            "forward": lambda: self._forward(operation, held),
-            "forward_backward": lambda: self._forward_backward(operation, held),
-            "backward": lambda: self._backward(operation, held),
-            "step": lambda: self._step(operation.step),
-            "zero_grad": self._clear,
-            "load": lambda: self._load(operation.load, held, tenant=operation.tenant),
-            "pull": lambda: self._pull(operation.pull, published, held),
-        }
-        if kind not in prepared:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"{kind or 'an empty operation'} does not run on a training rank",
-            )
-        return prepared[kind]()
 
     def _initialize(self, copies: PublishedVersion) -> Run:
         if self.is_initialized:

@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.events import (
     PayloadUnderWay,
 )
 from plexsvc.scheduler.core.vocabulary import OperationKind
-from plexsvc.scheduler.driver.inbox import Decision
+from plexsvc.scheduler.driver.inbox import Decision, Posted
 from plexsvc.scheduler.faults import fault_from_wire
 from plexsvc.scheduler.live import LiveScheduler
 
@@ -56,7 +56,13 @@ class Operations:
             if known is not None:
                 return known
             if operation_id not in self._scheduler.registry.held:
-                self._take(operation)
+                event = self._hold(operation)
+                try:
+                    posted = self._scheduler.post(event)
+                except BaseException:
+                    self._scheduler.registry.let_go(operation_id)  # a repeat would wait for nothing
+                    raise
+                self._follow(operation, event, posted)
         except PlexError as error:
             return refused(operation_id, error)
         return await self._scheduler.results.wait(operation_id)
@@ -139,8 +145,8 @@ class Operations:
         record = self._scheduler.recorder.deployment_of(operation_id)
         return record is None or record.job_id == job_id
 
-    def _take(self, operation: operations_pb2.Operation) -> None:
-        """Post a new operation.
+    def _hold(self, operation: operations_pb2.Operation) -> OperationSubmitted:
+        """Hold a new operation and return what the core is told of it.
 
         Raises:
             PlexError: what keeps it from being posted; nothing is recorded then.
@@ -151,7 +157,6 @@ class Operations:
             raise _result_gone(operation_id)  # it has ended: whoever waited would wait for ever
         self._check_source(operation)
         is_refused = operation.HasField("refusal")
-        is_staged = operation.payload.WhichOneof("form") != "staged" and not is_refused
         submitted = OperationSubmitted(
             operation_id=operation_id,
             job_id=JobId(operation.job_id),
@@ -159,19 +164,21 @@ class Operations:
             seq=operation.seq,
             kind=kind,
             after=tuple(map(OperationId, operation.after)),
-            is_staged=is_staged,
+            is_staged=operation.payload.WhichOneof("form") != "staged" and not is_refused,
             num_tokens=_num_tokens(operation),
         )
         self._scheduler.recorder.hold(operation, kind)
-        try:
-            posted = self._scheduler.post(submitted)
-        except BaseException:
-            self._scheduler.registry.let_go(operation_id)  # a repeat would wait for nothing
-            raise
-        if is_refused:
+        return submitted
+
+    def _follow(
+        self, operation: operations_pb2.Operation, event: OperationSubmitted, posted: Posted
+    ) -> None:
+        """Tell the core next that the router refused it, or what of its payload came before it."""
+        operation_id = event.operation_id
+        if operation.HasField("refusal"):
             fault = fault_from_wire(operation.refusal)
             self._scheduler.post(PayloadRefused(operation_id=operation_id, fault=fault))
-        elif not is_staged:
+        elif not event.is_staged:
             posted.decision.add_done_callback(lambda decided: self._decided(operation_id, decided))
 
     def _check_source(self, operation: operations_pb2.Operation) -> None:

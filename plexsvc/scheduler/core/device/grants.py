@@ -28,10 +28,22 @@ def settle(devices: Devices) -> None:
         members = devices.groups.get(first, ())
         for wpg_id in (first, *members):
             devices.turn.dirty.pop(wpg_id, None)
-        _settle_group(devices, members)
+        waiting = _waiting(devices, members)
+        if not waiting:
+            if devices.rules.prefetches and len(members) > 1:
+                _prefetch(devices, members)
+            continue
+        if all(_is_kept_out(devices.wpgs[wpg_id]) for wpg_id in waiting):
+            continue  # whatever their order: looked at again when a holder gives its devices up
+        wpg = devices.wpgs[next(iter(waiting))]
+        if len(waiting) == 1 and wpg.residency is Residency.DEVICE:
+            _grant(devices, wpg, waiting[wpg.wpg_id], victims=())
+        else:
+            _grant_in_order(devices, waiting)
 
 
-def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
+def _waiting(devices: Devices, members: tuple[WpgId, ...]) -> dict[WpgId, Operation]:
+    """Return the device work that heads each line; what needs no device is started."""
     waiting: dict[WpgId, Operation] = {}
     for wpg_id in members:
         wpg = devices.wpgs[wpg_id]
@@ -41,17 +53,7 @@ def _settle_group(devices: Devices, members: tuple[WpgId, ...]) -> None:
             operation = _work_of(devices, wpg)
             if operation is not None and wpg.retry_us <= devices.now_us:
                 waiting[wpg_id] = operation
-    if not waiting:
-        if devices.rules.prefetches and len(members) > 1:
-            _prefetch(devices, members)
-        return
-    first = devices.wpgs[next(iter(waiting))]
-    if all(_is_kept_out(devices.wpgs[wpg_id]) for wpg_id in waiting):
-        return  # whatever their order: they are looked at again when a holder gives its devices up
-    if len(waiting) == 1 and first.residency is Residency.DEVICE:
-        _grant(devices, first, waiting[first.wpg_id], victims=())
-    else:
-        _grant_in_order(devices, waiting)
+    return waiting
 
 
 def _is_kept_out(wpg: Wpg) -> bool:
