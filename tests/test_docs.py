@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -39,6 +40,40 @@ def test_the_lives_name_functions() -> None:
 @pytest.mark.parametrize(("file", "name"), functions_named())
 def test_a_function_of_a_life_exists(file: str, name: str) -> None:
     assert set(name.split(".")) <= names_in(path_of(file))
+
+
+def life(title: str) -> str:
+    text = (ROOT / "docs/architecture.md").read_text()
+    return text.partition(f"### {title}\n")[2].partition("\n### ")[0]
+
+
+def source_of(file: str, name: str) -> str:
+    """Return the text of the functions of a file that have a name."""
+    text, last = path_of(file).read_text(), name.rpartition(".")[2]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, kinds) and n.name == last]
+    return "\n".join(str(ast.get_source_segment(text, node)) for node in found)
+
+
+def calls_named() -> list[tuple[str, str, str]]:
+    """Return the calls that arrows of a life show: file and name of who calls, and whom."""
+    found = []
+    for line in life("An operation").replace("\n   ", " ").splitlines():
+        marks = list(FUNCTION.finditer(line))
+        for one, next_ in itertools.pairwise(marks):
+            if "→" in line[one.end() : next_.start()]:
+                found.append((*one.groups(), next_.group(2)))
+    return found
+
+
+def test_the_life_of_an_operation_names_no_more_functions_than_it_says() -> None:
+    assert len(set(FUNCTION.findall(life("An operation")))) == 42
+    assert len(calls_named()) > 15
+
+
+@pytest.mark.parametrize(("file", "name", "called"), calls_named())
+def test_an_arrow_of_a_life_is_a_call(file: str, name: str, called: str) -> None:
+    assert re.search(rf"\b{called.rpartition('.')[2]}\b", source_of(file, name)), (file, name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
