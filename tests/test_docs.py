@@ -62,7 +62,7 @@ def calls_named() -> list[tuple[str, str, str]]:
         marks = list(FUNCTION.finditer(line))
         for one, next_ in itertools.pairwise(marks):
             if "→" in line[one.end() : next_.start()]:
-                found.append((*one.groups(), next_.group(2)))
+                found.append((one.group(1), one.group(2), next_.group(2)))
     return found
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, worker_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
 from plexsvc.scheduler.api.servicer import SchedulerServicer
@@ -147,3 +147,17 @@ async def start_rig(
         store.close()
         for agent in agents:
             await agent.stop()
+
+
+def held_open(rig: Rig, kind: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make operations of a kind wait; return (one has begun, let them go)."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
+        if request.operation.WhichOneof("body") == kind:
+            begun.set()
+            await go.wait()
+        return None
+
+    rig.behaviour.on_execute = wait
+    return begun, go

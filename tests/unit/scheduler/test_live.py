@@ -19,34 +19,17 @@ from plexclient.wire.v1 import (
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import NodeId, OperationId
+from plexsvc.ids import NodeId
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import NodeCordoned, NodeLost
+from plexsvc.scheduler.core.events import NodeCordoned
 from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver import journal, storing
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store, open_store
-from tests.fakes.fake_cluster import failed, no_room
 from tests.rigs.router_rig import until
-from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
-FAILED = operations_pb2.OPERATION_STATE_FAILED
-REFUSED = operations_pb2.OPERATION_STATE_REFUSED
-
-
-def held_open(rig: Rig, kind: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """Make operations of a kind wait; return (one has begun, let them go)."""
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def wait(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
-        if request.operation.WhichOneof("body") == kind:
-            begun.set()
-            await go.wait()
-        return None
-
-    rig.behaviour.on_execute = wait
-    return begun, go
 
 
 async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
@@ -151,186 +134,6 @@ async def test_whoever_is_told_something_is_told_what_is_on_disk(
         assert synced == [False, True]
         assert (await rig.run("job-1", "step", seq=1)).error.code == ErrorCode.STALE_SEQUENCE
         assert synced == [False, True, False, True]
-
-
-async def test_a_repeat_attaches_and_is_then_answered_from_the_record(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    begun, go = held_open(rig, "step")
-    operation = rig.operation("job-1", "step")
-    async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(rig.scheduler.submit(operation)) for _ in range(3)]
-        await begun.wait()
-        go.set()
-    again = await rig.scheduler.submit(operation)
-    assert all(call.result() == again for call in calls)
-    assert [kind for _, kind, _ in rig.behaviour.executed].count("step") == 1
-
-
-async def test_a_client_that_leaves_does_not_stop_its_operation(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    begun, go = held_open(rig, "step")
-    operation = rig.operation("job-1", "step")
-    async with asyncio.TaskGroup() as group:
-        call = group.create_task(rig.scheduler.submit(operation))
-        await begun.wait()
-        call.cancel()
-    go.set()
-    assert (await rig.scheduler.submit(operation)).state == ANSWERED
-
-
-async def test_acknowledged_answers_are_dropped(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1")
-    operation = rig.operation("job-1")
-    await rig.scheduler.submit(operation)
-    await rig.scheduler.call(
-        "KeepAlive",
-        service_pb2.KeepAliveRequest(job_id="job-1", tenant=TENANT, acks={"job-1/actor": 1}),
-        service_pb2.KeepAliveReply,
-    )
-    await rig.run("job-1")
-    assert rig.driver.results.get(OperationId(operation.operation_id)) is None
-    again = await rig.scheduler.submit(operation)
-    assert (again.state, again.error.code) == (REFUSED, ErrorCode.RESULT_GONE)
-    assert operation.operation_id in rig.rollout.released
-
-
-async def test_a_dead_rank_fails_its_job_with_cause_and_the_other_goes_on(rig: Rig) -> None:
-    for job in ("a", "b"):
-        await rig.job(job)
-        await rig.deploy(job)
-    begun, _ = held_open(rig, "step")
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(rig.run("a", "step"))
-        queued = group.create_task(rig.run("a", "zero_grad"))
-        await begun.wait()
-        await rig.agents[0].die("wpg-1-1/0", signal=11, log_tail="segfault")
-    for result in (running.result(), queued.result()):
-        assert result.error.code == ErrorCode.WORKER_DIED
-        assert result.error.facts["worker"] == "wpg-1-1/0"
-        assert result.error.facts["signal"] == "11"
-        assert result.error.facts["log_tail"] == "segfault"
-    assert (await rig.run("b")).state == ANSWERED
-    later = await rig.run("a")
-    assert later.error.code == ErrorCode.DEPLOYMENT_FAILED
-
-
-async def test_any_rank_that_fails_fails_the_operation(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1", tp=2)
-    answers = iter([ErrorCode.INTERNAL, ErrorCode.BAD_BATCH])
-
-    async def fail(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
-        return failed(request.operation, PlexError(next(answers), "no"))
-
-    rig.behaviour.on_execute = fail
-    result = await rig.run("job-1", "forward")
-    assert (result.state, result.error.code) == (FAILED, ErrorCode.BAD_BATCH)
-
-
-async def test_a_spawn_that_fails_fails_the_deployment(rig: Rig) -> None:
-    await rig.job("job-1")
-    rig.behaviour.spawn_error = PlexError(ErrorCode.WORKER_DIED, "import error")
-    with pytest.raises(PlexError) as refused:
-        await rig.deploy("job-1")
-    assert refused.value.code == ErrorCode.DEPLOYMENT_FAILED
-    rig.behaviour.spawn_error = None
-    assert (await rig.deploy("job-1", "second")).state == "ready"
-
-
-async def test_a_model_too_large_for_its_device_fails_with_the_sizes(rig: Rig) -> None:
-    await rig.job("job-1")
-    rig.behaviour.device_bytes = 101
-    with pytest.raises(PlexError) as refused:
-        await rig.deploy("job-1")
-    assert (refused.value.code, refused.value.retryable) == (ErrorCode.NO_PLACEMENT, False)
-    assert refused.value.facts["need"] == "101"
-
-
-async def test_a_switch_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
-    config = SchedulerConfig(move_retry_us=1000)
-    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
-        for job in ("a", "b"):
-            await rig.job(job)
-            await rig.deploy(job)
-        rig.behaviour.move_errors = [no_room(), no_room()]
-        assert (await rig.run("a")).state == ANSWERED
-        assert not rig.behaviour.move_errors
-
-
-async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: Path) -> None:
-    config = SchedulerConfig(max_versions_per_deployment=2)
-    nodes = [{"train": 1, "rollout": 1}]
-    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
-        await rig.job("job-1")
-        await rig.deploy("job-1")
-        await rig.deploy("job-1", "rollout", role="rollout")
-        for _ in range(3):
-            await rig.run("job-1", "step")
-            publish = rig.operation("job-1", "publish")
-            pull = rig.operation("job-1", "pull", name="rollout", after=(publish.operation_id,))
-            pull.pull.source_deployment_id = "job-1/actor"
-            pull.pull.version = publish.seq
-            pulled, published = await asyncio.gather(
-                rig.scheduler.submit(pull), rig.scheduler.submit(publish)
-            )
-            assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
-        assert rig.behaviour.versions == [2, 4, 6]
-        assert rig.behaviour.released == [("job-1/actor", 2)]
-        gone = rig.operation("job-1", "pull", name="rollout")
-        gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 2
-        result = await rig.scheduler.submit(gone)
-        assert result.error.code == ErrorCode.NOT_FOUND
-        await rig.end("job-1")
-        assert rig.rollout.forgotten == ["job-1/rollout"]
-        assert len(rig.behaviour.released) == 3
-
-
-async def sync(rig: Rig, target: str, source: str = "actor") -> int:
-    """Publish and pull; return the version that the target was given."""
-    publish = rig.operation("job-1", "publish", name=source)
-    pull = rig.operation("job-1", "pull", name=target, after=(publish.operation_id,))
-    pull.pull.source_deployment_id = f"job-1/{source}"
-    pull.pull.version = publish.seq
-    pulled, published = await asyncio.gather(
-        rig.scheduler.submit(pull), rig.scheduler.submit(publish)
-    )
-    assert (pulled.state, published.state) == (ANSWERED, ANSWERED)
-    assert rig.behaviour.versions[-1] == published.weight_version
-    return int(published.weight_version)
-
-
-async def test_one_state_is_published_once_whoever_takes_it(rig: Rig) -> None:
-    await rig.job("job-1")
-    for name, role in (("actor", "actor"), ("ref", "reference"), ("rollout", "rollout")):
-        await rig.deploy("job-1", name, role=role)
-    assert [await sync(rig, to) for to in ("rollout", "ref", "rollout")] == [1, 1, 1]
-    await rig.run("job-1", "forward_backward")
-    assert await sync(rig, "rollout") == 1
-    await rig.run("job-1", "step")
-    assert [await sync(rig, to) for to in ("ref", "rollout")] == [7, 7]
-    await rig.run("job-1", "load")
-    assert await sync(rig, "rollout") == 10
-
-
-async def test_a_version_is_kept_while_it_is_served_and_goes_with_its_last_user(
-    tmp_path: Path,
-) -> None:
-    config = SchedulerConfig(max_versions_per_deployment=1)
-    nodes = [{"train": 2, "rollout": 1}]
-    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
-        await rig.job("job-1")
-        for name, role in (("actor", "actor"), ("ref", "reference"), ("rollout", "rollout")):
-            await rig.deploy("job-1", name, role=role)
-        await sync(rig, "rollout")
-        for _ in range(2):
-            await rig.run("job-1", "step")
-            await sync(rig, "ref")
-        assert rig.behaviour.released == [("job-1/actor", 3)]
-        await sync(rig, "rollout")
-        assert rig.behaviour.released == [("job-1/actor", 3), ("job-1/actor", 1)]
 
 
 async def test_managed_state_is_written_and_digested_by_the_state_manager(rig: Rig) -> None:
@@ -458,67 +261,6 @@ async def test_the_tables_tell_what_happened(tmp_path: Path) -> None:
         assert rig.store.deployments(job_id="job-1")[0].state == "stopped"
 
 
-async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path) -> None:
-    config = SchedulerConfig(node_lease_us=150_000, rpc_timeout_us=50_000, connect_retry_us=10_000)
-    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
-        await rig.job("job-1")
-        await rig.deploy("job-1")
-        begun, _ = held_open(rig, "step")
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(rig.run("job-1", "step"))
-            await begun.wait()
-            assert rig.agents[0].server is not None
-            await rig.agents[0].server.stop(None)
-        assert call.result().error.code == ErrorCode.NODE_LOST
-        assert "AioRpcError" not in call.result().error.message
-        kinds = [type(event) for event in journal.replay(rig.store.journal())]
-        assert NodeLost in kinds
-
-
-async def test_a_node_that_comes_back_is_rid_of_its_old_ranks_before_it_takes_new_ones(
-    tmp_path: Path,
-) -> None:
-    config = SchedulerConfig(node_lease_us=150_000, rpc_timeout_us=50_000, connect_retry_us=10_000)
-    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
-        (agent,) = rig.agents
-        await rig.job("job-1")
-        await rig.deploy("job-1")
-        (old,) = agent.ranks
-        link = rig.driver.nodes.links[0]
-        assert agent.server is not None
-        await agent.server.stop(None)
-        await until(lambda: not link.is_up)
-        assert old in agent.ranks
-        rig.behaviour.stopped.clear()
-        await agent.start(agent.port)
-        await until(lambda: link.is_up)
-        assert old in rig.behaviour.stopped
-        assert old not in agent.ranks
-
-
-async def test_agents_keep_their_ranks_longer_than_a_scheduler_may_be_silent(rig: Rig) -> None:
-    config = SchedulerConfig()
-    assert config.node_grace_us >= 2 * 30_000_000 > config.node_lease_us
-    await until(lambda: rig.agents[0].ttls)
-    assert set(rig.agents[0].ttls) == {config.node_grace_us}
-
-
-async def test_ranks_that_a_restarted_agent_does_not_know_are_dead(tmp_path: Path) -> None:
-    config = SchedulerConfig(connect_retry_us=10_000, exit_report_us=30_000)
-    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
-        await rig.job("job-1")
-        await rig.deploy("job-1")
-        begun, _ = held_open(rig, "step")
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(rig.run("job-1", "step"))
-            await begun.wait()
-            await rig.agents[0].restart()
-        assert call.result().error.code == ErrorCode.WORKER_DIED
-        rig.behaviour.on_execute = None
-        assert (await rig.deploy("job-1", "second")).state == "ready"
-        assert (await rig.run("job-1", name="second")).state == ANSWERED
-
-
 async def limit_pages(rig: Rig, more: int) -> None:
     """Let SQLite's file grow by so many pages: beyond, its disk is full."""
     found = rig.driver._storing
@@ -577,20 +319,6 @@ async def test_a_scheduler_that_was_replaced_stops(tmp_path: Path) -> None:
             await rig.job("job-1")
             await asyncio.Event().wait()
     assert stopped.group_contains(PlexError, match="must stop", depth=None)
-
-
-async def test_an_executor_that_breaks_fails_one_operation_and_not_the_scheduler(rig: Rig) -> None:
-    await rig.job("job-1")
-    await rig.deploy("job-1", "rollout", role="rollout")
-
-    async def break_down(_: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
-        raise ZeroDivisionError
-
-    rig.behaviour.on_execute = break_down
-    result = await rig.run("job-1", "generate", name="rollout")
-    assert (result.state, result.error.code) == (FAILED, ErrorCode.INTERNAL)
-    rig.behaviour.on_execute = None
-    assert (await rig.run("job-1", "generate", name="rollout")).state == ANSWERED
 
 
 async def test_bounds_of_jobs_payloads_and_answers_are_those_of_the_configuration(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from plexclient.wire.v1 import (
+    operations_pb2,
+)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId, VersionId
+from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import Published
 from plexsvc.scheduler.orders.versions import Versions
+from tests.rigs.scheduler_rig import Rig, start_rig
 
+ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 ACTOR = DeploymentId("job/actor")
 
 
@@ -47,3 +56,76 @@ def test_what_is_used_stays_beyond_the_newest_and_beyond_its_deployment() -> Non
     versions.forget(ACTOR)
     assert numbers(versions.surplus(used={first})) == [3]
     assert numbers(versions.surplus(used=set())) == [1]
+
+
+async def test_weights_flow_from_publish_to_pull_and_old_versions_go(tmp_path: Path) -> None:
+    config = SchedulerConfig(max_versions_per_deployment=2)
+    nodes = [{"train": 1, "rollout": 1}]
+    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
+        await rig.job("job-1")
+        await rig.deploy("job-1")
+        await rig.deploy("job-1", "rollout", role="rollout")
+        for _ in range(3):
+            await rig.run("job-1", "step")
+            publish = rig.operation("job-1", "publish")
+            pull = rig.operation("job-1", "pull", name="rollout", after=(publish.operation_id,))
+            pull.pull.source_deployment_id = "job-1/actor"
+            pull.pull.version = publish.seq
+            pulled, published = await asyncio.gather(
+                rig.scheduler.submit(pull), rig.scheduler.submit(publish)
+            )
+            assert (pulled.state, published.weight_version) == (ANSWERED, publish.seq)
+        assert rig.behaviour.versions == [2, 4, 6]
+        assert rig.behaviour.released == [("job-1/actor", 2)]
+        gone = rig.operation("job-1", "pull", name="rollout")
+        gone.pull.source_deployment_id, gone.pull.version = "job-1/actor", 2
+        result = await rig.scheduler.submit(gone)
+        assert result.error.code == ErrorCode.NOT_FOUND
+        await rig.end("job-1")
+        assert rig.rollout.forgotten == ["job-1/rollout"]
+        assert len(rig.behaviour.released) == 3
+
+
+async def sync(rig: Rig, target: str, source: str = "actor") -> int:
+    """Publish and pull; return the version that the target was given."""
+    publish = rig.operation("job-1", "publish", name=source)
+    pull = rig.operation("job-1", "pull", name=target, after=(publish.operation_id,))
+    pull.pull.source_deployment_id = f"job-1/{source}"
+    pull.pull.version = publish.seq
+    pulled, published = await asyncio.gather(
+        rig.scheduler.submit(pull), rig.scheduler.submit(publish)
+    )
+    assert (pulled.state, published.state) == (ANSWERED, ANSWERED)
+    assert rig.behaviour.versions[-1] == published.weight_version
+    return int(published.weight_version)
+
+
+async def test_one_state_is_published_once_whoever_takes_it(rig: Rig) -> None:
+    await rig.job("job-1")
+    for name, role in (("actor", "actor"), ("ref", "reference"), ("rollout", "rollout")):
+        await rig.deploy("job-1", name, role=role)
+    assert [await sync(rig, to) for to in ("rollout", "ref", "rollout")] == [1, 1, 1]
+    await rig.run("job-1", "forward_backward")
+    assert await sync(rig, "rollout") == 1
+    await rig.run("job-1", "step")
+    assert [await sync(rig, to) for to in ("ref", "rollout")] == [7, 7]
+    await rig.run("job-1", "load")
+    assert await sync(rig, "rollout") == 10
+
+
+async def test_a_version_is_kept_while_it_is_served_and_goes_with_its_last_user(
+    tmp_path: Path,
+) -> None:
+    config = SchedulerConfig(max_versions_per_deployment=1)
+    nodes = [{"train": 2, "rollout": 1}]
+    async with start_rig(tmp_path, nodes=nodes, config=config) as rig:
+        await rig.job("job-1")
+        for name, role in (("actor", "actor"), ("ref", "reference"), ("rollout", "rollout")):
+            await rig.deploy("job-1", name, role=role)
+        await sync(rig, "rollout")
+        for _ in range(2):
+            await rig.run("job-1", "step")
+            await sync(rig, "ref")
+        assert rig.behaviour.released == [("job-1/actor", 3)]
+        await sync(rig, "rollout")
+        assert rig.behaviour.released == [("job-1/actor", 3), ("job-1/actor", 1)]

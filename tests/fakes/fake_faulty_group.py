@@ -1,0 +1,273 @@
+"""A group of ranks whose collaborators raise at one call, before or after it was made."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from plexclient.specs import AdamW
+from plexclient.wire import tensors
+from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.weights.boxes import Box, TensorBox
+from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.reading import Published
+from plexsvc.worker import config as worker_config
+from plexsvc.worker import sources
+from plexsvc.worker.backends.base import Backend, MicroBatch, PassResult, Shard, TokenLoss
+from plexsvc.worker.backends.noop import NoopBackend
+from plexsvc.worker.canonical import Slice, piece
+from plexsvc.worker.executor import Executor, Outcome
+from plexsvc.worker.ledger import Ledger
+from plexsvc.worker.operations import StateMemory
+from tests.fakes.fake_backend import CountingClock
+from tests.fakes.fake_state_client import FakeStateClient
+from tests.rigs.worker_batches import operation, plan, random_batch
+
+LONG = (20_000,)
+"""Lengths of a batch whose answer is staged."""
+
+ERRORS = {
+    "retryable": lambda: PlexError(ErrorCode.STAGING_FULL, "others' batches wait there"),
+    "final": lambda: PlexError(ErrorCode.BAD_REQUEST, "cannot be meant"),
+    "memory": lambda: MemoryError("no more"),
+    "file": lambda: OSError(28, "no space left"),
+    "bug": lambda: RuntimeError("out of luck"),
+}
+
+
+class Faults:
+    """Counts calls of a rank's collaborators, and raises `error` before or after one of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_armed = False
+        self.at = -1
+        self.is_after = False
+        self.error: Callable[[], Exception] = RuntimeError
+
+    def arm(self, at: int = -1, *, is_after: bool = False, error: str = "bug") -> None:
+        self.calls, self.is_armed = [], True
+        self.at, self.is_after, self.error = at, is_after, ERRORS[error]
+
+    @property
+    def lost_its_room(self) -> bool:
+        """Whether room was made and not told of: the state client itself gives that back."""
+        return self.is_after and self.calls[self.at : self.at + 1] == ["create_staged"]
+
+    def around(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
+        if not self.is_armed:
+            return call(*args, **named)
+        self.calls.append(name)
+        is_here = len(self.calls) - 1 == self.at
+        if is_here and not self.is_after:
+            raise self.error()
+        found = call(*args, **named)
+        if is_here:
+            raise self.error()
+        return found
+
+
+class FaultyProxy:
+    """Passes everything on to `of`, calls through `faults`."""
+
+    def __init__(self, of: object, faults: Faults) -> None:
+        self._of = of
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        found = getattr(self._of, name)
+        return functools.partial(self._faults.around, name, found) if callable(found) else found
+
+
+class FakeMeeting:
+    """Ranks in one process: a collective ends when all are in it, or fails when one has left."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = threading.Condition()
+        self._waiting = self._round = 0
+        self._has_left = False
+        self._refusals: list[PlexError] = []
+
+    def open(self) -> None:
+        self._waiting, self._has_left = 0, False
+        self._refusals.clear()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._has_left = True
+            self._changed.notify_all()
+
+    def meet(self) -> None:
+        with self._changed:
+            now, self._waiting = self._round, self._waiting + 1
+            if self._waiting == self._size:
+                self._round, self._waiting = now + 1, 0
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._round != now or self._has_left, timeout=20)
+            if self._round == now:
+                raise RuntimeError("a peer has left")
+
+    def agree(self, refusal: PlexError | None) -> PlexError | None:
+        if refusal is not None:
+            self._refusals.append(refusal)
+        self.meet()
+        return min(self._refusals, key=lambda one: one.retryable, default=None)
+
+
+class FakeModel(NoopBackend):
+    """Four weights that training changes, and a collective in each pass and step."""
+
+    def __init__(self, config: worker_config.WorkerConfig, meeting: FakeMeeting) -> None:
+        super().__init__(config)
+        self.meeting = meeting
+        self.params, self.moments, self.grads = torch.ones(4), torch.ones(4), torch.zeros(4)
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(dp_rank=0, dp_size=1, owns_results=self._config.rank == 0)
+
+    def state(self) -> list[float]:
+        return torch.cat([self.params, self.moments, self.grads]).tolist()
+
+    def forward(self, batch: Sequence[MicroBatch], *, temperature: float) -> PassResult:
+        self.meeting.meet()
+        return super().forward(batch, temperature=temperature)
+
+    def forward_backward(
+        self,
+        batch: Sequence[MicroBatch],
+        *,
+        loss: TokenLoss,
+        temperature: float,
+        keep_outputs: bool,
+    ) -> PassResult:
+        self.grads += sum(float(micro.tokens.sum()) for micro in batch)
+        self.meeting.meet()
+        return super().forward_backward(
+            batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs
+        )
+
+    def step(self, hyper: AdamW) -> dict[str, float]:
+        self.meeting.meet()
+        self.params -= hyper.lr * self.grads
+        self.moments += self.grads
+        self.zero_grad()
+        return super().step(hyper)
+
+    def zero_grad(self) -> None:
+        self.grads.zero_()
+
+    def params_from(self, weights: sources.TensorSource) -> list[sources.Read]:
+        return sources.reads([self._slice(self.params)], weights)
+
+    def moments_from(self, moments: sources.TensorSource) -> list[sources.Read]:
+        return sources.reads([self._slice(self.moments)], moments, prefix="exp_avg/")
+
+    def _slice(self, view: torch.Tensor) -> Slice:
+        return Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=view)
+
+
+class FaultyGroup:
+    """Ranks of one WPG, each on a thread while an operation runs, with a window that is open."""
+
+    def __init__(self, size: int, directory: Path) -> None:
+        self.pool = ThreadPoolExecutor(size)
+        self.faults = [Faults() for _ in range(size)]
+        self.meeting = FakeMeeting(size)
+        self.models: list[FakeModel] = []
+        self.executors: list[Executor] = []
+        self.clients: list[FakeStateClient] = []
+        self.attempt = 0
+        for rank, faults in enumerate(self.faults):
+            table = {"rank": rank, "world_size": size, "wpg_id": "wpg", "incarnation": 1}
+            table |= {"scheduler_epoch": 1, "job_id": "job", "deployment_id": "job/actor"}
+            table |= {"role": "actor", "backend": "fake", "model": "", "optimizer": {"lr": 0.5}}
+            config = worker_config.parse(table)
+            model = FakeModel(config, self.meeting)
+            executor = Executor(
+                config,
+                cast("Backend", FaultyProxy(model, faults)),
+                clock=CountingClock(),
+                agree=functools.partial(faults.around, "agree", self.meeting.agree),
+            )
+            client = FakeStateClient(executor)
+            client.versions["job/source", 5] = published_weights()
+            client.staged[b"inputs"] = staged_batch()
+            executor.build(cast("StateMemory", FaultyProxy(client, faults)))
+            executor.ledger = cast("Ledger", FaultyProxy(executor.ledger, faults))
+            self.models.append(model)
+            self.executors.append(executor)
+            self.clients.append(client)
+        self.directory = directory
+        assert self.codes(self.made(0, "initialize")) == [""] * size
+        assert self.codes(self.made(1, "forward_backward")) == [""] * size
+
+    def made(self, seq: int, kind: str) -> operations_pb2.Operation:
+        fields: dict[str, dict[str, Any]] = {
+            "forward_backward": {"loss": "cross_entropy", "return_logprobs": True},
+            "load": {"path": str(self.directory), "root": str(self.directory), "optimizer": True},
+            "pull": {"source_deployment_id": "job/source", "version": 5},
+        }
+        found = operation(seq, kind, split=plan([[0]]), **fields.get(kind, {}))
+        if kind in {"forward", "forward_backward", "backward"}:
+            found.payload.staged.staging_id = b"inputs"
+        return found
+
+    def run(self, made: operations_pb2.Operation) -> list[Outcome]:
+        self.attempt += 1
+        holders = [statemanager_pb2.VersionHolder()]
+        version = statemanager_pb2.PublishedVersion(
+            deployment_id="job/source", version=5, holders=holders
+        )
+        request = worker_pb2.ExecuteRequest(operation=made, published=version, attempt=self.attempt)
+        self.meeting.open()
+
+        def execute(one: Executor) -> Outcome:
+            try:
+                return one.execute(request)
+            finally:
+                self.meeting.leave()
+
+        return list(self.pool.map(execute, self.executors, timeout=20))
+
+    def codes(self, made: operations_pb2.Operation) -> list[str]:
+        return [outcome.reply.result.error.code for outcome in self.run(made)]
+
+    def state(self) -> list[list[float]]:
+        return [model.state() for model in self.models]
+
+    def staged(self) -> list[int]:
+        return [len(client.staged) for client in self.clients]
+
+
+@functools.cache
+def staged_batch() -> tuple[list[common_pb2.TensorSpec], bytearray]:
+    bundle = tensors.encode(
+        {
+            **random_batch(0, LONG),
+            "grad_logprobs": np.zeros(sum(LONG), np.float32),
+        }
+    )
+    return list(bundle.tensors), bytearray(bundle.data)
+
+
+def published_weights() -> Published:
+    data = torch.full((4,), 9.0)
+    held = Slice(key=TensorBox(name="w", shape=(4,), box=Box.whole((4,))), view=data)
+    manifest = statemanager_pb2.VersionManifest(
+        deployment_id="job/source",
+        version=5,
+        nbytes=16,
+        pieces=[piece("param", held, region="params", base=data.view(torch.uint8), rank=0)],
+        block_checksums=block_checksums(memoryview(data.numpy()).cast("B")),
+    )
+    return Published(manifest=manifest, data=memoryview(data.numpy()).cast("B"))
