@@ -113,6 +113,7 @@ def _reasons(
     now_us: int,
 ) -> list[str]:
     policy, load = planner.policy, Load.of(demand)
+    phases = planner.phases_of(demand)
     kept = planner.kept_from(demand, now_us=now_us)
     barred = {*barred, *kept}
     board, num_units = planner.board, demand.num_units
@@ -128,7 +129,8 @@ def _reasons(
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
     counts: dict[str, int] = {}
     for spot in joining(board, demand, groups, barred=barred):
-        reason = refusal(spot, demand, load, policy=policy, without=without) or "may be joined"
+        why_not = refusal(spot, demand, load, policy=policy, phases=phases, without=without)
+        reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
     size = "of its size" if is_whole else "larger than it"
     facts.extend(f"{count} groups {size}: {reason}" for reason, count in counts.items())

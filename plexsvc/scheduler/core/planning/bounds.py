@@ -13,6 +13,7 @@ from typing import Final
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
+from plexsvc.scheduler.core.planning.phases import Phases
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -65,11 +66,18 @@ class Spot:
 
 
 def refusal(
-    spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId = NOBODY
+    spot: Spot,
+    demand: Demand,
+    load: Load,
+    *,
+    policy: Policy,
+    phases: Phases | None = None,
+    without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
-    `without` is a resident that is about to leave.
+    `phases` is asked first, if the job's phases stay. `without` is a resident that is about to
+    leave.
     """
     for group in spot.groups:
         if group.is_closed or group.late or (group.probing and not policy.cold_shares):
@@ -83,7 +91,13 @@ def refusal(
         return "no room for its parked state"
     if policy.preference is not Preference.PLEX or demand.is_cold:
         return None
-    return _breaks_bound(spot, load, policy=policy, without=without)
+    is_late = None
+    if phases is not None:
+        met = spot.met(without=without)
+        is_late = _is_late(spot, load, met, policy=policy, phases=phases)
+    if is_late is None:
+        is_late = _breaks_bound(spot, load, policy=policy, without=without)
+    return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
 
 def predicted(residents: Sequence[Resident]) -> dict[ResidentId, int]:
@@ -102,8 +116,21 @@ def predicted_with(
     return _among(own, jobs), {r.demand.resident_id: _among(job, jobs) for r, job in others}
 
 
-def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> str | None:
-    """Say whether someone's slowdown would pass its bound; note what sharing would cost."""
+def _is_late(
+    spot: Spot, load: Load, met: Sequence[Resident], *, policy: Policy, phases: Phases
+) -> bool | None:
+    """Return whether phases that stay break a bound, None if some do not; note what is lost."""
+    loads = [load, *(resident.load for resident in met)]
+    most_ppm = min(policy.settled_target_ppm, *(one.bound_ppm for one in loads)) - PPM
+    lost_ppm = phases.lost_ppm(met, most_ppm=most_ppm)
+    if lost_ppm is None or sum(one.total_ppm for one in loads) > PPM:
+        return None
+    spot.cost_ppm = lost_ppm
+    return policy.is_bounded and lost_ppm > most_ppm
+
+
+def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> bool:
+    """Return whether someone's slowdown would pass its bound; note what sharing would cost."""
     if spot.is_whole and not spot.groups[0].probing and without == NOBODY:
         loads = [*(r.load for r in spot.groups[0].residents.values()), load]
         slowdowns: Iterable[tuple[Load, int]] = zip(loads, slowdowns_ppm(loads), strict=True)
@@ -113,9 +140,9 @@ def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId
     for one, slowdown in slowdowns:
         target = policy.critical_target_ppm if one.entries else policy.target_slowdown_ppm
         if policy.is_bounded and slowdown > min(one.bound_ppm, target):
-            return "a job's predicted slowdown would pass its bound (max_slowdown)"
+            return True
         spot.cost_ppm += slowdown
-    return None
+    return False
 
 
 def _slowdowns(spot: Spot, load: Load, *, without: ResidentId) -> list[tuple[Load, int]]:

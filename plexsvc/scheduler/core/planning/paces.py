@@ -78,10 +78,14 @@ class Paces:
 
     def follow_drift(self, group: Group) -> None:
         """Move residents' cells to the phases they were last measured at."""
-        for resident_id, resident in group.residents.items():
-            slot = self._drifted_to(resident)
-            if slot is not None:
-                self._board.reanchor(resident_id, anchor_slot=slot)
+        for resident in group.residents.values():
+            self.follow(resident)
+
+    def follow(self, resident: Resident) -> None:
+        """Move a resident's cells to the phase it was last measured at, if that is far off."""
+        slot = self._drifted_to(resident)
+        if slot is not None:
+            self._board.reanchor(resident.demand.resident_id, anchor_slot=slot)
 
     def _drifted_to(self, resident: Resident) -> int | None:
         """Return the slot of the last measured start if it is far from the planned ones."""

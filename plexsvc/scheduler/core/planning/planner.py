@@ -24,6 +24,7 @@ from plexsvc.scheduler.core.planning.fit import Fitter
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.paces import Paces
+from plexsvc.scheduler.core.planning.phases import Phases, is_stable, settled_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
 from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
@@ -126,6 +127,8 @@ class Planner:
         group = self.group_of(resident_id)
         demand = group.residents[resident_id].demand
         pace = self.paces.note(demand, at_us, alone_us=alone_us)
+        if self.policy.reads_ring and is_stable(demand.profile, slot_us=self.board.slot_us):
+            self.paces.follow(group.residents[resident_id])
         if pace is None:
             return
         if pace > demand.max_slowdown_ppm:
@@ -159,7 +162,11 @@ class Planner:
 
     def predicted(self, group: Group) -> dict[ResidentId, int]:
         """Return the predicted slowdown of each job of a group, in ppm."""
-        return predicted(list(group.residents.values()))
+        residents = list(group.residents.values())
+        settled = None
+        if self.policy.reads_ring and group.is_uniform:
+            settled = settled_ppm(residents, slot_us=self.board.slot_us)
+        return settled or predicted(residents)
 
     @property
     def needs_relief(self) -> bool:
@@ -425,9 +432,13 @@ class Planner:
         self, demand: Demand, spots: Iterable[Spot], *, without: ResidentId = NOBODY
     ) -> list[Spot]:
         policy, load = self.policy, self._load_of(demand)
-        return [
-            s for s in spots if refusal(s, demand, load, policy=policy, without=without) is None
-        ]
+        phases = self.phases_of(demand)
+        ask = partial(refusal, demand=demand, load=load, policy=policy, phases=phases)
+        return [spot for spot in spots if ask(spot, without=without) is None]
+
+    def phases_of(self, demand: Demand) -> Phases | None:
+        """Return what a job would lose by phases in each place; None if its phases do not stay."""
+        return Phases.of(self.board, demand) if self.policy.reads_ring else None
 
     def _load_of(self, demand: Demand) -> Load:
         """Return the load of a job's cycle, worked out once while it waits."""
@@ -494,8 +505,6 @@ class Planner:
         """Return how far a job's cycle slides in a place, and the share of it that overlaps."""
         for group in spot.groups:
             self.paces.follow_drift(group)
-        if not self.policy.shifts:
-            return 0, 0
         profile, fitter = demand.profile, self.fitter
         if spot.is_whole and self.policy.preference is Preference.PLEX:
             fit = fitter.best(spot.groups, profile, anchor_slot=anchor_slot)

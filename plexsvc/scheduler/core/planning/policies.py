@@ -53,8 +53,8 @@ class Policy:
     queue: QueueOrder = QueueOrder.FIFO
     backfill: bool = False
     preference: Preference = Preference.SPREAD
-    shifts: bool = True
-    """Whether a job's cycle slides to where it overlaps others least; else it begins at once."""
+    reads_ring: bool = False
+    """Whether jobs whose phases stay are placed by them; else by the queueing formula, as all."""
 
     is_bounded: bool = False
     """Whether a placement predicted to break someone's `max_slowdown` is refused."""
@@ -64,6 +64,9 @@ class Policy:
 
     critical_target_ppm: int = 1_500_000
     """The same for jobs that wait on their critical path: some waiting cannot be hidden."""
+
+    settled_target_ppm: int = 1_500_000
+    """The same for jobs whose phases stay, of what their cells on the ring have in common."""
 
     patience_ppm: int | None = None
     """Response ratio from which a blocked job reserves idle units; None: never."""
@@ -93,9 +96,11 @@ PLEX: Final = Policy(
     queue=QueueOrder.PATIENT,
     backfill=True,
     preference=Preference.PLEX,
+    reads_ring=True,
     is_bounded=True,
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
+    settled_target_ppm=1_080_000,
     patience_ppm=15_000_000,
     is_fair=True,
     repack_every_us=600 * SECOND_US,
@@ -116,7 +121,7 @@ _ALL: Final = (
     replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
     replace(PLEX, name="plex_no_slack", rules=replace(PLEX_RULES, uses_slack=False)),
     replace(PLEX, name="plex_no_cap", duty_cap_ppm=PPM, is_bounded=False),
-    replace(PLEX, name="plex_no_shift", shifts=False),
+    replace(PLEX, name="plex_no_ring", reads_ring=False),
     replace(PLEX, name="plex_no_repack", repack_every_us=0),
     replace(PLEX, name="plex_ratio", queue=QueueOrder.RATIO),
 )
