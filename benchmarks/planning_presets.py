@@ -13,7 +13,7 @@ from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import compare, play
 
 BASELINES = ["isolated_backfill", "pack", "spread", "spread_backfill", "plex"]
-PARTS = ["plex_ratio", "plex_no_shift", "plex_no_repack", "plex_cold"]
+PARTS = ["plex_ratio", "plex_no_repack", "plex_cold"]
 ORDERS = ["fcfs", "sjf", "hrrs", "torn", "no_prefetch", "no_slack", "no_cap"]
 RUNS: dict[str, list[str]] = {
     **{
@@ -24,6 +24,7 @@ RUNS: dict[str, list[str]] = {
     },
     "order-3": ["plex", *(f"plex_{part}" for part in ORDERS)],
     "churn": ["plex_no_repack", "plex"],
+    "steady": ["spread_backfill", "plex_no_ring", "plex"],
     "cluster-256": [*BASELINES, *PARTS],
     "cluster-256-boundary": ["spread_backfill", "plex"],
     "cluster-256-rollout": ["spread_backfill", "plex"],

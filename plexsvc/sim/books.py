@@ -34,6 +34,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
+from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.nodes import TRAIN_KIND
 from plexsvc.sim.records import Counts, Drained, Lost, Move, Pause, Record, Stay
 
@@ -43,6 +44,7 @@ class Books:
     """The records that only events, actions and the core's view tell."""
 
     view: ClusterView
+    memory: HostMemory
     record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The training deployments and their jobs."""
     rollout_record_of: dict[DeploymentId, Record] = field(default_factory=dict)
@@ -65,6 +67,17 @@ class Books:
     _last_us: int = 0
     _relieved_us: int = NEVER_US
     _paused: dict[ResidentId, Pause] = field(default_factory=dict)
+
+    @property
+    def now_us(self) -> int:
+        """Return when the last event happened."""
+        return self._last_us
+
+    def place_of(self, deployment_id: DeploymentId) -> tuple[tuple[UnitId, ...], int]:
+        """Return the nodes of a training deployment, and the bytes of it on the disk of each."""
+        wpg_id = self.view.deployments[deployment_id].wpg_id
+        assert wpg_id is not None, deployment_id
+        return _nodes(self._lives[wpg_id]), self.memory.disk_bytes(wpg_id)
 
     def note(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in one event and what followed."""
@@ -132,6 +145,9 @@ class Books:
         holder = self._holder_of(action.deployment_id)
         if holder is None:
             return
+        if action.deployment_id in self.record_of:
+            nbytes = holder.job.demand.state_bytes // holder.job.deployments
+            self.memory.arrive(action.wpg_id, _nodes(action), nbytes=nbytes)
         if action.replaces is None:
             if not holder.restarts:
                 holder.start_us = at_us  # a job starts when the last deployment has a place
@@ -160,18 +176,22 @@ class Books:
         """Note where a job lives: on the nodes of all its deployments that train, or roll out."""
         is_training = action.deployment_id in self.record_of
         alike = self.record_of if is_training else self.rollout_record_of
-        nodes = [UnitId(place.node_id) for place in action.places]
+        nodes, disk_bytes = [*_nodes(action)], self.memory.disk_bytes(action.wpg_id)
         for other in self._lives.values():
             is_beside = other.deployment_id != action.deployment_id
             if is_beside and alike.get(other.deployment_id) is record:
-                nodes.extend(UnitId(place.node_id) for place in other.places)
+                nodes.extend(_nodes(other))
+                disk_bytes += self.memory.disk_bytes(other.wpg_id)
         group_id = self._number_of.setdefault(nodes[0], len(self._number_of))
         stay = Stay(since_us=at_us, group_id=group_id, nodes=tuple(dict.fromkeys(nodes)))
         (record.stays if is_training else record.rollout_stays).append(stay)
-        record.host_bytes = record.job.demand.state_bytes  # whoever is not on its device is there
+        if is_training:
+            record.disk_bytes = disk_bytes
+            record.host_bytes = record.job.demand.state_bytes - disk_bytes
 
     def _leave(self, wpg_id: WpgId) -> None:
         life = self._lives.pop(wpg_id)
+        self.memory.leave(wpg_id)
         is_booked = life.deployment_id in self.record_of
         if is_booked or life.deployment_id in self.rollout_record_of:
             for place in life.places:
@@ -219,3 +239,7 @@ class Books:
         for node_id in filter(self._is_draining, list(self.drains)):
             if node_id not in lived_on:
                 self.drains[node_id].empty_us = at_us
+
+
+def _nodes(life: SpawnWpg) -> tuple[UnitId, ...]:
+    return tuple(UnitId(place.node_id) for place in life.places)

@@ -21,11 +21,25 @@ class SwitchModel:
     link_gb_s: float = 25.0
     """Device to host, gigabytes a second and node, each way."""
 
+    disk_gb_s: float = 6.0
+    """Host to disk, gigabytes a second and node, each way."""
+
+    host_gb_s: float = 0.0
+    """What all nodes of one host together may move, gigabytes a second each way; 0: no limit."""
+
     def cost_us(self, *, state_gb: float, nodes: int) -> int:
         """Return the cost of bringing a job in where another's state lies: out and in."""
         if state_gb == 0:
             return 0
         return round((self.base_s + 2 * state_gb / nodes / self.link_gb_s) * SECOND_US)
+
+    def disk_us(self, nbytes: int) -> int:
+        """Return what a switch takes longer by if so many bytes a node are on disk.
+
+        They flow on through host memory, so the slower of disk and link counts.
+        """
+        slower = min(self.disk_gb_s, self.link_gb_s)
+        return round(2 * nbytes / GB * (1 / slower - 1 / self.link_gb_s) * SECOND_US)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,12 @@ class SimCluster:
 
     disk_gb: float = 8_000.0
     """NVMe of a node for parked state."""
+
+    nodes_per_host: int = 1
+    """Nodes, in the order of their names, that are on one host and share its link."""
+
+    target_slowdown: float | None = None
+    """Slowdown that the pool's owner accepts instead of a policy's own target."""
 
     migrate_gb_s: float = 10.0
     """Node to node, gigabytes a second: what moving a job is charged with."""

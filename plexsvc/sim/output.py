@@ -32,8 +32,8 @@ FILES: Final = (
 """What a run leaves."""
 
 
-def make_directory(out: Path) -> None:
-    """Make the directory for outputs, without those of an earlier run.
+def make_directory(out: Path, *, without: Sequence[str] = ()) -> None:
+    """Make a directory for outputs, without those of an earlier run.
 
     Called before a run, so that no run is for nothing, and none that fails looks like the last one.
 
@@ -42,12 +42,12 @@ def make_directory(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in without:
             (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"{out} cannot be a directory for outputs: {error}; name another with --out",
+            f"{out} cannot be a directory for outputs: {error}; name another",
             file=out,
         ) from error
 

@@ -33,14 +33,13 @@ class Workload:
 
     jobs: tuple[SimJob, ...]
     cluster: SimCluster
-    target_slowdown_ppm: int | None = None
-    """Slowdown the pool's owner accepts instead of the policy's own target."""
 
     def within_target(self, policy: Policy) -> Policy:
         """Return a policy with the target that the pool's owner set, if one was set."""
-        if self.target_slowdown_ppm is None:
+        target = self.cluster.target_slowdown
+        if target is None:
             return policy
-        return replace(policy, target_slowdown_ppm=self.target_slowdown_ppm)
+        return replace(policy, target_slowdown_ppm=round(target * PPM))
 
 
 PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.170))
@@ -121,7 +120,7 @@ def few_jobs(
     mode: Mode = Mode.ASYNC1,
     sync_at: SyncAt = SyncAt.UPDATE,
     jitter: float = 0.15,
-    target_slowdown_ppm: int | None = None,
+    target_slowdown: float | None = None,
 ) -> Workload:
     """Return `count` equal jobs of the paper on one pool; a node here is one device."""
     del seed
@@ -142,8 +141,8 @@ def few_jobs(
         for at in range(count)
     )
     nodes = count * (cycle.train_devices + cycle.rollout_devices)
-    cluster = SimCluster(nodes=nodes, devices_per_node=1)
-    return Workload(jobs=jobs, cluster=cluster, target_slowdown_ppm=target_slowdown_ppm)
+    cluster = SimCluster(nodes=nodes, devices_per_node=1, target_slowdown=target_slowdown)
+    return Workload(jobs=jobs, cluster=cluster)
 
 
 def cluster_256(
@@ -312,6 +311,36 @@ def tenants(*, seed: int, nodes: int = 8) -> Workload:
     return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
+def steady(*, seed: int, jitter: float = 0.02) -> Workload:
+    """Return 12 nodes and 64 synchronous one-node jobs of low jitter, all there within an hour.
+
+    Periods are uniform in 120-600 s, duties in 0.25-0.45, switches take 4 s: up to three jobs find
+    room on a node, and each wait lengthens a cycle.
+    """
+    dice = np.random.default_rng([seed, 12])
+    cluster, jobs = SimCluster(nodes=12), []
+    for at in range(64):
+        period_s = float(dice.uniform(120, 600))
+        job = _cluster_job(
+            f"job-{at:02d}",
+            cluster=cluster,
+            arrival_s=float(dice.uniform(0, 3600)),
+            gang=1,
+            cycles=round(float(dice.uniform(3, 5)) * 3600 / period_s),
+            period_s=period_s,
+            duty=float(dice.uniform(0.25, 0.45)),
+            sync_at=SyncAt.UPDATE,
+        )
+        profile = replace(
+            job.demand.profile,
+            mode=Mode.SYNC,
+            switch_us=4 * SECOND_US,
+            jitter_ppm=round(jitter * PPM),
+        )
+        jobs.append(replace(job, demand=replace(job.demand, profile=profile), jitter_cv=jitter))
+    return Workload(jobs=tuple(jobs), cluster=cluster)
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -357,7 +386,7 @@ def _burst(phases: list[tuple[str, int]]) -> tuple[Segment, ...]:
 _POOLS: Final[Mapping[str, Callable[..., Workload]]] = {
     **{f"two-job-{m}": partial(few_jobs, m, count=2) for m in PAPER_CYCLES},
     "k-job-7b": partial(few_jobs, "7b", count=3),
-    "k-job-30b": partial(few_jobs, "30b", count=3, target_slowdown_ppm=1_150_000),
+    "k-job-30b": partial(few_jobs, "30b", count=3, target_slowdown=1.15),
     "k-job-235b": partial(few_jobs, "235b", count=4),
 }
 """Jobs of the paper that share one pool."""
@@ -372,6 +401,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "stale-random": partial(stale, factors=(0.5, 1.0, 2.0)),
         "drift": drift,
         "churn": churn,
+        "steady": steady,
         "giant-gang": partial(giant_gang, priority=0),
         "giant-gang-first": partial(giant_gang, priority=100),
         "tenants": tenants,

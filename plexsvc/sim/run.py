@@ -21,6 +21,8 @@ from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Client, Outside
+from plexsvc.sim.cluster import GB
+from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import TRAIN_KIND, Nodes
 from plexsvc.sim.presets import Workload
@@ -59,8 +61,9 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         has_hope=lambda: any(job.has_hope for job in jobs),
     )
     core = Scheduler(limits=patient_limits(len(workload.jobs), policy=policy), epoch=1)
-    books = Books(view=core.view)
-    costs = TraceCosts(cluster=workload.cluster, seed=seed, record_of=books.record_of)
+    memory = HostMemory(host_bytes=round(workload.cluster.host_gb * GB))
+    books = Books(view=core.view, memory=memory)
+    costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
     turnstile = Turnstile()
     for job in workload.jobs:
         alone = job.alone(job.rollout_us(seed))

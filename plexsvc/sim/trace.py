@@ -3,7 +3,9 @@
 A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, offset_s,
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `deployments` (1: the phases are
-dealt to so many, each with a gang), `priority` (0) and `tenant` ("") have those defaults. With
+dealt to so many, each with a gang), `priority` (0), `tenant` (""), `switch_s` (null: by
+state and link), `believed` and `grown` (segments
+like the true ones: what is on record of the cycle, and its second half) have those defaults. With
 `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are those that publish. Every
 number has a bound; a refusal names it. A cluster file holds the fields of `SimCluster`, `switch`
 and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`,
@@ -60,9 +62,13 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "deployments": 1,
     "priority": 0,
     "tenant": "",
+    "switch_s": None,
+    "believed": [],
+    "grown": [],
 }
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "link_gb_s": (MIN_LINK_GB_S, MAX_NUMBER),
+    "disk_gb_s": (MIN_LINK_GB_S, MAX_NUMBER),
     "slow_switch_share": (0, 1),
     "repair_s": (0, MAX_REPAIR_S),
 }
@@ -101,15 +107,15 @@ def read_cluster(path: Path) -> SimCluster:
     _only(data, [f.name for f in fields(SimCluster)], at, prefix="")
     if "nodes" not in data:
         at.refuse("nodes", "nothing", "the number of nodes")
-    counts = {"nodes": MAX_NODES, "devices_per_node": MAX_DEVICES}
+    counts = {"nodes": MAX_NODES, "devices_per_node": MAX_DEVICES, "nodes_per_host": MAX_NODES}
     parts: dict[str, int | float] = {
         name: _integer(data, name, at, low=1, high=high)
         for name, high in counts.items()
         if name in data
     }
-    for name in ("host_gb", "disk_gb", "migrate_gb_s"):
+    lows = {"host_gb": 0, "disk_gb": 0, "migrate_gb_s": MIN_LINK_GB_S, "target_slowdown": 1}
+    for name, low in lows.items():
         if name in data:
-            low = MIN_LINK_GB_S if name == "migrate_gb_s" else 0
             parts[name] = _number(data, name, at, low=low)
     switch = SwitchModel(**_floats(data, "switch", [f.name for f in fields(SwitchModel)], at))
     faults = Faults(**_floats(data, "faults", [f.name for f in fields(Faults)], at))
@@ -193,7 +199,10 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     room_gb = cluster.host_gb + cluster.disk_gb
     if state_gb / nodes > room_gb:
         at.refuse("state_gb", f"{state_gb / nodes} a node", f"at most {room_gb} (host + disk)")
-    profile = _profile(full, cluster.switch.cost_us(state_gb=state_gb, nodes=nodes), at)
+    switch_us = cluster.switch.cost_us(state_gb=state_gb, nodes=nodes)
+    if full["switch_s"] is not None:
+        switch_us = _micros(full, "switch_s", at)
+    profile = _profile(full, switch_us, at)
     cycles = _integer(full, "cycles", at, low=1, high=MAX_CYCLES)
     demand = Demand(
         resident_id=ResidentId(_string(full, "job_id", at)),
@@ -207,21 +216,36 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         priority=_integer(full, "priority", at, low=-(1 << 31), high=(1 << 31) - 1),
         tenant=TenantId(_string(full, "tenant", at)),
     )
-    num_phases = len({segment.phase for segment in profile.segments})
+    phases = list(dict.fromkeys(segment.phase for segment in profile.segments))
     return SimJob(
         demand=demand,
         cycles=cycles,
         jitter_cv=_number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV),
         state_gb=state_gb,
-        deployments=_integer(full, "deployments", at, low=1, high=num_phases),
+        deployments=_integer(full, "deployments", at, low=1, high=len(phases)),
+        believed=_other_segments(full, "believed", profile.period_us, phases, at),
+        grown=_other_segments(full, "grown", profile.period_us, phases, at),
     )
+
+
+def _other_segments(
+    data: Json, name: str, period_us: int, phases: list[str], at: _At
+) -> tuple[Segment, ...]:
+    """Return segments that differ from the true ones in time alone; none where none are given."""
+    if data[name] == []:
+        return ()
+    segments = _segments(data, name, period_us, at)
+    found = list(dict.fromkeys(segment.phase for segment in segments))
+    if found != phases:
+        at.refuse(name, f"phases {', '.join(found)}", f"those of segments: {', '.join(phases)}")
+    return segments
 
 
 def _profile(data: Json, switch_us: int, at: _At) -> Profile:
     period_us = _micros(data, "period_s", at)
     if period_us <= 0:
         at.refuse("period_s", repr(data["period_s"]), "more than 0")
-    segments = _segments(data, period_us, at)
+    segments = _segments(data, "segments", period_us, at)
     mode, sync_at = _choice(data, "mode", Mode, at), _choice(data, "sync_at", SyncAt, at)
     publishes = {segment.phase == SYNC_PHASE for segment in segments}
     if mode is Mode.ASYNC1 and sync_at is SyncAt.BOUNDARY and len(publishes) == 1:
@@ -238,15 +262,15 @@ def _profile(data: Json, switch_us: int, at: _At) -> Profile:
     )
 
 
-def _segments(data: Json, period_us: int, at: _At) -> tuple[Segment, ...]:
-    items = data["segments"]
+def _segments(data: Json, field: str, period_us: int, at: _At) -> tuple[Segment, ...]:
+    items = data[field]
     if not isinstance(items, list) or not items:
-        at.refuse("segments", _short(items), "a list of {phase, offset_s, duration_s}")
+        at.refuse(field, _short(items), "a list of {phase, offset_s, duration_s}")
     if len(items) > MAX_SEGMENTS:
-        at.refuse("segments", f"{len(items)} of them", f"at most {MAX_SEGMENTS}")
+        at.refuse(field, f"{len(items)} of them", f"at most {MAX_SEGMENTS}")
     segments: list[Segment] = []
     for index, item in enumerate(items):
-        name = f"segments[{index}]"
+        name = f"{field}[{index}]"
         if not isinstance(item, dict):
             at.refuse(name, _short(item), "an object {phase, offset_s, duration_s}")
         _only(item, ["phase", "offset_s", "duration_s"], at, prefix=f"{name}.")
@@ -264,7 +288,7 @@ def _segments(data: Json, period_us: int, at: _At) -> tuple[Segment, ...]:
             ends = f"an end at {segment.end_us / SECOND_US:g} s"
             at.refuse(name, ends, f"an end within the period of {period_us / SECOND_US:g} s")
         if segments and segment.offset_us < segments[-1].end_us:
-            before = f"segments[{index - 1}] until {segments[-1].end_us / SECOND_US:g} s"
+            before = f"{field}[{index - 1}] until {segments[-1].end_us / SECOND_US:g} s"
             begins = f"a start at {segment.offset_us / SECOND_US:g} s"
             at.refuse(name, begins, f"one after {before}: in order, without overlap")
         segments.append(segment)

@@ -5,7 +5,7 @@ Processes come and go at once. A deployment holds an equal part of its job's sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -15,10 +15,11 @@ from plexsvc.ids import DeploymentId, OperationId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import Place
+from plexsvc.sim.books import Books
 from plexsvc.sim.cluster import GB, SimCluster
 from plexsvc.sim.costs import Moved, Spawned, Took, Work
+from plexsvc.sim.hosts import HostLinks
 from plexsvc.sim.nodes import STATE_BYTES
-from plexsvc.sim.records import Record
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,12 +28,17 @@ class TraceCosts:
 
     cluster: SimCluster
     seed: int
-    record_of: Mapping[DeploymentId, Record]
+    books: Books
+    """Tell whose a deployment is, and where."""
     durations_us: dict[OperationId, int] = field(default_factory=dict)
     """What each operation will take; its client says so when it submits it."""
 
     _dice: dict[DeploymentId, np.random.Generator] = field(default_factory=dict)
     """Each deployment's own: who else moves does not change which of its moves are slow."""
+    _links: HostLinks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._links = HostLinks(cluster=self.cluster)
 
     def spawn(
         self, deployment_id: DeploymentId, *, places: Sequence[Place], now_us: int
@@ -51,18 +57,21 @@ class TraceCosts:
 
         If the cluster file says so, some of the switches are slow. Instances have no state.
         """
-        if deployment_id not in self.record_of:
+        if deployment_id not in self.books.record_of:
             return Moved(elapsed_us=1, nbytes=0)
-        job, faults = self.record_of[deployment_id].job, self.cluster.faults
+        job, faults = self.books.record_of[deployment_id].job, self.cluster.faults
+        state_bytes = job.demand.state_bytes // job.deployments
         if to is None:
             link = max(1, round(self.cluster.migrate_gb_s * GB))
-            copy_us = job.demand.state_bytes // job.deployments * SECOND_US // link
-            return Moved(elapsed_us=copy_us, nbytes=STATE_BYTES)
+            return Moved(elapsed_us=state_bytes * SECOND_US // link, nbytes=STATE_BYTES)
+        nodes, disk_bytes = self.books.place_of(deployment_id)
         whole_us = job.demand.profile.switch_us // job.deployments
+        whole_us += self.cluster.switch.disk_us(disk_bytes)
         half_us = whole_us // 2 if to is Residency.DEVICE else whole_us - whole_us // 2
         if faults.slow_switch_share and self._roll(deployment_id) < faults.slow_switch_share:
             half_us = round(half_us * faults.slow_switch_factor)
-        return Moved(elapsed_us=half_us, nbytes=STATE_BYTES)
+        shared_us = self._links.take_us(nodes, to, nbytes=state_bytes, now_us=self.books.now_us)
+        return Moved(elapsed_us=max(half_us, shared_us), nbytes=STATE_BYTES)
 
     def _roll(self, deployment_id: DeploymentId) -> float:
         if deployment_id not in self._dice:

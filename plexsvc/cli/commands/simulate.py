@@ -31,6 +31,9 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
     ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write trace.jsonl and cluster.json there; play nothing.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Play jobs on a simulated cluster: the scheduler that runs live decides.
@@ -38,19 +41,29 @@ def simulate(
     A line of TRACE needs job_id, arrival_s, nodes, cycles, period_s and
     segments, a list of {phase, offset_s, duration_s}. It may have mode (sync,
     async1), sync_at (update, boundary), jitter_cv, max_slowdown, state_gb,
-    rollout_nodes, deployments, priority and tenant. A cluster needs {"nodes": N}.
+    rollout_nodes, deployments, priority, tenant, switch_s, believed and
+    grown. A cluster needs {"nodes": N}.
     docs/simulator.md says what they mean, and what else there is.
     """
     from plexsvc.errors import PlexError
     from plexsvc.scheduler.core.planning.policies import policy_named
-    from plexsvc.sim.output import make_directory, write_failure, write_outputs, write_pictures
+    from plexsvc.sim.output import (
+        FILES,
+        make_directory,
+        write_failure,
+        write_outputs,
+        write_pictures,
+    )
     from plexsvc.sim.run import Timed, baseline, compare
 
     chosen = [policy_named(name) for name in policy or ["plex"]]
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
+    if export is not None:
+        _export(export, workload, json=json)
+        return
     outs = _directories(out, [one.name for one in chosen])
     for folder in outs.values():
-        make_directory(folder)
+        make_directory(folder, without=FILES)
     what = f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes"
     typer.echo(what, err=True)
     isolated = baseline(workload, seed=seed)
@@ -77,6 +90,15 @@ def simulate(
             write_outputs(outs[one.name], summary=summary, outcome=outcome, title=run)
     if out is not None:
         write_pictures(out, outcomes, workload=workload, bound_s=bound_s, title=title)
+
+
+def _export(out: Path, workload: Workload, *, json: bool) -> None:
+    from plexsvc.sim.export import export
+
+    trace, cluster = export(out, workload)
+    paths = {"trace": str(trace), "cluster": str(cluster)}
+    command = f"plexctl simulate {trace} --cluster {cluster}"
+    typer.echo(jsonlib.dumps(paths) if json else command)
 
 
 def _directories(out: Path | None, policies: list[str]) -> dict[str, Path]:

@@ -33,11 +33,12 @@ from plexsvc.sim.presets import (
     cluster_256,
     giant_gang,
     preset_named,
+    steady,
     tenants,
 )
 from plexsvc.sim.records import Outcome
 from plexsvc.sim.run import compare, play
-from plexsvc.sim.summary import gpu_hours, slowdown
+from plexsvc.sim.summary import drain_us, gpu_hours, slowdown
 from tests.rigs.traces import job
 
 
@@ -357,7 +358,7 @@ def test_the_pool_owner_s_target_holds_in_the_live_core_too() -> None:
     short = replace(whole, jobs=tuple(replace(job, cycles=10) for job in whole.jobs))
     loose, strict = (
         play(one, policy=PLEX, seed=1).outcome
-        for one in (short, replace(short, target_slowdown_ppm=None))
+        for one in (short, replace(short, cluster=replace(short.cluster, target_slowdown=None)))
     )
     assert loose.node_us < strict.node_us
 
@@ -491,6 +492,19 @@ def test_a_drained_node_is_left_as_soon_as_there_is_room_and_a_joined_one_is_use
     (move,) = moved.moves
     assert move.until_us - move.since_us >= 5 * SECOND_US
     assert move.why == "node n00000 is drained"
+
+
+@pytest.mark.slow
+def test_jobs_whose_phases_stay_lose_less_by_the_ring_and_drain_as_soon() -> None:
+    ring, formula = (
+        play(steady(seed=1), policy=policy_named(name), seed=1).outcome
+        for name in ("plex", "plex_no_ring")
+    )
+    lost, lost_by_formula = (
+        sum(slowdown(record) - 1 for record in one.records) for one in (ring, formula)
+    )
+    assert lost <= 0.8 * lost_by_formula
+    assert drain_us(ring) <= 1.05 * drain_us(formula)
 
 
 def test_cold_jobs_start_on_nodes_of_their_own_and_are_measured_there() -> None:

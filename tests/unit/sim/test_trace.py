@@ -54,6 +54,16 @@ def test_a_switch_costs_the_state_out_and_in_over_the_link(tmp_path: Path) -> No
     assert job.demand.state_bytes == 20 * 10**9
 
 
+def test_what_is_on_record_of_a_job_may_differ_from_what_it_does(tmp_path: Path) -> None:
+    first, second = GOOD["segments"]
+    halved = [first, {**second, "duration_s": 10}]
+    line = {**GOOD, "believed": halved, "grown": GOOD["segments"], "switch_s": 7}
+    (job,) = read_trace(write(tmp_path, line), cluster=SimCluster(nodes=4))
+    assert sum(segment.duration_us for segment in job.believed) == 15_000_000
+    assert job.grown == job.demand.profile.segments
+    assert job.demand.profile.switch_us == 7_000_000
+
+
 def with_segment(**changes: object) -> dict[str, object]:
     first, second = GOOD["segments"]
     return {**GOOD, "segments": [first, {**second, **changes}]}
@@ -84,6 +94,9 @@ def with_segment(**changes: object) -> dict[str, object]:
         (with_segment(offset_s=4), "segments[1]"),
         (with_segment(phase=7), "segments[1].phase"),
         ({**GOOD, "job_id": "first"}, "job_id"),
+        ({**GOOD, "switch_s": -1}, "switch_s"),
+        ({**GOOD, "believed": GOOD["segments"][:1]}, "believed"),
+        ({**GOOD, "grown": [{"phase": "log_prob", "offset_s": 0}]}, "grown[0].duration_s"),
         ([1], "(line)"),
     ],
 )
@@ -161,6 +174,9 @@ def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
         ('{"nodes": 2.5}', "nodes"),
         ('{"nodes": 1e12}', "nodes"),
         ('{"nodes": 4, "switch": {"link_gb_s": 0}}', "switch.link_gb_s"),
+        ('{"nodes": 4, "switch": {"disk_gb_s": 0}}', "switch.disk_gb_s"),
+        ('{"nodes": 4, "nodes_per_host": 0}', "nodes_per_host"),
+        ('{"nodes": 4, "target_slowdown": 0.9}', "target_slowdown"),
         ('{"nodes": 4, "faults": {"slow_switch_share": 2}}', "faults.slow_switch_share"),
         ('{"nodes": 4, "faults": {"node_mtbf_h": 1e-9}}', "faults.node_mtbf_h"),
         ('{"nodes": 4, "faults": {"repair_s": 1e15}}', "faults.repair_s"),

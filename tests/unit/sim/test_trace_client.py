@@ -14,6 +14,7 @@ from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind
 from plexsvc.sim.books import Books
 from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import Nodes
 from plexsvc.sim.records import Record
@@ -28,8 +29,9 @@ LOST = Fault(code=ErrorCode.NODE_LOST, message="gone")
 def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
     """Return a job's client after the job has ended."""
     core = Scheduler(limits=Limits(), epoch=1)
-    cluster, books = SimCluster(nodes=2), Books(view=core.view)
-    costs = TraceCosts(cluster=cluster, seed=1, record_of=books.record_of)
+    cluster = SimCluster(nodes=2)
+    books = Books(view=core.view, memory=HostMemory(host_bytes=10**12))
+    costs = TraceCosts(cluster=cluster, seed=1, books=books)
     nodes = Nodes(cluster=cluster, seed=1, num_rollouts=1, has_hope=lambda: True)
     client = TraceClient(
         record=Record(job=one, alone_us=one.alone(one.rollout_us(1)).took_us, work_us=0),
