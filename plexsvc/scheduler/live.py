@@ -86,12 +86,12 @@ class LiveScheduler:
             watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
         )
         rollout_manager.report_to(self._given_up)
-        self._timers = Timers(clock, post=inbox.post)
-        self.handlers = table(self.reach, self._timers)
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
         core = made.new_core()
         self.cluster: ClusterView = core.view
+        self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
+        self.handlers = table(self.reach, self._timers)
         self.tally = Tally(core.view.timeline)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox

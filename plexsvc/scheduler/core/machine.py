@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar, assert_never, cast, get_args
 
-from plexsvc.scheduler.core import timers
+from plexsvc.scheduler.core import due, timers
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster, Slice
 from plexsvc.scheduler.core.device import grants, learning
@@ -158,6 +158,8 @@ def _on(
 
 def _fire(cluster: Cluster, event: TimerFired) -> None:
     timer = timers.parse(event.key)
+    if not due.is_awaited(cluster, timer):
+        return
     match timer:
         case GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)

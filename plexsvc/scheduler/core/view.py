@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core import story
+from plexsvc.scheduler.core import due, story, timers
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.place import placing
@@ -64,6 +64,10 @@ class ClusterView:
         job = self.jobs.get(job_id)
         is_released = job is not None and operation_id in job.released
         return is_released or operation_id in self.operations
+
+    def awaits(self, key: str) -> bool:
+        """Return whether the timer of a key would change anything now."""
+        return due.is_awaited(self._cluster, timers.parse(key))
 
     def has_gang(self, *, kind: str, num_devices: int) -> bool:
         """Return whether some of the devices of nodes that are up make a gang, were they idle."""

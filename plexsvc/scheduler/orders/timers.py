@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 from plexsvc.clock import Clock, wait_at_most
@@ -17,11 +18,15 @@ from plexsvc.scheduler.handler import Handler
 
 
 class Timers:
-    """Posts `TimerFired` when a key's time has come; setting a key again replaces its time."""
+    """Posts `TimerFired` when a key's time has come; setting a key again replaces its time.
 
-    def __init__(self, clock: Clock, *, post: Post) -> None:
+    What nobody awaits any more (`is_awaited(key)`) is not posted: it costs no row of the journal.
+    """
+
+    def __init__(self, clock: Clock, *, post: Post, is_awaited: Callable[[str], bool]) -> None:
         self._clock = clock
         self._post = post
+        self._is_awaited = is_awaited
         self._due: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._changed = asyncio.Event()
@@ -61,5 +66,6 @@ class Timers:
             heapq.heappop(self._heap)
             if is_current:
                 del self._due[key]
-                self._post(TimerFired(key=key))
+                if self._is_awaited(key):
+                    self._post(TimerFired(key=key))
         return None

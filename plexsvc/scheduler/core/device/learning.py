@@ -87,9 +87,7 @@ def start_probe(devices: Devices, deployment: Deployment) -> None:
 
 def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     """Plan a deployment whose cycle never came by the share of time it kept its devices busy."""
-    deployment = devices.deployments.get(deployment_id)
-    if deployment is None or deployment.pattern.profile is not None:
-        return
+    deployment = devices.deployments[deployment_id]
     pattern = deployment.pattern
     elapsed_us = devices.now_us - pattern.since_us
     is_placed = placing.is_placed(devices.placement, deployment)

@@ -66,10 +66,9 @@ def place_waiting(lives: Lives) -> None:
 
 def give_up_placing(devices: Devices, deployment_id: DeploymentId) -> None:
     """Fail a deployment for which no devices came free in time."""
-    if deployment_id in devices.placement.unplaced:
-        deployment = devices.deployments[deployment_id]
-        placing.withdraw(devices.placement, deployment)
-        fail(devices, deployment, placing.no_placement(devices.placement, deployment))
+    deployment = devices.deployments[deployment_id]
+    placing.withdraw(devices.placement, deployment)
+    fail(devices, deployment, placing.no_placement(devices.placement, deployment))
 
 
 def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:

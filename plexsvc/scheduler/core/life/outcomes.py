@@ -77,9 +77,7 @@ def did_not_spawn(devices: Devices, event: SpawnFailed) -> None:
 
 def did_not_come_up(devices: Devices, wpg_id: WpgId) -> None:
     """Fail a WPG whose processes did not answer in time."""
-    wpg = devices.wpgs.get(wpg_id)
-    if wpg is None or wpg.state is not WpgState.SPAWNING:
-        return
+    wpg = devices.wpgs[wpg_id]
     fault = Fault(
         code=ErrorCode.OPERATION_TIMEOUT,
         message=f"{wpg.wpg_id} did not come up within "

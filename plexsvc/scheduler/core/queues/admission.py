@@ -84,9 +84,7 @@ def payload(queues: Queues, event: PayloadUnderWay | PayloadStaged | PayloadRefu
 
 def give_up_staging(queues: Queues, operation_id: OperationId) -> None:
     """Refuse an operation of whose payload nothing came in time."""
-    operation = queues.operations.get(operation_id)
-    if operation is None or operation.state is not OperationState.QUEUED:
-        return
+    operation = queues.operations[operation_id]
     until_us = operation.payload_us + queues.limits.staging_timeout_us
     if until_us > queues.now_us:
         queues.set_timer(StageTimer(operation_id), at_us=until_us)

@@ -70,9 +70,7 @@ def watch_gap(queues: Queues, deployment: Deployment) -> None:
 
 def close_gap(queues: Queues, deployment_id: DeploymentId) -> None:
     """End the wait for a missing number if it has lasted too long."""
-    deployment = queues.deployments.get(deployment_id)
-    if deployment is None:
-        return
+    deployment = queues.deployments[deployment_id]
     missing, waited_us = deployment.gap_seq, queues.now_us - deployment.gap_since_us
     if missing is not None and waited_us >= queues.limits.gap_timeout_us:
         _void(queues, deployment, missing, waited_us=waited_us)
@@ -149,9 +147,7 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
 
 def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:
     """Refuse an operation that still comes after one that nobody has submitted."""
-    operation = queues.operations.get(operation_id)
-    if operation is None or operation.state is not OperationState.STAGED:
-        return
+    operation = queues.operations[operation_id]
     released = queues.jobs[operation.job_id].released
     unseen = [
         o for o in operation.after if _known(queues, operation, o) is None and o not in released

@@ -142,9 +142,7 @@ def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
 
 def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     """End a relocation that found no step boundary in time."""
-    wpg = lives.wpgs.get(wpg_id)
-    if wpg is None:
-        return
+    wpg = lives.wpgs[wpg_id]
     deployment = lives.deployments[wpg.deployment_id]
     relocation = deployment.relocation
     if relocation is None or relocation.wpg_id != wpg.wpg_id or relocation.stage in HELD:

@@ -21,7 +21,10 @@ class Running:
         self.machine = FakeClock()
         self.clock = ServiceClock(self.machine, on_gap=lambda _: None)
         self.fired: list[str] = []
-        self.timers = Timers(self.clock, post=self._heard)
+        self.moot: set[str] = set()
+        self.timers = Timers(
+            self.clock, post=self._heard, is_awaited=lambda key: key not in self.moot
+        )
 
     def set(self, key: str, *, in_us: int) -> None:
         """Set a timer as the core does: at a time of its own clock."""
@@ -73,3 +76,15 @@ async def test_no_timer_fires_for_time_in_which_the_process_stood_still() -> Non
         assert world.fired == []
         await world.passes(MINUTE_US)
         assert world.fired == ["watch"]
+
+
+async def test_a_timer_that_nobody_awaits_any_more_is_not_told() -> None:
+    async with running() as world:
+        world.set("stage/1", in_us=MINUTE_US)
+        world.set("stage/2", in_us=MINUTE_US)
+        world.moot = {"stage/1"}
+        await world.passes(MINUTE_US)
+        assert world.fired == ["stage/2"]
+        world.moot.clear()
+        await world.passes(MINUTE_US)
+        assert world.fired == ["stage/2"]
