@@ -86,8 +86,9 @@ class Scheduler:
     []
     """
 
-    def __init__(self, *, limits: Limits, epoch: int) -> None:
-        self.cluster = Cluster(limits=limits, epoch=epoch)
+    def __init__(self, *, limits: Limits, epoch: int, cluster: Cluster | None = None) -> None:
+        """Begin with nothing, or go on from what an earlier core of that epoch knew."""
+        self.cluster = cluster or Cluster(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
 
