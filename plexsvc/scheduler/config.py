@@ -37,7 +37,7 @@ class SchedulerConfig(Limits):
     """How long to wait for the node agent's word when a rank's connection breaks."""
     history_days: int = 30
     """At the start, journals and operations of schedulers replaced longer ago, and cycles measured
-    longer ago, are deleted; jobs and deployments stay. A running scheduler's journal is kept."""
+    longer ago, are deleted; jobs and deployments stay."""
     max_inbox: int = 4096
     """Events that may wait to be decided; further submissions are refused with `unavailable`."""
     max_operations_per_stream: int = 65_536
@@ -55,6 +55,9 @@ class SchedulerConfig(Limits):
     """Ended jobs that `status` and `job list` still show."""
     inline_append_us: int = 500
     """The journal is written on the event loop while that lately took less; 0: on a thread."""
+    snapshot_rows: int = 50_000
+    """Rows of the journal between two snapshots of the core; rows before the last two are deleted.
+    0: no snapshots, the journal of a running scheduler is kept whole."""
     journal_actions: bool = False
     """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
     micro_batch_tokens: int = 4096

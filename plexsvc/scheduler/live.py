@@ -15,6 +15,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import InstanceLost
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.scheduler.driver.cutting import keep_short
 from plexsvc.scheduler.driver.driver import Driver
 from plexsvc.scheduler.driver.encoding import configured
 from plexsvc.scheduler.driver.inbox import Inbox
@@ -121,6 +122,15 @@ class LiveScheduler:
                 tasks.create_task(self.reach.watch.run())
                 tasks.create_task(self._flush_rows(storing))
                 tasks.create_task(self._driver.run(storing, tasks))
+                if self.config.snapshot_rows:
+                    cutting = keep_short(
+                        self._journal,
+                        self._store,
+                        storing,
+                        clock=self.clock,
+                        snapshot_rows=self.config.snapshot_rows,
+                    )
+                    tasks.create_task(cutting)
         finally:
             self._is_running = False
             self._inbox.close()

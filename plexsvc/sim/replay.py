@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import Entry, Recording
+from plexsvc.scheduler.driver.encoding import Entry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.replaying import Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,15 @@ class Difference:
 class Verdict:
     """What a replay found."""
 
+    begins: int
+    """Row behind which it began, with a snapshot; 0: at the beginning."""
     events: int
     compared: int
     """Events whose actions the journal knows: all but those of a scheduler's last moment."""
     actions: int
     difference: Difference | None
+    chain: str
+    """Digest of all digests, those before its beginning included."""
 
     @property
     def is_identical(self) -> bool:
@@ -40,28 +44,64 @@ class Verdict:
         return self.difference is None
 
 
-def verify(recorded: Recording) -> Verdict:
-    """Replay a journal until the end or the first difference."""
-    core = recorded.configured.new_core()
-    compared = actions = 0
-    for count, entry in enumerate(recorded.entries, start=1):
-        try:
-            followed = core.handle(entry.event)
-        except Exception as error:  # noqa: BLE001 - the core met what it never met live
-            why = f"the core failed: {type(error).__name__}: {error}"
-            found = _difference(entry, replayed=b"[]", why=why)
-            return Verdict(events=count, compared=compared, actions=actions, difference=found)
-        encoded = encoding.encode_actions(followed)
-        actions += len(followed)
-        if not entry.digest:
-            continue
-        compared += 1
-        if encoding.digest(entry.body.encode(), encoded) != entry.digest:
-            found = _difference(entry, replayed=encoded, why=_why(entry, encoded))
-            return Verdict(events=count, compared=compared, actions=actions, difference=found)
-    return Verdict(
-        events=len(recorded.entries), compared=compared, actions=actions, difference=None
-    )
+def verify(told: Recording | Tail) -> Verdict:
+    """Replay a journal until the end or the first difference, as it is read.
+
+    It goes on from the first of several snapshots; where a later one was taken, its state must be
+    the same.
+    """
+    replay = Replay(told)
+    count = _Count(begins=replay.idx)
+    later = {s.idx: s for s in told.snapshots[1:]} if isinstance(told, Tail) else {}
+    for entry in told.entries:
+        count.events += 1
+        found = _step(replay, entry, count)
+        if found is None and entry.idx in later:
+            found = _same_state(replay, later[entry.idx], entry)
+        if found is not None:
+            return count.verdict(found, chain=replay.chain)
+    return count.verdict(None, chain=replay.chain)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Count:
+    begins: int
+    events: int = 0
+    compared: int = 0
+    actions: int = 0
+
+    def verdict(self, difference: Difference | None, *, chain: str) -> Verdict:
+        return Verdict(
+            begins=self.begins,
+            events=self.events,
+            compared=self.compared,
+            actions=self.actions,
+            difference=difference,
+            chain=chain,
+        )
+
+
+def _step(replay: Replay, entry: Entry, count: _Count) -> Difference | None:
+    try:
+        actions, encoded, digest = replay.take(entry)
+    except Exception as error:  # noqa: BLE001 - the core met what it never met live
+        why = f"the core failed: {type(error).__name__}: {error}"
+        return _difference(entry, replayed=b"[]", why=why)
+    count.actions += actions
+    if not entry.digest:
+        return None
+    count.compared += 1
+    if digest == entry.digest:
+        return None
+    return _difference(entry, replayed=encoded, why=_why(entry, encoded))
+
+
+def _same_state(replay: Replay, snapshot: Snapshot, entry: Entry) -> Difference | None:
+    found = replay.snapshot()
+    if (found.chain, bytes(found.state)) == (snapshot.chain, bytes(snapshot.state)):
+        return None
+    what = "chain" if found.chain != snapshot.chain else "state"
+    return _difference(entry, replayed=b"[]", why=f"the snapshot behind it has another {what}")
 
 
 def _why(entry: Entry, encoded: bytes) -> str:

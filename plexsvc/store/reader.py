@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from sqlalchemy import URL, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.store.rows import JournalRow
-from plexsvc.store.tables import JOURNAL
+from plexsvc.store.rows import JournalRow, SnapshotRow
+from plexsvc.store.tables import JOURNAL, SNAPSHOTS
+
+ROWS_AT_ONCE: Final = 2048
+"""Rows read with one query: no query is open while its rows are worked on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRows:
-    """The journal of one scheduler."""
+    """The journal of one scheduler, read as far as it is asked for."""
 
+    source: str
     epoch: int
-    rows: Sequence[JournalRow]
+    snapshots: tuple[SnapshotRow, ...]
+    """The core behind some of the rows, oldest first."""
+
+    @property
+    def rows(self) -> Iterator[JournalRow]:
+        """Yield all rows there are."""
+        return self.after(0)
+
+    def after(self, idx: int) -> Iterator[JournalRow]:
+        """Yield the rows behind row `idx`.
+
+        Raises:
+            PlexError: `unavailable`.
+        """
+        with _reading(self.source) as engine:
+            while found := _rows(engine, epoch=self.epoch, after=idx):
+                yield from found
+                idx = found[-1].idx
 
 
 def read_journal(source: str, *, epoch: int | None = None) -> EpochRows:
-    """Return the rows of an epoch, by default the newest that has any.
+    """Return the journal of an epoch, by default of the newest that has one.
 
     Args:
         source: a SQLite file, or a database by SQLAlchemy URL.
@@ -33,10 +56,16 @@ def read_journal(source: str, *, epoch: int | None = None) -> EpochRows:
     Raises:
         PlexError: `not_found` without the file or the epoch, `unavailable` when it cannot be read.
     """
+    with _reading(source) as engine:
+        return _read(engine, source=source, epoch=epoch)
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[Engine]:
     try:
         engine = _engine(source)
         try:
-            return _read(engine, source=source, epoch=epoch)
+            yield engine
         finally:
             engine.dispose()
     except SQLAlchemyError as error:
@@ -89,14 +118,13 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
     with engine.connect() as connection:
         newest = connection.execute(select(func.max(JOURNAL.c.scheduler_epoch))).scalar_one()
         wanted = epoch if epoch is not None else newest
-        query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == wanted).order_by(JOURNAL.c.idx)
-        rows = [
-            JournalRow(
-                idx=row.idx, at_us=row.at_us, kind=row.kind, version=row.version, body=row.body
-            )
+        of_epoch = SNAPSHOTS.c.scheduler_epoch == wanted
+        query = select(SNAPSHOTS).where(of_epoch).order_by(SNAPSHOTS.c.idx)
+        snapshots = tuple(
+            SnapshotRow(idx=row.idx, at_us=row.at_us, version=row.version, body=row.body)
             for row in connection.execute(query)
-        ]
-    if not rows:
+        )
+    if wanted is None or not _rows(engine, epoch=wanted, after=0, limit=1):
         raise PlexError(
             ErrorCode.NOT_FOUND,
             f"the journal {_shown(source)} has no events"
@@ -106,4 +134,15 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
                 else f" of scheduler epoch {wanted}; the newest with events is {newest}"
             ),
         )
-    return EpochRows(epoch=int(wanted), rows=rows)
+    return EpochRows(source=source, epoch=int(wanted), snapshots=snapshots)
+
+
+def _rows(engine: Engine, *, epoch: int, after: int, limit: int = ROWS_AT_ONCE) -> list[JournalRow]:
+    query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == epoch, JOURNAL.c.idx > after)
+    with engine.connect() as connection:
+        return [
+            JournalRow(
+                idx=row.idx, at_us=row.at_us, kind=row.kind, version=row.version, body=row.body
+            )
+            for row in connection.execute(query.order_by(JOURNAL.c.idx).limit(limit))
+        ]

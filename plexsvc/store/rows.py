@@ -17,6 +17,16 @@ class JournalRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRow:
+    """The core behind row `idx` of its journal; `body` is of version `version`."""
+
+    idx: int
+    at_us: int
+    version: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """A job as it is now."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +35,24 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.appender import SqliteAppender
-from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow, ProfileRow, Row
-from plexsvc.store.tables import DEPLOYMENTS, EPOCHS, JOBS, JOURNAL, OPERATIONS, PROFILES
+from plexsvc.store.rows import (
+    DeploymentRow,
+    JobRow,
+    JournalRow,
+    OperationRow,
+    ProfileRow,
+    Row,
+    SnapshotRow,
+)
+from plexsvc.store.tables import (
+    DEPLOYMENTS,
+    EPOCHS,
+    JOBS,
+    JOURNAL,
+    OPERATIONS,
+    PROFILES,
+    SNAPSHOTS,
+)
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
@@ -51,6 +68,7 @@ class Store:
     """One open database, led under one epoch."""
 
     def __init__(self, engine: Engine, *, epoch: int) -> None:
+        self.url = engine.url.render_as_string(hide_password=False)
         self._engine = engine
         self._connection = engine.connect()
         self._upserts = {kind: _upsert(engine, table) for kind, table in TABLES.items()}
@@ -69,10 +87,16 @@ class Store:
         """
         if events and not rows and self.append_now(events, is_synced=True):
             return
+        with self._led():
+            self._write(events, rows)
+
+    @contextmanager
+    def _led(self) -> Iterator[None]:
+        """Make one transaction, as long as this epoch leads."""
         try:
             with self._connection.begin():
                 self._fence()
-                self._write(events, rows)
+                yield
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise self._failure(error) from error
 
@@ -151,8 +175,7 @@ class Store:
     def fail_orphans(self, *, reason: str, ended_us: int) -> int:
         """Mark jobs that an earlier scheduler left unfinished as failed; return how many."""
         unfinished = JOBS.c.state.in_(["queued", "running"])
-        with self._connection.begin():
-            self._fence()
+        with self._led():
             done = self._connection.execute(
                 update(JOBS)
                 .where(unfinished, JOBS.c.scheduler_epoch < self.epoch)
@@ -163,19 +186,51 @@ class Store:
     def forget(self, *, before_us: int) -> int:
         """Delete what is only history by then; return how many rows went.
 
-        The journal and the operations of schedulers that another had replaced before that time, and
-        cycles measured before it. Jobs and deployments stay.
+        The journal, snapshots and operations of schedulers that another had replaced before that
+        time, and cycles measured before it. Jobs and deployments stay.
         """
         then = select(func.max(EPOCHS.c.scheduler_epoch)).where(EPOCHS.c.started_us < before_us)
-        with self._connection.begin():
-            self._fence()
+        with self._led():
             led_then = self._connection.execute(then).scalar_one() or 0
             gone = [
                 delete(table).where(table.c.scheduler_epoch < led_then)
-                for table in (JOURNAL, OPERATIONS)
+                for table in (JOURNAL, SNAPSHOTS, OPERATIONS)
             ]
             gone.append(delete(PROFILES).where(PROFILES.c.at_us < before_us))
             return sum(int(self._connection.execute(one).rowcount) for one in gone)
+
+    def keep_snapshot(self, snapshot: SnapshotRow) -> None:
+        """Add a snapshot of this epoch's core and drop all but the one before; durable on return.
+
+        Raises:
+            PlexError: as `append`.
+        """
+        with self._led():
+            mine = SNAPSHOTS.c.scheduler_epoch == self.epoch
+            before = select(func.max(SNAPSHOTS.c.idx)).where(mine)
+            previous = self._connection.execute(before).scalar_one() or 0
+            self._connection.execute(insert(SNAPSHOTS), [_values(snapshot, epoch=self.epoch)])
+            self._connection.execute(delete(SNAPSHOTS).where(mine, SNAPSHOTS.c.idx < previous))
+
+    def cut(self, *, max_rows: int) -> int:
+        """Delete the oldest of the rows that come before the last two snapshots.
+
+        Returns how many rows went, at most `max_rows`; 0: none is left to cut.
+
+        Raises:
+            PlexError: as `append`.
+        """
+        with self._led():
+            mine = SNAPSHOTS.c.scheduler_epoch == self.epoch
+            kept = select(SNAPSHOTS.c.idx).where(mine).order_by(SNAPSHOTS.c.idx)
+            snapshots = self._connection.execute(kept).scalars().all()
+            if len(snapshots) < 2:
+                return 0
+            rows = JOURNAL.c.scheduler_epoch == self.epoch
+            first = self._connection.execute(select(func.min(JOURNAL.c.idx)).where(rows))
+            end = min((first.scalar_one() or 0) + max_rows - 1, snapshots[0])
+            gone = self._connection.execute(delete(JOURNAL).where(rows, JOURNAL.c.idx <= end))
+            return int(gone.rowcount)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -240,8 +295,24 @@ def open_store(url: str, *, now_us: int) -> Store:
             epoch = _take_epoch(connection, now_us=now_us)
         return Store(engine, epoch=epoch)
     except (SQLAlchemyError, sqlite3.Error) as error:
-        shown = make_url(url).render_as_string(hide_password=True)
-        raise PlexError(ErrorCode.UNAVAILABLE, f"cannot open store {shown}: {error}") from error
+        raise _unreachable(url, error) from error
+
+
+def reopen_store(url: str, *, epoch: int) -> Store:
+    """Open a database that a scheduler leads under `epoch`, for another process of its own.
+
+    Raises:
+        PlexError: `unavailable` when the database cannot be reached.
+    """
+    try:
+        return Store(_engine(url), epoch=epoch)
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise _unreachable(url, error) from error
+
+
+def _unreachable(url: str, error: Exception) -> PlexError:
+    shown = make_url(url).render_as_string(hide_password=True)
+    return PlexError(ErrorCode.UNAVAILABLE, f"cannot open store {shown}: {error}")
 
 
 def migrate(connection: Connection) -> None:
@@ -283,7 +354,7 @@ def _upsert(engine: Engine, table: Table) -> Any:  # noqa: ANN401 - an Insert of
     return statement.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
-def _values(row: JournalRow | Row, *, epoch: int) -> dict[str, Any]:
+def _values(row: JournalRow | SnapshotRow | Row, *, epoch: int) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in row.__slots__}
     values["scheduler_epoch"] = epoch
     return values

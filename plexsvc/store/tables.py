@@ -38,7 +38,19 @@ JOURNAL: Final = Table(
     Column("body", Text, nullable=False),
     ForeignKeyConstraint(["scheduler_epoch"], ["scheduler_epochs.scheduler_epoch"]),
 )
-"""Every event the core was told, in order."""
+"""Every event the core was told, in order; those before the last two snapshots are cut."""
+
+SNAPSHOTS: Final = Table(
+    "snapshots",
+    METADATA,
+    Column("scheduler_epoch", BigInteger, primary_key=True),
+    Column("idx", BigInteger, primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["scheduler_epoch"], ["scheduler_epochs.scheduler_epoch"]),
+)
+"""The core as it was behind a row of the journal; the last two of each scheduler."""
 
 JOBS: Final = Table(
     "jobs",
@@ -93,7 +105,7 @@ OPERATIONS: Final = Table(
     Column("answered_us", BigInteger, nullable=False),
     Index("operations_by_deployment", "deployment_id", "seq"),
 )
-"""One row an operation that was answered; those that wait or run are in the journal alone."""
+"""One row an operation whose answer is not acknowledged; others are in the journal alone."""
 
 PROFILES: Final = Table(
     "profiles",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from plexsvc.scheduler.driver.encoding import Recording
+    from plexsvc.scheduler.driver.encoding import Recording, Tail
     from plexsvc.sim.predict import Prediction, Wall
     from plexsvc.sim.replay import Difference, Verdict
 
@@ -35,15 +35,17 @@ def replay(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Replay a journal; exit 1 at the first event whose actions differ from the live ones."""
+    from plexsvc.scheduler.driver.encoding import Recording
     from plexsvc.sim.output import make_directory
     from plexsvc.sim.replay import verify
 
-    recorded = _read(journal, epoch=epoch)
+    is_predicted = predict or out is not None
+    recorded = _read(journal, epoch=epoch, is_whole=is_predicted)
     if out is not None:
         make_directory(out)
     verdict = verify(recorded)
     found = None
-    if predict or out is not None:
+    if isinstance(recorded, Recording):
         found = _predict(recorded, share=share) if verdict.is_identical else None
         if found is None:
             typer.echo("not predicted: the journal tells of a run this core did not do", err=True)
@@ -103,35 +105,39 @@ def _write(found: Prediction, out: Path) -> None:
     typer.echo(f"wrote {out / 'jobs.jsonl'}", err=True)
 
 
-def _read(source: str, *, epoch: int | None) -> Recording:
-    from plexsvc.scheduler.driver.journal import read
+def _read(source: str, *, epoch: int | None, is_whole: bool) -> Recording | Tail:
+    """Return a journal: whole for a prediction, else read as it is replayed."""
+    from plexsvc.scheduler.driver.journal import follow, read
     from plexsvc.store.reader import read_journal
 
-    return read(read_journal(source, epoch=epoch).rows)
+    rows = read_journal(source, epoch=epoch)
+    return read(rows.rows) if is_whole else follow(rows)
 
 
-def _values(verdict: Verdict, recorded: Recording) -> dict[str, object]:
+def _values(verdict: Verdict, told: Recording | Tail) -> dict[str, object]:
     from dataclasses import asdict
 
     return {
-        "epoch": recorded.configured.epoch,
-        "is_this_build": recorded.configured.is_this_build,
+        "epoch": told.configured.epoch,
+        "is_this_build": told.configured.is_this_build,
         "is_identical": verdict.is_identical,
         **asdict(verdict),
     }
 
 
-def _show(verdict: Verdict, recorded: Recording) -> None:
-    typer.echo(f"epoch {recorded.configured.epoch}: {verdict.events} events replayed")
+def _show(verdict: Verdict, recorded: Recording | Tail) -> None:
+    begins = f" from the snapshot behind row {verdict.begins} on" if verdict.begins else ""
+    typer.echo(f"epoch {recorded.configured.epoch}: {verdict.events} events replayed{begins}")
     if verdict.difference is not None:
         _show_difference(verdict.difference, recorded)
         return
     untold = verdict.events - verdict.compared
     beside = f"; of the last {untold} the journal does not say" if untold else ""
     typer.echo(f"identical: {verdict.actions} actions of {verdict.compared} events{beside}")
+    typer.echo(f"chain     {verdict.chain}")
 
 
-def _show_difference(found: Difference, recorded: Recording) -> None:
+def _show_difference(found: Difference, recorded: Recording | Tail) -> None:
     typer.echo(f"different from row {found.idx} on: {found.why}")
     if not recorded.configured.is_this_build:
         typer.echo("another build of the scheduler wrote it, which may have decided otherwise")

@@ -6,12 +6,17 @@ digest for each event since the note before: of the event's own body and of the 
 followed. It is written with a later batch and says nothing about that batch, so nobody waits for
 it. The core reads no clock, random source or database: times, durations, new ids and stored
 profiles are fields of events.
+
+A snapshot stands for the rows up to its own: it holds the core's state behind that row, and the
+*chain*, a digest of all digests so far. Who replays an uncut copy comes to the same chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, get_args
@@ -93,12 +98,37 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The core behind row `idx`; `state` is of `freezing`."""
+
+    configured: Configured
+    idx: int
+    at_us: int
+    chain: str
+    state: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What a journal still tells: from its beginning, or from a snapshot, on."""
+
+    configured: Configured
+    entries: Iterator[Entry]
+    """Read once, as far as they are wanted."""
+    snapshots: tuple[Snapshot, ...] = ()
+    """Oldest first; the entries begin behind the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """One row of a journal, whatever table or file it comes from."""
 
     idx: int
     kind: str
     body: str
+
+
+_SNAPSHOT: Final = msgspec.json.Decoder(Snapshot)
 
 
 def configured(limits: Limits, *, epoch: int) -> Configured:
@@ -138,31 +168,70 @@ def decode_event(kind: str, body: str) -> Event:
     return _DECODERS[kind].decode(body)
 
 
-def read(lines: Sequence[Line]) -> Recording:
-    """Return what the rows of one epoch say.
+def compress(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as the store keeps it."""
+    return zlib.compress(_ENCODER.encode(snapshot), level=1)
+
+
+def decompress(body: bytes, *, idx: int) -> Snapshot:
+    """Return a stored snapshot.
+
+    Raises:
+        PlexError: `bad_request` when it cannot be read.
+    """
+    try:
+        return _SNAPSHOT.decode(zlib.decompress(body))
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise _unreadable(idx, f"its snapshot: {error}") from error
+
+
+def read(lines: Iterable[Line]) -> Recording:
+    """Return what the rows of one epoch say, all of them.
 
     Raises:
         PlexError: `bad_request`, with the row's number, when the journal has no beginning, a row
             is missing or cannot be read.
     """
-    entries: list[Entry] = []
-    made: Configured | None = None
-    by_idx: dict[int, int] = {}
-    for expected, line in enumerate(lines, start=1):
+    tail = follow(lines)
+    return Recording(configured=tail.configured, entries=tuple(tail.entries))
+
+
+def follow(lines: Iterable[Line], snapshots: tuple[Snapshot, ...] = ()) -> Tail:
+    """Return what rows say, which begin behind the first of `snapshots`, or with the journal.
+
+    Raises:
+        PlexError: as `read`; what is wrong with later rows, when they are come to.
+    """
+    lines = iter(lines)
+    if snapshots:
+        first = snapshots[0]
+        entries = _entries(lines, after=first.idx)
+        return Tail(configured=first.configured, entries=entries, snapshots=snapshots)
+    line = next(lines, None)
+    if line is None or line.idx != 1:
+        follows = "nothing follows" if line is None else f"row {line.idx} follows"
+        raise _unreadable(1, f"it is missing; {follows}")
+    made = _decode(line)
+    if not isinstance(made, Configured):
+        raise _unreadable(1, "it does not say how the core was made (an older version's?)")
+    return Tail(configured=made, entries=_entries(lines, after=1))
+
+
+def _entries(lines: Iterable[Line], *, after: int) -> Iterator[Entry]:
+    """Yield events in order, each when its note has come, the last ones without."""
+    waiting: deque[Entry] = deque()
+    for expected, line in enumerate(lines, start=after + 1):
         if line.idx != expected:
             raise _unreadable(expected, f"it is missing; row {line.idx} follows")
         value = _decode(line)
         match value:
             case Configured():
-                made = value
+                raise _unreadable(line.idx, "it says again how the core was made")
             case Decided():
-                _note(entries, value, at=by_idx, line=line)
+                yield from _told(waiting, value, after=after, line=line)
             case _:
-                by_idx[line.idx] = len(entries)
-                entries.append(Entry(idx=line.idx, event=value, body=line.body))
-    if made is None:
-        raise _unreadable(1, "no row says how the core was made (written by an older version?)")
-    return Recording(configured=made, entries=tuple(entries))
+                waiting.append(Entry(idx=line.idx, event=value, body=line.body))
+    yield from waiting
 
 
 def _decode(line: Line) -> Event | Configured | Decided:
@@ -176,19 +245,18 @@ def _decode(line: Line) -> Event | Configured | Decided:
         raise _unreadable(line.idx, f"{line.kind}: {error}") from error
 
 
-def _note(entries: list[Entry], note: Decided, *, at: dict[int, int], line: Line) -> None:
-    """Write digests (and actions) beside the events they are of."""
+def _told(waiting: deque[Entry], note: Decided, *, after: int, line: Line) -> Iterator[Entry]:
+    """Yield the events that a note tells of, with their digests (and actions)."""
     if note.actions and len(note.actions) != len(note.digests):
         raise _unreadable(line.idx, f"{len(note.digests)} digests, {len(note.actions)} actions")
     for offset, known in enumerate(note.digests):
         idx = note.first + offset
-        if idx not in at:
+        if idx <= after:
+            continue
+        if not waiting or waiting[0].idx != idx:
             raise _unreadable(line.idx, f"it tells of row {idx}, which is no event before it")
-        entry = entries[at[idx]]
         actions = bytes(note.actions[offset]).decode() if note.actions else None
-        entries[at[idx]] = Entry(
-            idx=idx, event=entry.event, body=entry.body, digest=known, actions=actions
-        )
+        yield replace(waiting.popleft(), digest=known, actions=actions)
 
 
 def _unreadable(idx: int, why: str) -> PlexError:

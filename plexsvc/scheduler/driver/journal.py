@@ -12,8 +12,9 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import Configured, Decided, Line, Recording
-from plexsvc.store.rows import JournalRow
+from plexsvc.scheduler.driver.encoding import Configured, Decided, Line, Recording, Tail
+from plexsvc.store.reader import EpochRows
+from plexsvc.store.rows import JournalRow, SnapshotRow
 
 VERSION: Final = 1
 """Version of the events' fields; raised when an old row could not be read by new code."""
@@ -50,7 +51,8 @@ class Journal:
     def __init__(self, made: Configured, *, keeps_actions: bool) -> None:
         self._made: Configured | None = made
         self._keeps_actions = keeps_actions
-        self._last_idx = 0
+        self.last_idx = 0
+        """The newest row."""
         self._open: list[_Open] = []
         self._handled = 0
 
@@ -61,7 +63,7 @@ class Journal:
         for event in events:
             body = encoding.encode(event)
             rows.append(self._row(type(event).__name__, body, at_us=event.at_us))
-            self._open.append(_Open(self._last_idx, body))
+            self._open.append(_Open(self.last_idx, body))
         return rows
 
     def decided(self, actions: Sequence[Action]) -> None:
@@ -90,9 +92,9 @@ class Journal:
         return Decided(first=handled[0].idx, digests=tuple(digests), actions=kept)
 
     def _row(self, kind: str, body: bytes, *, at_us: int) -> JournalRow:
-        self._last_idx += 1
+        self.last_idx += 1
         return JournalRow(
-            idx=self._last_idx, at_us=at_us, kind=kind, version=VERSION, body=body.decode()
+            idx=self.last_idx, at_us=at_us, kind=kind, version=VERSION, body=body.decode()
         )
 
 
@@ -106,15 +108,38 @@ def _runs(handled: list[_Open]) -> Iterator[list[_Open]]:
 
 
 def read(rows: Iterable[JournalRow]) -> Recording:
-    """Return what the rows of one epoch say.
+    """Return what the rows of one epoch say, all of them.
 
     Raises:
-        PlexError: as `recording.read`; for rows of another version, too.
+        PlexError: as `encoding.read`; for rows of another version, too.
     """
-    return encoding.read([_line(row) for row in rows])
+    return encoding.read(map(_line, rows))
+
+
+def follow(rows: EpochRows, *, last: int | None = None) -> Tail:
+    """Return what a journal tells from a snapshot on: the first there is, else its beginning.
+
+    Args:
+        rows: the journal.
+        last: how many snapshots to look at, of the newest; None: all.
+
+    Raises:
+        PlexError: as `read`.
+    """
+    kept = rows.snapshots if last is None else rows.snapshots[-last:]
+    for row in kept:
+        _check_version(row)
+    snapshots = tuple(encoding.decompress(row.body, idx=row.idx) for row in kept)
+    lines = map(_line, rows.after(snapshots[0].idx if snapshots else 0))
+    return encoding.follow(lines, snapshots)
 
 
 def _line(row: JournalRow) -> Line:
+    _check_version(row)
+    return Line(idx=row.idx, kind=row.kind, body=row.body)
+
+
+def _check_version(row: JournalRow | SnapshotRow) -> None:
     if row.version != VERSION:
         raise PlexError(
             ErrorCode.BAD_REQUEST,
@@ -122,7 +147,6 @@ def _line(row: JournalRow) -> Line:
             "replay it with the build that wrote it",
             row=row.idx,
         )
-    return Line(idx=row.idx, kind=row.kind, body=row.body)
 
 
 def replay(rows: Iterable[JournalRow]) -> Iterator[Event]:

@@ -13,8 +13,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.store.rows import DeploymentRow, JournalRow, OperationRow, ProfileRow
-from plexsvc.store.store import _take_epoch, open_store
+from plexsvc.store.reader import read_journal
+from plexsvc.store.rows import DeploymentRow, JournalRow, OperationRow, ProfileRow, SnapshotRow
+from plexsvc.store.store import _take_epoch, open_store, reopen_store
 from plexsvc.store.tables import METADATA
 from tests.rigs.store_rows import entry, job
 
@@ -196,4 +197,50 @@ def test_what_is_written_without_a_sync_is_there_and_fenced_like_the_rest(tmp_pa
     assert new.jobs() == [job()]
     assert new.write_now([job("failed")])
     old.close()
+    new.close()
+
+
+def snapshot(idx: int) -> SnapshotRow:
+    return SnapshotRow(idx=idx, at_us=idx * 10, version=1, body=bytes([idx]) * 9)
+
+
+def test_the_last_two_snapshots_stay_and_rows_before_them_are_cut_some_at_a_time(url: str) -> None:
+    store = open_store(url, now_us=1)
+    store.append([entry(idx) for idx in range(1, 31)])
+    assert store.cut(max_rows=100) == 0
+    store.keep_snapshot(snapshot(5))
+    assert store.cut(max_rows=100) == 0
+    for idx in (12, 20):
+        store.keep_snapshot(snapshot(idx))
+    assert [store.cut(max_rows=5) for _ in range(4)] == [5, 5, 2, 0]
+    found = read_journal(url)
+    assert found.snapshots == (snapshot(12), snapshot(20))
+    assert [row.idx for row in found.rows] == list(range(13, 31))
+    assert [row.idx for row in found.after(20)] == list(range(21, 31))
+    store.close()
+
+
+def test_a_replaced_scheduler_keeps_no_snapshot_and_cuts_nothing(url: str) -> None:
+    old = open_store(url, now_us=1)
+    old.append([entry(1), entry(2)])
+    beside = reopen_store(url, epoch=1)
+    beside.keep_snapshot(snapshot(1))
+    beside.keep_snapshot(snapshot(2))
+    open_store(url, now_us=2).close()
+    for write in (lambda: beside.keep_snapshot(snapshot(3)), lambda: old.cut(max_rows=9)):
+        with pytest.raises(PlexError) as refused:
+            write()
+        assert refused.value.code == ErrorCode.STALE_FENCE
+    assert read_journal(url, epoch=1).snapshots == (snapshot(1), snapshot(2))
+    beside.close()
+    old.close()
+
+
+def test_snapshots_go_with_the_journal_of_a_scheduler_replaced_long_ago(url: str) -> None:
+    old = open_store(url, now_us=10)
+    old.append([entry(1)])
+    old.keep_snapshot(snapshot(1))
+    old.close()
+    new = open_store(url, now_us=20)
+    assert new.forget(before_us=25) == 2
     new.close()

@@ -1,0 +1,90 @@
+"""Cutting of the journal: every so many rows a snapshot, then what came before the last two goes.
+
+Theory of operation. Two snapshots stay, so that a replay from the older one proves the newer. A
+process beside the scheduler takes them (`snapshots`). The thread of the store deletes rows, some at
+a time, with pauses for appends. Whatever ends in the middle of it leaves a journal that replays: a
+snapshot is written, and the third last dropped, in one transaction, and only rows before both are
+deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from plexsvc.clock import Clock
+from plexsvc.errors import PlexError
+from plexsvc.log import Log
+from plexsvc.scheduler.driver import snapshots
+from plexsvc.scheduler.driver.journal import Journal
+from plexsvc.scheduler.driver.snapshots import Told
+from plexsvc.scheduler.driver.storing import Storing
+from plexsvc.store.store import Store
+
+log = Log(__name__)
+
+LOOK_US: Final = 1_000_000
+"""How often it is asked how many rows there are."""
+
+ROWS_AT_ONCE: Final = 500
+"""Rows deleted in one transaction: some milliseconds in which nothing is appended."""
+
+PAUSE_US: Final = 20_000
+"""Time between two of those."""
+
+SNAPSHOT_TIMEOUT_S: Final = 600
+"""After which a process that takes a snapshot is ended."""
+
+
+async def keep_short(
+    journal: Journal, store: Store, storing: Storing, *, clock: Clock, snapshot_rows: int
+) -> None:
+    """Take snapshots and cut until cancelled."""
+    before = 0
+    while True:
+        await clock.sleep(LOOK_US)
+        if journal.last_idx - before < snapshot_rows:
+            continue
+        before = journal.last_idx
+        try:
+            if await _took_snapshot(store):
+                await _cut(store, storing, clock=clock)
+        except PlexError as error:
+            log.warning("the journal was not cut", error=error)
+
+
+async def _took_snapshot(store: Store) -> bool:
+    """Have a process take a snapshot; return whether it did."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", snapshots.__name__),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    told = msgspec.json.encode(Told(url=store.url, epoch=store.epoch))
+    try:
+        async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+            _, said = await process.communicate(told)
+    except TimeoutError:
+        said = f"it took more than {SNAPSHOT_TIMEOUT_S} s".encode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = said.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        log.warning("no snapshot was taken; the journal is kept whole", why=why)
+    return process.returncode == 0
+
+
+async def _cut(store: Store, storing: Storing, *, clock: Clock) -> None:
+    """Delete the rows that no replay needs."""
+    gone = 0
+    while rows := await storing.run(partial(store.cut, max_rows=ROWS_AT_ONCE)):
+        gone += rows
+        await clock.sleep(PAUSE_US)
+    if gone:
+        log.info("journal cut", rows=gone)

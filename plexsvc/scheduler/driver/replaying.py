@@ -1,0 +1,43 @@
+"""Replaying of a journal: a core that takes once more what it took, and the chain of digests."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from plexsvc.scheduler.driver import encoding
+from plexsvc.scheduler.driver.encoding import Entry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.freezing import freeze, thaw
+
+
+class Replay:
+    """Begins where a journal begins: with a snapshot, or with a new core."""
+
+    def __init__(self, told: Recording | Tail) -> None:
+        self.configured = told.configured
+        snapshot = told.snapshots[0] if isinstance(told, Tail) and told.snapshots else None
+        self.core = told.configured.new_core() if snapshot is None else thaw(snapshot.state)
+        self.idx = 0 if snapshot is None else snapshot.idx
+        """The row it is behind."""
+        self.at_us = 0 if snapshot is None else snapshot.at_us
+        self.chain = "" if snapshot is None else snapshot.chain
+        """32 hex digits of all digests so far, those before a snapshot included."""
+
+    def take(self, entry: Entry) -> tuple[int, bytes, str]:
+        """Tell the core an event; return how many actions follow, their JSON, and the digest."""
+        actions = self.core.handle(entry.event)
+        encoded = encoding.encode_actions(actions)
+        digest = encoding.digest(entry.body.encode(), encoded)
+        self.idx, self.at_us = entry.idx, entry.event.at_us
+        self.chain = xxhash.xxh3_128_hexdigest(f"{self.chain}{digest}".encode())
+        return len(actions), encoded, digest
+
+    def snapshot(self) -> Snapshot:
+        """Return what a journal may begin with behind the row it is at."""
+        return Snapshot(
+            configured=self.configured,
+            idx=self.idx,
+            at_us=self.at_us,
+            chain=self.chain,
+            state=msgspec.Raw(freeze(self.core)),
+        )
