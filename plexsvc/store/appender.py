@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, bindparam, literal_column
 
-from plexsvc.store.rows import JournalRow, Row
+from plexsvc.store.rows import JournalRow, OperationGone, Row
 
 _COLUMNS: Final = "scheduler_epoch, idx, at_us, kind, version, body"
 _ROW: Final = "(?, ?, ?, ?, ?, ?)"
+_DELETE: Final = "delete from operations where operation_id = ?"
 _FENCE: Final = "(select max(scheduler_epoch) from scheduler_epochs) = ?"
 
 
@@ -68,6 +69,9 @@ class SqliteAppender:
                 values = [values_of(row) for row in rows if type(row) is kind]
                 if leads and values:
                     self._connection.executemany(statement, values)
+            gone = [(row.operation_id,) for row in rows if isinstance(row, OperationGone)]
+            if leads and gone:
+                self._connection.executemany(_DELETE, gone)
             run("commit")
         except sqlite3.Error:
             if self._connection.in_transaction:

@@ -78,6 +78,13 @@ class OperationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperationGone:
+    """An operation about whose answer nobody asks any more: its row goes."""
+
+    operation_id: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
     """A measured cycle, by what makes two runs the same for planning; `body` is JSON."""
 
@@ -89,4 +96,4 @@ class ProfileRow:
     body: str
 
 
-Row = JobRow | DeploymentRow | OperationRow | ProfileRow
+Row = JobRow | DeploymentRow | OperationRow | OperationGone | ProfileRow

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Table,
+    bindparam,
     create_engine,
     delete,
     event,
@@ -39,6 +40,7 @@ from plexsvc.store.rows import (
     DeploymentRow,
     JobRow,
     JournalRow,
+    OperationGone,
     OperationRow,
     ProfileRow,
     Row,
@@ -130,7 +132,7 @@ class Store:
         Rows of operations alone are not synced: the journal, which is, tells of them too. When
         nothing was written, `append` says why.
         """
-        is_synced = any(not isinstance(row, OperationRow) for row in rows)
+        is_synced = any(not isinstance(row, OperationRow | OperationGone) for row in rows)
         return self._appender is not None and self._appender.write(rows, is_synced=is_synced)
 
     def journal(self, *, epoch: int | None = None) -> Iterator[JournalRow]:
@@ -269,6 +271,10 @@ class Store:
             values = [_values(row, epoch=self.epoch) for row in rows if isinstance(row, kind)]
             if values:
                 self._connection.execute(upsert, values)
+        gone = [{"gone": row.operation_id} for row in rows if isinstance(row, OperationGone)]
+        if gone:
+            one = delete(OPERATIONS).where(OPERATIONS.c.operation_id == bindparam("gone"))
+            self._connection.execute(one, gone)
 
     def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:  # noqa: ANN401 - a Select
         names = [field.name for field in dataclasses.fields(kind)]

@@ -39,7 +39,7 @@ from plexsvc.scheduler.ledger.jobs import (
 )
 from plexsvc.scheduler.ledger.results import Result, ResultBook, staged_ids
 from plexsvc.scheduler.ledger.waiters import Waiters
-from plexsvc.store.rows import Row
+from plexsvc.store.rows import OperationGone, OperationRow, Row
 
 log = Log(__name__)
 
@@ -64,6 +64,8 @@ class Recorder:
         self._rows: list[Row] = []
         self._ends = Waiters[JobId, None]()
         self._settled = Waiters[DeploymentId, None]()
+        self._operations: dict[OperationId, OperationRow | OperationGone] = {}
+        """Rows of operations; one that is released at once is never written."""
         self._answered: dict[OperationId, _Answered] = {}
         self._owned: dict[DeploymentId, dict[OperationId, None]] = {}
         self._let_go = Newest[OperationId, DeploymentId](MAX_LET_GO)
@@ -83,7 +85,8 @@ class Recorder:
 
     def take_rows(self) -> list[Row]:
         """Return the rows changed since the last call."""
-        taken, self._rows = self._rows, []
+        taken = [*self._rows, *self._operations.values()]
+        self._rows, self._operations = [], {}
         return taken
 
     def job_opened(self, record: JobRecord) -> None:
@@ -236,6 +239,7 @@ class Recorder:
         answered = self._answered.pop(operation_id, None)
         record = None
         if answered is not None:
+            self._remove(operation_id)
             del self._owned[answered.deployment_id][operation_id]
             record = self._registry.deployments.get(answered.deployment_id)
         return ([] if result is None else staged_ids(result)), record
@@ -316,6 +320,7 @@ class Recorder:
         for deployment_id in of:
             for operation_id in self._owned.pop(deployment_id, ()):
                 del self._answered[operation_id]
+                self._remove(operation_id)
                 self._results.drop(operation_id)
 
     def _stop_deployments(self, record: JobRecord) -> None:
@@ -351,18 +356,23 @@ class Recorder:
         deployment_id = DeploymentId(held.operation.deployment_id)
         self._answered[operation_id] = _Answered(deployment_id, held.operation.digest)
         self._owned.setdefault(deployment_id, {})[operation_id] = None
-        self._add(
-            rows.operation(
-                held,
-                result,
-                incarnation=self._incarnation(deployment_id),
-                answered_us=self._clock.wall_us(),
-            )
+        self._operations[operation_id] = rows.operation(
+            held,
+            result,
+            incarnation=self._incarnation(deployment_id),
+            answered_us=self._clock.wall_us(),
         )
+        self.dirty.set()
 
     def _incarnation(self, deployment_id: DeploymentId) -> int:
         record = self._registry.deployments.get(deployment_id)
         return 1 if record is None or record.wpg is None else record.wpg.incarnation
+
+    def _remove(self, operation_id: OperationId) -> None:
+        """Have the row of an operation deleted, or not written."""
+        if not isinstance(self._operations.pop(operation_id, None), OperationRow):
+            self._operations[operation_id] = OperationGone(operation_id=operation_id)
+            self.dirty.set()
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from sqlalchemy.exc import OperationalError
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.store.reader import read_journal
-from plexsvc.store.rows import DeploymentRow, JournalRow, OperationRow, ProfileRow, SnapshotRow
+from plexsvc.store.rows import (
+    DeploymentRow,
+    JournalRow,
+    OperationGone,
+    OperationRow,
+    ProfileRow,
+    SnapshotRow,
+)
 from plexsvc.store.store import _take_epoch, open_store, reopen_store
 from plexsvc.store.tables import METADATA
 from tests.rigs.store_rows import entry, job
@@ -47,6 +55,17 @@ def test_events_come_back_in_order_and_rows_as_they_are_now(url: str) -> None:
     assert store.jobs(tenant="others") == []
     assert store.operation(b"0123456789abcdef") == operation()
     assert store.operation(b"x" * 16) is None
+    store.close()
+
+
+def test_the_row_of_an_operation_goes_when_nobody_asks_about_it_any_more(url: str) -> None:
+    store = open_store(url, now_us=1)
+    gone = OperationGone(operation_id=b"0123456789abcdef")
+    for write in (partial(store.append, []), store.write_now):
+        store.append([], [operation()])
+        if write([gone]) is False:
+            continue  # PostgreSQL is never written at once
+        assert store.operation(b"0123456789abcdef") is None
     store.close()
 
 
