@@ -55,7 +55,7 @@ class SchedulerConfig(Limits):
     """Ended jobs that `status` and `job list` still show."""
     inline_append_us: int = 500
     """The journal is written on the event loop while that lately took less; 0: on a thread."""
-    snapshot_rows: int = 50_000
+    snapshot_rows: int = 20_000
     """Rows of the journal between two snapshots of the core; rows before the last two are deleted.
     0: no snapshots, the journal of a running scheduler is kept whole."""
     journal_actions: bool = False
