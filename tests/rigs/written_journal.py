@@ -34,6 +34,11 @@ class WrittenJournal:
         """Return one in an SQLite file."""
         return cls(f"sqlite:///{directory}/plex.db")
 
+    @property
+    def path(self) -> str:
+        """Return the name of the SQLite file."""
+        return self.url.removeprefix("sqlite:///")
+
     def go_on(self, *, cycles: int) -> None:
         """Let the jobs run cycles of two operations, and write down what happened."""
         for _ in range(cycles):

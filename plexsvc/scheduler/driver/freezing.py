@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import importlib
 import pkgutil
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -248,7 +248,7 @@ def _defaults(kind: type) -> dict[str, Callable[[], Any]]:
 @cache
 def _classes() -> dict[str, Any]:
     """Return the classes that the core's modules know, by name."""
-    found: dict[str, Any] = {"OrderedDict": OrderedDict}
+    found: dict[str, Any] = {kind.__name__: kind for kind in (OrderedDict, Counter)}
     for info in pkgutil.walk_packages(core.__path__, f"{core.__name__}."):
         for kind in vars(importlib.import_module(info.name)).values():
             if isinstance(kind, type) and kind.__module__.startswith("plex"):

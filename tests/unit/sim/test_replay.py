@@ -16,10 +16,12 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver import journal
 from plexsvc.scheduler.driver.encoding import Recording
+from plexsvc.scheduler.driver.snapshots import take_snapshot
 from plexsvc.sim.replay import Verdict, verify
 from plexsvc.store.reader import read_journal
 from tests.fakes.fake_cluster import no_room
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+from tests.rigs.written_journal import WrittenJournal
 
 run = CliRunner().invoke
 
@@ -222,3 +224,24 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: st
     assert refused.exit_code == 1
     assert "no journal can be read from" in refused.stderr
     assert "secret" not in refused.stderr
+
+
+def test_a_cut_journal_is_replayed_from_its_snapshot_and_not_predicted(tmp_path: Path) -> None:
+    written = WrittenJournal.at(tmp_path)
+    written.go_on(cycles=3)
+    whole = json.loads(run(app, ["replay", written.path, "--json"]).stdout)
+    for _ in range(2):
+        take_snapshot(written.url, epoch=1)
+        written.go_on(cycles=3)
+    while written.store.cut(max_rows=50):
+        pass
+    cut = json.loads(run(app, ["replay", written.path, "--json"]).stdout)
+    assert (whole["begins"], whole["is_identical"], cut["is_identical"]) == (0, True, True)
+    assert cut["begins"] == written.tail().snapshots[0].idx
+    text = run(app, ["replay", written.path]).stdout
+    assert f"from the snapshot behind row {cut['begins']} on" in text
+    assert f"chain     {cut['chain']}" in text
+    refused = run(app, ["replay", written.path, "--predict"])
+    assert refused.exit_code == 2
+    assert "row 1 of the journal cannot be replayed: it is missing" in refused.stderr
+    written.store.close()

@@ -1,0 +1,59 @@
+"""The process that takes snapshots, killed at any moment: what it leaves replays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plexsvc.scheduler.driver import snapshots
+from plexsvc.scheduler.driver.snapshots import Told
+from tests.rigs.written_journal import WrittenJournal
+
+PATIENCE_S = 60
+KILLS = 12
+
+
+def begin(written: WrittenJournal) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", snapshots.__name__], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(Told(url=written.url, epoch=1)))
+    process.stdin.close()
+    return process
+
+
+@pytest.mark.timeout(300)
+def test_whenever_it_is_killed_the_journal_replays(tmp_path: Path) -> None:
+    written = WrittenJournal.at(tmp_path)
+    written.go_on(cycles=60)
+    whole = begin(written)
+    assert whole.wait(PATIENCE_S) == 0
+    chains, count = [written.verdict().chain], len(written.tail().snapshots)
+    assert count == 1
+    for at in range(KILLS):
+        written.go_on(cycles=5)
+        process = begin(written)
+        try:
+            process.wait(0.2 * at)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(PATIENCE_S)
+        assert process.stderr is not None
+        process.stderr.close()
+        written.store.cut(max_rows=50)  # and the scheduler is killed between two cuts
+        verdict = written.verdict()
+        assert verdict.is_identical
+        chains.append(verdict.chain)
+    assert len(set(chains)) == len(chains)
+    last = begin(written)
+    assert last.wait(PATIENCE_S) == 0
+    while written.store.cut(max_rows=500):
+        pass
+    assert written.verdict().is_identical
+    assert written.first_row() > 1
+    written.store.close()
