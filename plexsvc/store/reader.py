@@ -41,7 +41,7 @@ class EpochRows:
             PlexError: `unavailable`.
         """
         with _reading(self.source) as engine:
-            while found := _rows(engine, epoch=self.epoch, after=idx):
+            while found := _rows(engine, epoch=self.epoch, after=idx, limit=ROWS_AT_ONCE):
                 yield from found
                 idx = found[-1].idx
 
@@ -137,7 +137,7 @@ def _read(engine: Engine, *, source: str, epoch: int | None) -> EpochRows:
     return EpochRows(source=source, epoch=int(wanted), snapshots=snapshots)
 
 
-def _rows(engine: Engine, *, epoch: int, after: int, limit: int = ROWS_AT_ONCE) -> list[JournalRow]:
+def _rows(engine: Engine, *, epoch: int, after: int, limit: int) -> list[JournalRow]:
     query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == epoch, JOURNAL.c.idx > after)
     with engine.connect() as connection:
         return [
