@@ -53,7 +53,7 @@ async def keep_short(
         try:
             if await _took_snapshot(store):
                 await _cut(store, storing, clock=clock)
-        except PlexError as error:
+        except (PlexError, OSError) as error:  # no memory for a process, a store that is busy
             log.warning("the journal was not cut", error=error)
 
 

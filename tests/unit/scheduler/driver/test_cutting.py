@@ -63,3 +63,18 @@ async def test_a_journal_without_a_snapshot_is_kept_whole_and_the_reason_is_said
                 await asyncio.sleep(0.05)
         assert await first_row(rig) == 1
     assert "changed on disk" in caplog.text
+
+
+async def test_a_process_that_cannot_be_started_ends_no_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cutting, "LOOK_US", 10_000)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    config = SchedulerConfig(snapshot_rows=4)
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
+        await rig.job("a")
+        await rig.deploy("a")
+        async with asyncio.timeout(50):
+            while "the journal was not cut" not in caplog.text:  # noqa: ASYNC110 - real time
+                await asyncio.sleep(0.05)
+        assert (await rig.run("a", "step")).state
