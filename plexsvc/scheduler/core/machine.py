@@ -70,6 +70,7 @@ from plexsvc.scheduler.core.timers import (
     RetryTimer,
     SpawnTimer,
     StageTimer,
+    Timer,
 )
 from plexsvc.scheduler.core.view import ClusterView
 
@@ -122,7 +123,7 @@ def _handlers(cluster: Cluster) -> Mapping[type[Fact], Callable[[Event], None]]:
         _on(StateCopied, outcomes.copied, devices),
         _on(ResidencyMoved, outcomes.moved, devices),
         _on(MoveFailed, outcomes.did_not_move, devices),
-        _on(TimerFired, _fire, cluster),
+        _on(TimerFired, _due, cluster),
         _on(JobSubmitted, jobs.open_job, lives),
         _on(JobPinned, jobs.pin, devices),
         _on(JobEndRequested, jobs.end, lives),
@@ -157,10 +158,13 @@ def _on(
     return kind, cast("Callable[[Event], None]", handler)
 
 
-def _fire(cluster: Cluster, event: TimerFired) -> None:
+def _due(cluster: Cluster, event: TimerFired) -> None:
     timer = timers.parse(event.key)
-    if not due.is_awaited(cluster, timer):
-        return
+    if due.is_awaited(cluster, timer):
+        _fire(cluster, timer)
+
+
+def _fire(cluster: Cluster, timer: Timer) -> None:
     match timer:
         case GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)
