@@ -8,8 +8,9 @@ events, fields go by their names: one that is missing gets its default, an unkno
 
 A node is `[kind, ...]`: `["list", items]`, `["dict", [key, value, ...]]`, `["array", dtype, shape,
 base64]`, else `[class, {field: value}]`, with the items behind for a class that is a dictionary. A
-value is an atom of JSON, `[number]` of a node, or `[kind, ...]`. The timeline, which nothing is
-decided by and which is larger than all the rest, begins anew.
+value is an atom of JSON, `[number]` of a node, or `[kind, ...]`. Keys that are ids are packed: a
+job remembers thousands of operations that are over. The timeline, which nothing is decided by and
+which is larger than all the rest, begins anew.
 """
 
 from __future__ import annotations
@@ -123,7 +124,12 @@ class _Freezer:
         names = _names(kind) or vars(value)
         return {name: self._value(getattr(value, name)) for name in names if name != SKIPPED}
 
-    def _items(self, value: dict[Any, Any]) -> list[Plain]:
+    def _items(self, value: dict[Any, Any]) -> Plain:
+        keys = list(value)
+        if {type(key) for key in keys} == {bytes} and len({len(key) for key in keys}) == 1:
+            packed = base64.b64encode(b"".join(keys)).decode()
+            values = [self._value(each) for each in value.values()]
+            return {"keys": packed, "length": len(keys[0]), "values": values}
         return [self._value(part) for pair in value.items() for part in pair]
 
 
@@ -186,8 +192,13 @@ class _Thawer:
         for name, value in told.items():
             object.__setattr__(made, name, self._value(value))
 
-    def _set_items(self, made: dict[Any, Any], told: list[Plain]) -> None:
+    def _set_items(self, made: dict[Any, Any], told: Plain) -> None:
         put = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
+        if isinstance(told, dict):
+            raw, length = base64.b64decode(told["keys"]), told["length"]
+            for at, value in enumerate(told["values"]):
+                put(made, raw[at * length : (at + 1) * length], self._value(value))
+            return
         values = map(self._value, told)
         for key in values:
             put(made, key, next(values))
