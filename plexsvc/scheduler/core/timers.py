@@ -1,7 +1,7 @@
 """Timers of the core, and their keys on `SetTimer` and `TimerFired`.
 
 A timer's class says what it is for, its field says whose it is. No other module writes or reads a
-key. `machine.fire` has the handler of each class.
+key. `machine` has the handler of each class.
 """
 
 from __future__ import annotations
