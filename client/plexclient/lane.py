@@ -76,12 +76,14 @@ class Lane:
 
     def enter(
         self,
-        body: operations_pb2.Operation,
+        operation: operations_pb2.Operation,
         *,
         arrays: Arrays | None = None,
         after: Sequence[OperationId] = (),
     ) -> Ticket:
-        """Give `body` its id and the deployment's next number. The caller holds `session.order`.
+        """Give `operation` its id and the deployment's next number; it is the lane's from now on.
+
+        The caller holds `session.order`.
 
         Raises:
             PlexError: `job_ended`; `queue_full` or `payload_too_large` for its payload. No number
@@ -89,9 +91,7 @@ class Lane:
         """
         self.session.check_open()
         given = inputs(arrays) if arrays is not None else None
-        _check_size(body)
-        operation = operations_pb2.Operation()
-        operation.CopyFrom(body)
+        _check_size(operation)
         operation.operation_id = new_operation_id()
         operation.job_id = self.session.job_id
         operation.deployment_id = self.deployment_id
@@ -248,8 +248,8 @@ async def outcome(work: Awaitable[R]) -> R | Exception:
         return error
 
 
-def _check_size(body: operations_pb2.Operation) -> None:
-    nbytes = body.ByteSize()
+def _check_size(operation: operations_pb2.Operation) -> None:
+    nbytes = operation.ByteSize()
     if nbytes > MAX_MESSAGE_BYTES - MESSAGE_ROOM_BYTES:
         raise PlexError(
             ErrorCode.PAYLOAD_TOO_LARGE,
