@@ -34,8 +34,8 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
+from plexsvc.sim.cluster import SimCluster
 from plexsvc.sim.hosts import HostMemory
-from plexsvc.sim.nodes import TRAIN_KIND
 from plexsvc.sim.records import Counts, Drained, Lost, Move, Pause, Record, Stay
 
 
@@ -44,6 +44,7 @@ class Books:
     """The records that only events, actions and the core's view tell."""
 
     view: ClusterView
+    cluster: SimCluster
     memory: HostMemory
     record_of: dict[DeploymentId, Record] = field(default_factory=dict)
     """The training deployments and their jobs."""
@@ -53,11 +54,14 @@ class Books:
     counts: Counts = field(default_factory=Counts)
     node_us: int = 0
     """Node-microseconds for which somebody had a place."""
+    device_us: int = 0
+    """The same of all devices of those nodes."""
     drains: dict[NodeId, Drained] = field(default_factory=dict)
     losses: list[Lost] = field(default_factory=list)
 
     _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
+    _devices: int = 0
     _loading: dict[WpgId, tuple[int, bool]] = field(default_factory=dict)
     """Since when somebody's state is brought in, its victims' way out included, and whether
     ahead."""
@@ -65,7 +69,7 @@ class Books:
     _running: dict[OperationId, tuple[WpgId, int]] = field(default_factory=dict)
     _number_of: dict[UnitId, int] = field(default_factory=dict)
     _last_us: int = 0
-    _relieved_us: int = NEVER_US
+    _relieved_us: dict[str, int] = field(default_factory=dict)
     _paused: dict[ResidentId, Pause] = field(default_factory=dict)
 
     @property
@@ -83,18 +87,19 @@ class Books:
         """Take in one event and what followed."""
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
+        self.device_us += self._devices * (at_us - self._last_us)
         self._last_us = at_us
         self._note_event(event, at_us=at_us)
         for action in actions:
             self._note_action(action, at_us=at_us)
         if any(map(self._is_draining, self.drains)):
             self._note_empty(at_us)
-        planner = self.view.planners.get(TRAIN_KIND)
-        if planner is not None and planner.relieved_us != self._relieved_us:
-            self._relieved_us = planner.relieved_us
-            self._note_pauses(planner, at_us=at_us)
-        elif planner is not None and self._paused:
-            self._end_pauses(planner, at_us=at_us)
+        for kind, planner in self.view.planners.items():
+            if planner.relieved_us != self._relieved_us.get(kind, NEVER_US):
+                self._relieved_us[kind] = planner.relieved_us
+                self._note_pauses(planner, at_us=at_us)
+        if self._paused:
+            self._end_pauses(at_us)
 
     def _note_event(self, event: Event, *, at_us: int) -> None:
         match event:
@@ -153,6 +158,8 @@ class Books:
                 holder.start_us = at_us  # a job starts when the last deployment has a place
             self._stay(holder, action, at_us=at_us)
         for place in action.places:
+            if place not in self._taken:
+                self._devices += self.cluster.group_of(place.node_id).devices
             self._taken[place] = self._taken.get(place, 0) + 1
 
     def _holder_of(self, deployment_id: DeploymentId) -> Record | None:
@@ -198,6 +205,7 @@ class Books:
                 self._taken[place] -= 1
                 if not self._taken[place]:
                     del self._taken[place]
+                    self._devices -= self.cluster.group_of(place.node_id).devices
 
     def _loaded(self, wpg_id: WpgId, *, at_us: int) -> None:
         """Note the end of a load: it is done, or its processes are stopped."""
@@ -208,8 +216,7 @@ class Books:
             (record.prefetch if is_ahead else record.switch).append((since_us, at_us))
 
     def _note_pauses(self, planner: Planner, *, at_us: int) -> None:
-        """Note whose pause began or ended: relief was just considered."""
-        self._end_pauses(planner, at_us=at_us)
+        """Note whose pause began: relief was just considered."""
         paused = {j: why for g in planner.board.groups.values() for j, why in g.paused.items()}
         for resident_id, why in paused.items():
             if resident_id not in self._paused:
@@ -217,12 +224,14 @@ class Books:
                 record = self.record_of[DeploymentId(resident_id)]
                 record.pauses.append(self._paused[resident_id])
 
-    def _end_pauses(self, planner: Planner, *, at_us: int) -> None:
+    def _end_pauses(self, at_us: int) -> None:
         """Note whose pause ended: by relief, or because the job moved or left."""
-        board = planner.board
+        boards = [planner.board for planner in self.view.planners.values()]
         for resident_id in list(self._paused):
-            group_id = board.group_of.get(resident_id)
-            if group_id is None or resident_id not in board.groups[group_id].paused:
+            groups = [
+                b.groups[b.group_of[resident_id]] for b in boards if resident_id in b.group_of
+            ]
+            if not any(resident_id in group.paused for group in groups):
                 self._paused.pop(resident_id).until_us = at_us
 
     def _cut_short(self, operation_id: OperationId, *, at_us: int) -> None:

@@ -78,11 +78,28 @@ class NodeEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes of one size; a cluster file lists several where its nodes are unequal."""
+
+    count: int
+    devices: int
+    host_gb: float | None = None
+    """Host memory of each for parked state; None: what the cluster says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
     """A cluster file."""
 
     nodes: int
+    """How many there are, those of `unequal` together."""
+
+    unequal: tuple[NodeGroup, ...] = ()
+    """Nodes by size, in the order of their names; none where all are alike."""
+
     devices_per_node: int = 8
+    """Devices of a node where all are alike, of one that joins, and of one a job asks for."""
+
     host_gb: float = 2_000.0
     """Host memory of a node for parked state."""
 
@@ -113,17 +130,47 @@ class SimCluster:
                 came.setdefault(join.node, round(join.at_s * SECOND_US))
         return came
 
-    def node_us(self, *, from_us: int, until_us: int) -> int:
-        """Return the node-microseconds that all nodes offer if none is ever closed or lost."""
-        since = [*[0] * self.nodes, *self.newcomers.values()]
+    @property
+    def counts(self) -> dict[int, int]:
+        """Return how many nodes of each number of devices there are at first."""
+        counts: dict[int, int] = {}
+        for group in self.unequal or (NodeGroup(count=self.nodes, devices=self.devices_per_node),):
+            counts[group.devices] = counts.get(group.devices, 0) + group.count
+        return counts
+
+    def group_of(self, node: str) -> NodeGroup:
+        """Return what a node is like; one that joins is like those that jobs ask for."""
+        number = int(node[1:]) if node[1:].isdigit() and node[0] == "n" else self.nodes
+        for group in self.unequal:
+            if number < group.count:
+                return group
+            number -= group.count
+        return NodeGroup(count=self.nodes, devices=self.devices_per_node)
+
+    def least_host_gb(self, devices: int) -> float:
+        """Return the host memory of every node of a size, of the smallest where they differ."""
+        own = [group.host_gb for group in self.unequal if group.devices == devices]
+        return min((self.host_gb if gb is None else gb for gb in own), default=self.host_gb)
+
+    def host_bytes(self, node: str) -> int:
+        """Return the host memory of a node for parked state."""
+        own_gb = self.group_of(node).host_gb
+        return round((self.host_gb if own_gb is None else own_gb) * GB)
+
+    def node_us(self, *, devices: int, from_us: int, until_us: int) -> int:
+        """Return the node-microseconds that nodes of a size offer if none is closed or lost."""
+        since = [0] * self.counts.get(devices, 0)
+        if devices == self.devices_per_node:
+            since.extend(self.newcomers.values())
         return sum(max(0, until_us - max(from_us, at_us)) for at_us in since)
 
-    def least_us(self, work_us: int, *, from_us: int) -> int:
-        """Return the least time in which all nodes together could do so many node-microseconds."""
-        low, high = 0, -(-work_us // self.nodes)
+    def least_us(self, work_us: int, *, devices: int, from_us: int) -> int:
+        """Return the least time in which nodes of a size could do so many node-microseconds."""
+        low, high = 0, work_us + max(self.newcomers.values(), default=0)
         while low < high:
             middle = (low + high) // 2
-            if self.node_us(from_us=from_us, until_us=from_us + middle) < work_us:
+            until_us = from_us + middle
+            if self.node_us(devices=devices, from_us=from_us, until_us=until_us) < work_us:
                 low = middle + 1
             else:
                 high = middle

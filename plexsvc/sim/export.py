@@ -49,6 +49,8 @@ def _line(job: SimJob, cluster: SimCluster) -> dict[str, object]:
         "believed": _segments(job.believed),
         "grown": _segments(job.grown),
     }
+    if job.node_devices is not None:
+        line["node_devices"] = job.node_devices
     if profile.switch_us != cluster.switch.cost_us(state_gb=job.state_gb, nodes=demand.num_units):
         line["switch_s"] = profile.switch_us / SECOND_US
     return line
@@ -67,5 +69,13 @@ def _segments(segments: Sequence[Segment]) -> list[dict[str, object]]:
 
 def _file(cluster: SimCluster) -> dict[str, object]:
     events = [{"at_s": event.at_s, event.action.value: event.node} for event in cluster.events]
-    parts = {**asdict(cluster), "events": events}
+    parts: dict[str, object] = {**asdict(cluster), "events": events}
+    del parts["unequal"]
+    if cluster.unequal:
+        del parts["devices_per_node"]
+        parts["nodes"] = [_given(asdict(group)) for group in cluster.unequal]
+    return _given(parts)
+
+
+def _given(parts: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in parts.items() if value is not None}

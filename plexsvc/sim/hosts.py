@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plexsvc.ids import UnitId, WpgId
@@ -18,14 +18,15 @@ class HostMemory:
     Room is kept for whoever is on its device just now, too: it will be parked again.
     """
 
-    host_bytes: int
+    host_bytes: Callable[[str], int]
+    """Of a node."""
     _taken: dict[UnitId, int] = field(default_factory=dict)
     _lodgers: dict[WpgId, tuple[tuple[UnitId, ...], int, int]] = field(default_factory=dict)
     """Nodes, bytes a node in memory, and bytes a node on disk."""
 
     def arrive(self, wpg_id: WpgId, nodes: Sequence[UnitId], *, nbytes: int) -> None:
         """Let `nbytes` of state live on each of some nodes."""
-        free = min(self.host_bytes - self._taken.get(node, 0) for node in nodes)
+        free = min(self.host_bytes(node) - self._taken.get(node, 0) for node in nodes)
         kept = min(nbytes, max(0, free))
         self._lodgers[wpg_id] = (tuple(nodes), kept, nbytes - kept)
         for node in nodes:

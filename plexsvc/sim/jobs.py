@@ -46,6 +46,9 @@ class SimJob:
     deployments: int = 1
     """Training deployments with a gang each; the phases are dealt to them in order."""
 
+    node_devices: int | None = None
+    """Devices of each node it asks for; None: the cluster's `devices_per_node`."""
+
     believed: tuple[Segment, ...] = ()
     """Device use of a cycle as an earlier run left it on record, if that differs from the truth."""
 

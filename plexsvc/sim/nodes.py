@@ -72,12 +72,14 @@ class Nodes(Client):
     def begin(self) -> Posts:
         """Return the first nodes, the operator's acts, and an alarm for the first loss."""
         posts: list[Post | Alarm] = [
-            Post(0, _joined(NodeId(node_name(at)))) for at in range(self.cluster.nodes)
+            Post(0, self._joined(NodeId(node_name(at)))) for at in range(self.cluster.nodes)
         ]
         if self.num_rollouts:
-            posts.append(Post(0, _joined(ROLLOUT_HOST, kind=ROLLOUT_KIND, count=self.num_rollouts)))
+            posts.append(
+                Post(0, _of_kind(ROLLOUT_HOST, kind=ROLLOUT_KIND, count=self.num_rollouts))
+            )
         for act in self.cluster.events:
-            acts = [Post(round(act.at_s * SECOND_US), event, 1) for event in _events(act)]
+            acts = [Post(round(act.at_s * SECOND_US), event, 1) for event in self._events(act)]
             self._acts_left += len(acts)
             posts.extend(acts)
         if self.cluster.faults.node_mtbf_h:
@@ -126,24 +128,32 @@ class Nodes(Client):
 
     def _return(self, node_id: NodeId, now_us: int) -> Posts:
         """Bring a repaired node back, unless an operator joined it before."""
-        return () if node_id in self._up else (Post(now_us, _joined(node_id)),)
+        return () if node_id in self._up else (Post(now_us, self._joined(node_id)),)
+
+    def _joined(self, node_id: NodeId) -> NodeJoined:
+        devices = self.cluster.group_of(node_id).devices
+        return _of_kind(node_id, kind=kind_of(devices, cluster=self.cluster), count=1)
+
+    def _events(self, act: NodeEvent) -> tuple[Event, ...]:
+        node_id = NodeId(act.node)
+        match act.action:
+            case NodeAction.CORDON:
+                return (NodeCordoned(node_id=node_id),)
+            case NodeAction.DRAIN:
+                return (NodeCordoned(node_id=node_id, is_drained=True),)
+            case NodeAction.UNCORDON:
+                return (NodeUncordoned(node_id=node_id),)
+            case NodeAction.JOIN:
+                return (self._joined(node_id), NodeUncordoned(node_id=node_id))
 
 
-def _joined(node_id: NodeId, *, kind: str = TRAIN_KIND, count: int = 1) -> NodeJoined:
+def kind_of(devices: int, *, cluster: SimCluster) -> str:
+    """Return the core's name for nodes of a size: jobs ask for nodes of one size, all alike."""
+    return TRAIN_KIND if devices == cluster.devices_per_node else f"{TRAIN_KIND}-{devices}"
+
+
+def _of_kind(node_id: NodeId, *, kind: str, count: int) -> NodeJoined:
     devices = tuple(
         DeviceFacts(index=at, kind=kind, bytes_total=STATE_BYTES) for at in range(count)
     )
     return NodeJoined(node_id=node_id, devices=devices, host_bytes=HOST_BYTES)
-
-
-def _events(act: NodeEvent) -> tuple[Event, ...]:
-    node_id = NodeId(act.node)
-    match act.action:
-        case NodeAction.CORDON:
-            return (NodeCordoned(node_id=node_id),)
-        case NodeAction.DRAIN:
-            return (NodeCordoned(node_id=node_id, is_drained=True),)
-        case NodeAction.UNCORDON:
-            return (NodeUncordoned(node_id=node_id),)
-        case NodeAction.JOIN:
-            return (_joined(node_id), NodeUncordoned(node_id=node_id))

@@ -118,6 +118,9 @@ class Outcome:
     node_us: int
     """Node-microseconds for which somebody had a place."""
 
+    device_us: int
+    """The same of all devices of those nodes."""
+
     pruned_share: float
     drains: tuple[Drained, ...] = ()
     losses: tuple[Lost, ...] = ()

@@ -21,7 +21,6 @@ from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Client, Outside
-from plexsvc.sim.cluster import GB
 from plexsvc.sim.hosts import HostMemory
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.nodes import TRAIN_KIND, Nodes
@@ -61,8 +60,8 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         has_hope=lambda: any(job.has_hope for job in jobs),
     )
     core = Scheduler(limits=patient_limits(len(workload.jobs), policy=policy), epoch=1)
-    memory = HostMemory(host_bytes=round(workload.cluster.host_gb * GB))
-    books = Books(view=core.view, memory=memory)
+    memory = HostMemory(host_bytes=workload.cluster.host_bytes)
+    books = Books(view=core.view, cluster=workload.cluster, memory=memory)
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
     turnstile = Turnstile()
     for job in workload.jobs:
@@ -93,6 +92,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         counts=books.counts,
         events=driver.events,
         node_us=books.node_us,
+        device_us=books.device_us,
         pruned_share=core.view.planners[TRAIN_KIND].fitter.pruned.share,
         drains=tuple(books.drains.values()),
         losses=tuple(books.losses),

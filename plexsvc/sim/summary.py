@@ -74,20 +74,42 @@ def drain_us(outcome: Outcome) -> int:
     return max(r.finish_us or 0 for r in outcome.records) - first
 
 
-def gpu_hours(outcome: Outcome, cluster: SimCluster) -> float:
+def gpu_hours(outcome: Outcome) -> float:
     """Return the device-hours for which nodes were held."""
-    return outcome.node_us * cluster.devices_per_node / SECOND_US / 3600
+    return outcome.device_us / SECOND_US / 3600
 
 
 def lower_bound_us(records: Sequence[Record], cluster: SimCluster) -> int:
-    """Return what no schedule can beat: all work over all nodes, and the last job to end alone."""
+    """Return what no schedule can beat: all work over nodes of its size, or the last job alone."""
     first = min(r.job.demand.arrived_us for r in records)
-    work = sum(
-        r.job.demand.num_units * r.work_us + r.job.demand.rollout_units * r.alone_us
-        for r in records
-    )
+    work: dict[int, int] = {}
+    for r in records:
+        demand, size = r.job.demand, _size(r, cluster)
+        own = demand.num_units * r.work_us + demand.rollout_units * r.alone_us
+        work[size] = work.get(size, 0) + own
     last = max(r.job.demand.arrived_us + r.alone_us for r in records) - first
-    return max(cluster.least_us(work, from_us=first), last)
+    return max(last, *(cluster.least_us(w, devices=n, from_us=first) for n, w in work.items()))
+
+
+def _utilisation(outcome: Outcome, cluster: SimCluster) -> float:
+    """Return the share of all devices' time in which they trained, until the last job ended."""
+    first = min(r.job.demand.arrived_us for r in outcome.records)
+    until_us = first + drain_us(outcome)
+    offered = sum(
+        size * cluster.node_us(devices=size, from_us=first, until_us=until_us)
+        for size in cluster.counts
+    )
+    busy = sum(
+        _size(r, cluster) * r.job.demand.num_units * (end - start)
+        for r in outcome.records
+        for start, end in r.busy
+    )
+    return busy / offered
+
+
+def _size(record: Record, cluster: SimCluster) -> int:
+    """Return the devices of each node that a job asks for."""
+    return record.job.node_devices or cluster.devices_per_node
 
 
 def summarise(
@@ -103,14 +125,11 @@ def summarise(
     records = outcome.records
     slowdowns = np.array([slowdown(r) for r in records])
     waits = np.array([wait_ratio(r) for r in records])
-    drain, hours = drain_us(outcome), gpu_hours(outcome, cluster)
+    drain, hours = drain_us(outcome), gpu_hours(outcome)
     base = None if isolated is None else drain_us(isolated)
-    base_hours = None if isolated is None else gpu_hours(isolated, cluster)
-    busy = sum(r.job.demand.num_units * (end - start) for r in records for start, end in r.busy)
+    base_hours = None if isolated is None else gpu_hours(isolated)
     shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
     bound = lower_bound_us(records, cluster)
-    first = min(r.job.demand.arrived_us for r in records)
-    offered = cluster.node_us(from_us=first, until_us=first + drain)
     wait_p99 = float(np.percentile(waits, 99))
     return Summary(
         policy=outcome.policy,
@@ -130,7 +149,7 @@ def summarise(
         wait_ratio_p90=round(float(np.percentile(waits, 90)), 4),
         wait_ratio_p99=round(wait_p99, 4),
         wait_p99_of_isolated=_ratio(wait_p99, _longest_waits(isolated)),
-        utilisation=round(busy / offered, 4),
+        utilisation=round(_utilisation(outcome, cluster), 4),
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,
         prefetch_wasted=outcome.counts.prefetch_wasted,

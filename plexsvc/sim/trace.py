@@ -4,12 +4,14 @@ A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, of
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `deployments` (1: the phases are
 dealt to so many, each with a gang), `priority` (0), `tenant` (""), `switch_s` (null: by
-state and link), `believed` and `grown` (segments
-like the true ones: what is on record of the cycle, and its second half) have those defaults. With
+state and link), `node_devices` (null: the cluster's `devices_per_node`), `believed` and `grown`
+(segments like the true ones: what is on record of the cycle, and its second half) have those
+defaults. With
 `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are those that publish. Every
 number has a bound; a refusal names it. A cluster file holds the fields of `SimCluster`, `switch`
 and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`,
-`uncordon`, `drain` or `join`; only `nodes` is required. The nodes are `n00000`, `n00001`, ...; only
+`uncordon`, `drain` or `join`; only `nodes` is required, a number or a list of `{count, devices,
+host_gb}`. The nodes are `n00000`, `n00001`, ...; only
 a join may name another.
 """
 
@@ -33,7 +35,15 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
-from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster, SwitchModel
+from plexsvc.sim.cluster import (
+    GB,
+    Faults,
+    NodeAction,
+    NodeEvent,
+    NodeGroup,
+    SimCluster,
+    SwitchModel,
+)
 from plexsvc.sim.jobs import SimJob
 
 Json = Mapping[str, object]
@@ -63,6 +73,7 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "priority": 0,
     "tenant": "",
     "switch_s": None,
+    "node_devices": None,
     "believed": [],
     "grown": [],
 }
@@ -104,9 +115,15 @@ def read_cluster(path: Path) -> SimCluster:
     """
     at = _At(path=path, line=1, text=_text(path))
     data = _object(at)
-    _only(data, [f.name for f in fields(SimCluster)], at, prefix="")
+    _only(data, [f.name for f in fields(SimCluster) if f.name != "unequal"], at, prefix="")
     if "nodes" not in data:
-        at.refuse("nodes", "nothing", "the number of nodes")
+        at.refuse("nodes", "nothing", "the number of nodes, or a list of {count, devices}")
+    unequal = _node_groups(data, at)
+    if unequal:
+        if "devices_per_node" in data:
+            at.refuse("devices_per_node", "it beside a list of nodes", "the devices of each there")
+        total = sum(group.count for group in unequal)
+        data = {**data, "nodes": total, "devices_per_node": unequal[0].devices}
     counts = {"nodes": MAX_NODES, "devices_per_node": MAX_DEVICES, "nodes_per_host": MAX_NODES}
     parts: dict[str, int | float] = {
         name: _integer(data, name, at, low=1, high=high)
@@ -120,7 +137,33 @@ def read_cluster(path: Path) -> SimCluster:
     switch = SwitchModel(**_floats(data, "switch", [f.name for f in fields(SwitchModel)], at))
     faults = Faults(**_floats(data, "faults", [f.name for f in fields(Faults)], at))
     events = _events(data, int(parts["nodes"]), at)
-    return SimCluster(**parts, switch=switch, faults=faults, events=events)  # type: ignore[arg-type]  # counts are ints
+    return SimCluster(**parts, switch=switch, faults=faults, events=events, unequal=unequal)  # type: ignore[arg-type]  # counts are ints
+
+
+def _node_groups(data: Json, at: _At) -> tuple[NodeGroup, ...]:
+    """Return the nodes by size where `nodes` is a list; none where it is a number."""
+    items = data["nodes"]
+    if not isinstance(items, list):
+        return ()
+    groups: list[NodeGroup] = []
+    for index, item in enumerate(items):
+        name = f"nodes[{index}]"
+        if not isinstance(item, dict) or not {"count", "devices"} <= item.keys():
+            at.refuse(name, _short(item), "an object {count, devices}, and host_gb if it differs")
+        _only(item, ["count", "devices", "host_gb"], at, prefix=f"{name}.")
+        host_gb = (
+            _number(item, "host_gb", at, low=0, prefix=f"{name}.") if "host_gb" in item else None
+        )
+        groups.append(
+            NodeGroup(
+                count=_integer(item, "count", at, low=1, high=MAX_NODES, prefix=f"{name}."),
+                devices=_integer(item, "devices", at, low=1, high=MAX_DEVICES, prefix=f"{name}."),
+                host_gb=host_gb,
+            )
+        )
+    if not groups:
+        at.refuse("nodes", "an empty list", "at least one {count, devices}")
+    return tuple(groups)
 
 
 def read_trace(path: Path, *, cluster: SimCluster) -> tuple[SimJob, ...]:
@@ -192,11 +235,15 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     full = {**_OPTIONAL, **data}
     nodes = _integer(full, "nodes", at, low=1, high=MAX_NODES)
     rollout_nodes = _integer(full, "rollout_nodes", at, low=0, high=MAX_NODES)
-    if nodes + rollout_nodes > cluster.nodes:
+    size = full["node_devices"]
+    if size is not None:
+        size = _integer(full, "node_devices", at, low=1, high=MAX_DEVICES)
+    there = cluster.counts.get(size or cluster.devices_per_node, 0)
+    if nodes + rollout_nodes > there:
         asked = f"{nodes} + {rollout_nodes} rollout nodes"
-        at.refuse("nodes", asked, f"at most the cluster's {cluster.nodes}")
+        at.refuse("nodes", asked, f"at most the cluster's {there} of that size")
     state_gb = _number(full, "state_gb", at, low=0)
-    room_gb = cluster.host_gb + cluster.disk_gb
+    room_gb = cluster.least_host_gb(size or cluster.devices_per_node) + cluster.disk_gb
     if state_gb / nodes > room_gb:
         at.refuse("state_gb", f"{state_gb / nodes} a node", f"at most {room_gb} (host + disk)")
     switch_us = cluster.switch.cost_us(state_gb=state_gb, nodes=nodes)
@@ -222,6 +269,7 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         cycles=cycles,
         jitter_cv=_number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV),
         state_gb=state_gb,
+        node_devices=size,
         deployments=_integer(full, "deployments", at, low=1, high=len(phases)),
         believed=_other_segments(full, "believed", profile.period_us, phases, at),
         grown=_other_segments(full, "grown", profile.period_us, phases, at),
@@ -368,10 +416,10 @@ def _number(
     return float(value)  # type: ignore[arg-type]
 
 
-def _integer(data: Json, name: str, at: _At, *, low: int, high: int) -> int:
+def _integer(data: Json, name: str, at: _At, *, low: int, high: int, prefix: str = "") -> int:
     value = data[name]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        at.refuse(name, _short(value), f"an integer from {low} to {high}")
+        at.refuse(f"{prefix}{name}", _short(value), f"an integer from {low} to {high}")
     return value
 
 

@@ -29,7 +29,7 @@ from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, 
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
 from plexsvc.sim.jobs import ROLLOUT, Losses, Operation, Run, SimJob, run_of
-from plexsvc.sim.nodes import ROLLOUT_KIND, TRAIN_KIND, Nodes
+from plexsvc.sim.nodes import ROLLOUT_KIND, Nodes, kind_of
 from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record, Restart
 from plexsvc.sim.trace_costs import TraceCosts
@@ -222,11 +222,17 @@ class TraceClient(Client):
             initialize_id=_id_of(self._named(name), 0),
             role="rollout" if is_rollout else "actor",
             backend="trace",
-            device_kind=ROLLOUT_KIND if is_beside else TRAIN_KIND,
+            device_kind=ROLLOUT_KIND if is_beside else self._kind,
             num_devices=num_devices,
             is_rollout=is_rollout,
             name=name,
         )
+
+    @property
+    def _kind(self) -> str:
+        cluster = self.nodes.cluster
+        devices = self.record.job.node_devices or cluster.devices_per_node
+        return kind_of(devices, cluster=cluster)
 
     def _named(self, name: str) -> DeploymentId:
         return DeploymentId(f"{self.job_id}/{name}")

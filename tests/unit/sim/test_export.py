@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
 from plexsvc.errors import PlexError
-from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, SimCluster, SwitchModel
+from plexsvc.sim.cluster import Faults, NodeAction, NodeEvent, NodeGroup, SimCluster, SwitchModel
 from plexsvc.sim.export import export
 from plexsvc.sim.presets import PRESETS, Workload, preset_named
 from plexsvc.sim.trace import read_cluster, read_trace
@@ -43,8 +44,14 @@ def test_everything_a_cluster_file_can_say_comes_back(tmp_path: Path) -> None:
         faults=Faults(node_mtbf_h=9, repair_s=8, slow_switch_share=0.5, slow_switch_factor=2),
         events=(NodeEvent(at_s=5.5, action=NodeAction.JOIN, node="n00009"),),
     )
-    workload = Workload(jobs=(job("a", switch=0),), cluster=cluster)
-    assert again(workload, tmp_path).cluster == cluster
+    groups = (NodeGroup(count=3, devices=8), NodeGroup(count=2, devices=4, host_gb=1))
+    unequal = replace(cluster, nodes=5, unequal=groups, devices_per_node=8)
+    one = replace(job("a", switch=0), node_devices=4)
+    for workload in (
+        Workload(jobs=(job("a", switch=0),), cluster=cluster),
+        Workload(jobs=(one,), cluster=unequal),
+    ):
+        assert again(workload, tmp_path) == workload
 
 
 def test_the_command_exports_and_what_it_wrote_plays_to_the_same_result(tmp_path: Path) -> None:

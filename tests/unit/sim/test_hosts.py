@@ -22,7 +22,7 @@ A, B = UnitId("n00000"), UnitId("n00001")
 
 
 def test_who_comes_first_has_the_memory_and_the_rest_is_on_disk() -> None:
-    memory = HostMemory(host_bytes=100)
+    memory = HostMemory(host_bytes=lambda _: 100)
     memory.arrive(WpgId("a"), [A], nbytes=70)
     memory.arrive(WpgId("b"), [A, B], nbytes=70)
     assert (memory.disk_bytes(WpgId("a")), memory.disk_bytes(WpgId("b"))) == (0, 40)

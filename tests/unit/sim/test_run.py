@@ -25,7 +25,7 @@ from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
 from plexsvc.sim import output
-from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, SimCluster
+from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, NodeGroup, SimCluster
 from plexsvc.sim.jobs import SimJob
 from plexsvc.sim.presets import (
     PRESETS,
@@ -243,6 +243,22 @@ def test_a_drained_node_is_empty_once_its_jobs_have_moved() -> None:
     for record in outcome.records:
         assert "n00000" not in record.stays[-1].nodes
         assert len(record.moves) == len(record.stays) - 1
+
+
+@pytest.mark.usefixtures("checked_core")
+def test_jobs_share_nodes_of_the_size_they_ask_for() -> None:
+    groups = (NodeGroup(count=2, devices=8), NodeGroup(count=1, devices=4))
+    cluster = SimCluster(nodes=3, unequal=groups)
+    large = [job(f"large-{at}", nodes=2, jitter=0.0) for at in range(2)]
+    small = [replace(job(f"small-{at}", jitter=0.0), node_devices=4) for at in range(2)]
+    mixed = Workload(jobs=(*large, *small), cluster=cluster)
+    summary, outcome = compare(mixed, policy=PLEX, seed=1)
+    nodes = {str(r.job.demand.resident_id): r.stays[0].nodes for r in outcome.records}
+    assert {nodes["large-0"], nodes["large-1"]} == {("n00000", "n00001")}
+    assert {nodes["small-0"], nodes["small-1"]} == {("n00002",)}
+    assert 0 < summary.lower_bound_s <= summary.drain_s
+    held_h = summary.drain_s / 3600
+    assert summary.gpu_hours == pytest.approx((16 + 4) * held_h, rel=0.1)
 
 
 @pytest.mark.usefixtures("checked_core")
@@ -544,7 +560,7 @@ def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
     assert record.finish_us is not None
     missing_s = 1000 * len(record.restarts)
     held_h = (2 * record.finish_us / SECOND_US - missing_s) / 3600
-    assert gpu_hours(outcome, cluster) <= 8 * held_h
+    assert gpu_hours(outcome) <= 8 * held_h
 
 
 def test_a_gang_with_a_priority_starts_within_two_hours_however_many_small_jobs_come() -> None:

@@ -166,12 +166,27 @@ def test_the_documented_job_and_defaults_are_those_that_are_read(tmp_path: Path)
     assert [name for name, default in said.items() if default == "required"] == list(_REQUIRED)
 
 
+def test_a_job_asks_for_nodes_of_a_size_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"nodes": [{"count": 1, "devices": 8}, {"count": 2, "devices": 4}]}')
+    cluster = read_cluster(path)
+    (job,) = read_trace(write(tmp_path, {**GOOD, "node_devices": 4}), cluster=cluster)
+    assert (cluster.nodes, job.node_devices) == (3, 4)
+    for size in (8, 2, None):
+        with pytest.raises(PlexError, match="of that size"):
+            read_trace(write(tmp_path, {**GOOD, "node_devices": size}), cluster=cluster)
+
+
 def test_a_cluster_file_takes_only_what_it_knows(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     for text, field in (
         ('{"devices_per_node": 8}', "nodes"),
         ('{"nodes": 0}', "nodes"),
         ('{"nodes": 2.5}', "nodes"),
+        ('{"nodes": []}', "nodes"),
+        ('{"nodes": [{"count": 2}]}', "nodes[0]"),
+        ('{"nodes": [{"count": 2, "devices": 0}]}', "nodes[0].devices"),
+        ('{"nodes": [{"count": 2, "devices": 4}], "devices_per_node": 8}', "devices_per_node"),
         ('{"nodes": 1e12}', "nodes"),
         ('{"nodes": 4, "switch": {"link_gb_s": 0}}', "switch.link_gb_s"),
         ('{"nodes": 4, "switch": {"disk_gb_s": 0}}', "switch.disk_gb_s"),

@@ -30,7 +30,7 @@ def played(one: SimJob) -> tuple[TraceClient, VirtualDriver]:
     """Return a job's client after the job has ended."""
     core = Scheduler(limits=Limits(), epoch=1)
     cluster = SimCluster(nodes=2)
-    books = Books(view=core.view, memory=HostMemory(host_bytes=10**12))
+    books = Books(view=core.view, cluster=cluster, memory=HostMemory(host_bytes=cluster.host_bytes))
     costs = TraceCosts(cluster=cluster, seed=1, books=books)
     nodes = Nodes(cluster=cluster, seed=1, num_rollouts=1, has_hope=lambda: True)
     client = TraceClient(
