@@ -22,6 +22,9 @@ _WEIGHT: Final = 4
 _PATIENCE: Final = 2
 """Odd cycles in a row that make a changed one."""
 
+_SYNC_PATIENCE: Final = 4
+"""Cycles in a row that publish at another time than before; a late one may look like one."""
+
 _MAX_SEGMENTS: Final = 512
 """A cycle of more is cut there: whatever it is, it is not a cycle."""
 
@@ -66,6 +69,11 @@ class CycleProfiler:
         """Whether the last operation observed began a cycle."""
         self._mode = known.mode if known else mode
         self._sync_at = known.sync_at if known else sync_at
+        self._is_between = False
+        """Whether an operation of this cycle ran while the job did not generate."""
+        self._sees_rollouts = False
+        self._num_otherwise = 0
+        """Cycles in a row that publish when the profile does not say."""
         self._open: list[Segment] = []
         self._began_us = 0
         self._last_run_us = 0
@@ -89,17 +97,21 @@ class CycleProfiler:
             starts_cycle: whether it is known to begin a cycle; None: a cycle begins where its first
                 phase comes again.
             is_beside_rollout: whether the job generates meanwhile; what is so for the first
-                operation of a cycle says its mode. None: the mode stays.
+                operation of a cycle says its mode. If later ones of a job one step behind run
+                between two rollouts, it publishes at the boundary. None: both stay.
         """
         assert start_us <= end_us, (phase, start_us, end_us)
         news = News.NOTHING
         if self._open and self._is_boundary(phase, start_us, starts_cycle=starts_cycle):
-            news = self._close(start_us)
+            news = self._resync(self._close(start_us))
         self.is_first_of_cycle = not self._open
         if not self._open:
             self._began_us = start_us
             if is_beside_rollout is not None:
                 self._mode = Mode.ASYNC1 if is_beside_rollout else Mode.SYNC
+        if is_beside_rollout is not None:
+            self._is_between = self._is_between or not is_beside_rollout
+            self._sees_rollouts = True
         if self._open and self._open[-1].phase == phase and self._is_joined(start_us):
             first = self._open[-1]
             length_us = end_us - self._began_us - first.offset_us
@@ -187,6 +199,21 @@ class CycleProfiler:
         self._odd.clear()
         self._take(period_us, segments)
         return News.CHANGED
+
+    def _resync(self, news: News) -> News:
+        """Take in when the job publishes, once enough cycles in a row say so."""
+        is_at_boundary = self._is_between and self._mode is Mode.ASYNC1
+        sync_at = SyncAt.BOUNDARY if is_at_boundary else SyncAt.UPDATE
+        self._is_between = False
+        if self.profile is None or not self._sees_rollouts or self.profile.sync_at is sync_at:
+            self._num_otherwise = 0
+            return news
+        self._num_otherwise += 1
+        if self._num_otherwise < _SYNC_PATIENCE:
+            return news
+        self._num_otherwise, self._sync_at = 0, sync_at
+        self.profile = replace(self.profile, sync_at=sync_at)
+        return News.CHANGED if news is News.NOTHING else news
 
     def _take(self, period_us: int, segments: tuple[Segment, ...]) -> None:
         self.profile = Profile(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.ids import TenantId
-from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment, SyncAt
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
@@ -153,6 +153,28 @@ def test_what_follows_is_predicted_from_the_cycle() -> None:
     profiler.observe("step", start_us=220, end_us=230)
     assert profiler.next_gap_us() == 70
     assert profiler.burst_left_us(max_gap_us=1) == 0
+
+
+def test_training_between_two_rollouts_of_a_job_one_step_behind_is_at_the_boundary() -> None:
+    profiler, found = CycleProfiler(), []
+    for cycle, is_between in enumerate([True] * 6 + [False, True] + [False] * 5):
+        at = 100 * cycle
+        news = profiler.observe("fwd", start_us=at, end_us=at + 10, is_beside_rollout=True)
+        profiler.observe("step", start_us=at + 80, end_us=at + 90, is_beside_rollout=not is_between)
+        if news is News.CHANGED:
+            assert profiler.profile is not None
+            found.append((cycle, profiler.profile.sync_at))
+    assert found == [(4, SyncAt.BOUNDARY), (12, SyncAt.UPDATE)]
+
+
+def test_a_synchronous_job_publishes_at_no_boundary() -> None:
+    profiler = CycleProfiler()
+    for cycle in range(4):
+        at = 100 * cycle
+        profiler.observe("fwd", start_us=at, end_us=at + 10, is_beside_rollout=False)
+        profiler.observe("step", start_us=at + 10, end_us=at + 20, is_beside_rollout=False)
+    assert profiler.profile is not None
+    assert (profiler.profile.mode, profiler.profile.sync_at) == (Mode.SYNC, SyncAt.UPDATE)
 
 
 def test_training_beside_rollout_is_one_step_behind() -> None:
