@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.reward.programs import answers
+from plexsvc.reward.programs import answers, code
 from plexsvc.reward.programs.base import Program
 
-PROGRAMS: Final[Mapping[str, Program]] = {program.name: program for program in answers.PROGRAMS}
+PROGRAMS: Final[Mapping[str, Program]] = {
+    program.name: program for program in (*answers.PROGRAMS, *code.PROGRAMS)
+}
 
 
 def find(name: str) -> Program:

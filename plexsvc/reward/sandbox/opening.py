@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
+from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
 
 
 class NoSandbox:
@@ -40,5 +41,21 @@ class NoSandbox:
 
 
 def open_sandbox() -> Sandbox:
-    """Return what isolates untrusted code on this machine, or what refuses it."""
-    return NoSandbox("no sandbox yet")
+    """Return what isolates untrusted code on this machine, or what refuses it.
+
+    It is tried once, with a command that does nothing.
+    """
+    try:
+        sandbox = NamespaceSandbox()
+        sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
+    except ImportError as error:
+        return NoSandbox(
+            f"no sandbox: {error}; install pyseccomp (requirements/base.txt) and the system's "
+            "libseccomp2"
+        )
+    except (PlexError, OSError) as error:
+        return NoSandbox(
+            f"no sandbox: {error}; run the service as root, or allow unprivileged user namespaces "
+            "(sysctl kernel.unprivileged_userns_clone=1, or an AppArmor profile with userns)"
+        )
+    return sandbox

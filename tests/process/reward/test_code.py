@@ -1,0 +1,127 @@
+"""Programs that run code, in the real sandbox: partial credit, early verdicts, and cheats."""
+
+from __future__ import annotations
+
+import pytest
+
+from plexsvc.reward.programs.base import Outcome, Passed, RefusedError, Scored, TimedOut, Work
+from plexsvc.reward.programs.registry import PROGRAMS
+from plexsvc.reward.sandbox.base import Limits
+from plexsvc.reward.sandbox.opening import open_sandbox
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+SANDBOX = open_sandbox()
+ADD = [{"stdin": "1 2", "stdout": "3"}, {"stdin": "5 5", "stdout": "10\n"}]
+CALLS = [{"call": "f(1)", "equals": 2}, {"call": "f([])", "equals": [1]}]
+TREE = {
+    "files": {
+        "test_it.py": "from solution import f\n\n"
+        "def test_one(): assert f(1) == 2\n\ndef test_two(): assert f(2) == 4\n"
+    }
+}
+
+
+def run(program: str, text: str, reference: object, **settings: object) -> Outcome:
+    """Return the outcome of the stages, as the proxy has them run."""
+    files: dict[str, bytes] = {}
+    found: Outcome | None = None
+    for stage in PROGRAMS[program].stages:
+        work = Work(
+            text=text,
+            reference=reference,
+            settings=settings,
+            files=files,
+            limits=stage.limits,
+            sandbox=SANDBOX,
+        )
+        found = stage.run(work)
+        if not isinstance(found, Passed):
+            break
+        files = dict(found.files)
+    assert found is not None
+    return found
+
+
+def score(program: str, text: str, reference: object, **settings: object) -> float:
+    found = run(program, text, reference, **settings)
+    assert isinstance(found, Scored), found
+    return found.score
+
+
+@pytest.mark.parametrize(
+    ("text", "tests", "expected"),
+    [
+        ("a, b = map(int, input().split()); print(a + b)", ADD, 1.0),
+        ("So:\n```python\nprint(3)\n```\nDone.", ADD, 0.5),
+        ("print(3", ADD, 0.0),
+        ("def f(x): return x + 1 if isinstance(x, int) else x + [1]", CALLS, 1.0),
+        ("def f(x): return x + 1", CALLS, 0.5),
+        ("def f(x): return 4", [{"assert": "f(2) == 4"}], 1.0),
+        ("def f(x): return 5", [{"assert": "f(2) == 4"}], 0.0),
+    ],
+)
+def test_python_gets_the_share_of_tests_that_it_passes(
+    text: str, tests: object, expected: float
+) -> None:
+    assert score("code_python", text, tests) == expected
+
+
+def test_without_partial_credit_all_must_pass() -> None:
+    assert score("code_python", "print(3)", ADD, partial=False) == 0.0
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "raise SystemExit(0)",
+        "import os; os._exit(0)",
+        "print('2'); import os; os.close(2); os._exit(0)",
+        "import sys; sys.stdout.write('2'); sys.exit()",
+        "import builtins; builtins.eval = lambda *a: 2",
+        "import os; os.write(3, b'2'); os._exit(0)",
+    ],
+)
+def test_leaving_early_passes_no_test(cheat: str) -> None:
+    tests = [{"call": "f(3)", "equals": 7}, {"assert": "f(3) == 7"}]
+    assert score("code_python", cheat, tests) == 0.0
+
+
+def test_code_that_does_not_end_times_out() -> None:
+    stage = PROGRAMS["code_python"].stages[0]
+    work = Work(
+        text="while True: pass",
+        reference=ADD,
+        limits=Limits(wall_us=500_000),
+        sandbox=SANDBOX,
+    )
+    assert isinstance(stage.run(work), TimedOut)
+
+
+@pytest.mark.parametrize("tests", [[], "x", [{"stdin": "1"}], [{}] * 300, None])
+def test_tests_that_are_none_are_refused(tests: object) -> None:
+    with pytest.raises(RefusedError):
+        run("code_python", "print(1)", tests)
+
+
+def test_cpp_is_compiled_once_and_tested() -> None:
+    good = "#include <iostream>\nint main(){int a,b;std::cin>>a>>b;std::cout<<a+b;}"
+    assert score("code_cpp", good, ADD) == 1.0
+    assert score("code_cpp", good.replace("a+b", "3"), ADD) == 0.5
+    found = run("code_cpp", "int main( {", ADD)
+    assert isinstance(found, Scored)
+    assert (found.score, found.detail) == (0.0, "it does not compile")
+    assert "error" in found.output
+
+
+def test_cpp_that_crashes_fails_its_test() -> None:
+    crash = "#include <cstdlib>\nint main(){std::abort();}"
+    assert score("code_cpp", crash, ADD) == 0.0
+
+
+def test_a_tree_of_unit_tests_gives_partial_credit() -> None:
+    assert score("unit_tests", "def f(x): return 2 * x", TREE) == 1.0
+    assert score("unit_tests", "def f(x): return 2", TREE) == 0.5
+    assert score("unit_tests", "import os; os._exit(0)", TREE) == 0.0
+    assert score("unit_tests", "def f(x: return", TREE) == 0.0
+    with pytest.raises(RefusedError, match="do not leave"):
+        run("unit_tests", "x", {"files": {"../x": ""}})
