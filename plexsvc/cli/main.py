@@ -15,6 +15,7 @@ from plexsvc.cli.commands.node import node_app
 from plexsvc.cli.commands.pack import pack
 from plexsvc.cli.commands.replay import replay
 from plexsvc.cli.commands.report import report
+from plexsvc.cli.commands.reward import reward_app
 from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.commands.status import status, top
 from plexsvc.cli.commands.submit import logs, submit
@@ -114,6 +115,7 @@ command(app, example="plexctl top --window 60")(top)
 app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")
+app.add_typer(reward_app, name="reward")
 
 
 def main() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +76,58 @@ def test_bad_input_is_refused_before_anything_runs(job: plex.Job) -> None:
         job.score("exact", ["a"], references=["a"], fuzzy=True)
 
 
+def plexctl(live: LiveCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "plexsvc.cli.main", "reward", *arguments]
+    place = ["--state-dir", str(live.state_dir)]
+    return subprocess.run([*command, *place], capture_output=True, text=True, check=False)
+
+
+def test_the_commands_show_programs_and_score_a_text(live: LiveCluster) -> None:
+    listed = json.loads(plexctl(live, "list", "--json").stdout)
+    assert {"math", "code_python"} <= {program["name"] for program in listed["programs"]}
+    assert listed["sandbox"].startswith("namespaces")
+    code = "print(int(input()) * 2)"
+    tests = '[{"stdin": "4", "stdout": "8"}]'
+    scored = plexctl(live, "test", "code_python", code, "--reference", tests, "--json")
+    assert json.loads(scored.stdout)["value"] == 1.0, scored
+    failed = plexctl(live, "test", "numeric", "7", "--reference", '"seven"')
+    assert failed.returncode == 1
+    assert "must be a number" in failed.stdout
+    assert "cpu" in plexctl(live, "top").stdout
+    assert plexctl(live, "explain", "abc").returncode == 1
+
+
+@pytest.mark.timeout(900)
+def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> None:
+    """Each seed kills the proxy or a worker at a moment of its own, while two batches run."""
+    programs = ["print(int(input()) * 2)", "print(0)", "print(int(input()) + 3)", "raise Oops"]
+    tests = [[{"stdin": str(n), "stdout": str(2 * n)}] for n in range(len(programs))]
+    expected = [1.0, 0.0, 0.0, 0.0]
+    for seed in range(100):
+        dice = random.Random(seed)
+        code = job.score.submit("code_python", programs, references=tests)
+        quick = job.score.submit("exact", ["a"] * 200, references=["a", "b"] * 100)
+        time.sleep(dice.uniform(0, 0.5))  # noqa: TID251 - the moment of the kill
+        processes = _processes(live, b"plexsvc.reward." + dice.choice([b"main", b"worker"]))
+        if processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(dice.choice(processes), signal.SIGKILL)
+        found = [(score.value, score.verdict) for score in code.result()]
+        assert found == [(value, "scored") for value in expected], seed
+        assert [score.value for score in quick.result()] == [1.0, 0.0] * 100, seed
+        assert [score.index for score in quick.result()] == list(range(200)), seed
+
+
 def _proxy(live: LiveCluster) -> int:
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(live.pid)}
-    (found,) = [pid for pid, command in commands.items() if b"plexsvc.reward.main" in command]
+    (found,) = _processes(live, b"plexsvc.reward.main")
     return found
+
+
+def _processes(live: LiveCluster, module: bytes) -> list[int]:
+    """Return the processes below the service that run a module."""
+    found = []
+    for pid in descendants(live.pid):
+        with contextlib.suppress(OSError):
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return sorted(found)
