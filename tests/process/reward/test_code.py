@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from plexsvc.reward.programs.base import Outcome, Passed, RefusedError, Scored, TimedOut, Work
 from plexsvc.reward.programs.registry import PROGRAMS
-from plexsvc.reward.sandbox.base import Limits
-from plexsvc.reward.sandbox.opening import open_sandbox
+from plexsvc.reward.sandbox.base import Limits, Sandbox
+from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
-SANDBOX = open_sandbox()
 ADD = [{"stdin": "1 2", "stdout": "3"}, {"stdin": "5 5", "stdout": "10\n"}]
 CALLS = [{"call": "f(1)", "equals": 2}, {"call": "f([])", "equals": [1]}]
 TREE = {
@@ -21,7 +22,15 @@ TREE = {
 }
 
 
-def run(program: str, text: str, reference: object, **settings: object) -> Outcome:
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with sandbox_process() as found:
+        yield found
+
+
+def run(
+    sandbox: Sandbox, program: str, text: str, reference: object, **settings: object
+) -> Outcome:
     """Return the outcome of the stages, as the proxy has them run."""
     files: dict[str, bytes] = {}
     found: Outcome | None = None
@@ -32,7 +41,7 @@ def run(program: str, text: str, reference: object, **settings: object) -> Outco
             settings=settings,
             files=files,
             limits=stage.limits,
-            sandbox=SANDBOX,
+            sandbox=sandbox,
         )
         found = stage.run(work)
         if not isinstance(found, Passed):
@@ -42,8 +51,10 @@ def run(program: str, text: str, reference: object, **settings: object) -> Outco
     return found
 
 
-def score(program: str, text: str, reference: object, **settings: object) -> float:
-    found = run(program, text, reference, **settings)
+def score(
+    sandbox: Sandbox, program: str, text: str, reference: object, **settings: object
+) -> float:
+    found = run(sandbox, program, text, reference, **settings)
     assert isinstance(found, Scored), found
     return found.score
 
@@ -61,13 +72,13 @@ def score(program: str, text: str, reference: object, **settings: object) -> flo
     ],
 )
 def test_python_gets_the_share_of_tests_that_it_passes(
-    text: str, tests: object, expected: float
+    text: str, tests: object, expected: float, sandbox: Sandbox
 ) -> None:
-    assert score("code_python", text, tests) == expected
+    assert score(sandbox, "code_python", text, tests) == expected
 
 
-def test_without_partial_credit_all_must_pass() -> None:
-    assert score("code_python", "print(3)", ADD, partial=False) == 0.0
+def test_without_partial_credit_all_must_pass(sandbox: Sandbox) -> None:
+    assert score(sandbox, "code_python", "print(3)", ADD, partial=False) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -81,47 +92,47 @@ def test_without_partial_credit_all_must_pass() -> None:
         "import os; os.write(3, b'2'); os._exit(0)",
     ],
 )
-def test_leaving_early_passes_no_test(cheat: str) -> None:
+def test_leaving_early_passes_no_test(cheat: str, sandbox: Sandbox) -> None:
     tests = [{"call": "f(3)", "equals": 7}, {"assert": "f(3) == 7"}]
-    assert score("code_python", cheat, tests) == 0.0
+    assert score(sandbox, "code_python", cheat, tests) == 0.0
 
 
-def test_code_that_does_not_end_times_out() -> None:
+def test_code_that_does_not_end_times_out(sandbox: Sandbox) -> None:
     stage = PROGRAMS["code_python"].stages[0]
     work = Work(
         text="while True: pass",
         reference=ADD,
         limits=Limits(wall_us=500_000),
-        sandbox=SANDBOX,
+        sandbox=sandbox,
     )
     assert isinstance(stage.run(work), TimedOut)
 
 
 @pytest.mark.parametrize("tests", [[], "x", [{"stdin": "1"}], [{}] * 300, None])
-def test_tests_that_are_none_are_refused(tests: object) -> None:
+def test_tests_that_are_none_are_refused(tests: object, sandbox: Sandbox) -> None:
     with pytest.raises(RefusedError):
-        run("code_python", "print(1)", tests)
+        run(sandbox, "code_python", "print(1)", tests)
 
 
-def test_cpp_is_compiled_once_and_tested() -> None:
+def test_cpp_is_compiled_once_and_tested(sandbox: Sandbox) -> None:
     good = "#include <iostream>\nint main(){int a,b;std::cin>>a>>b;std::cout<<a+b;}"
-    assert score("code_cpp", good, ADD) == 1.0
-    assert score("code_cpp", good.replace("a+b", "3"), ADD) == 0.5
-    found = run("code_cpp", "int main( {", ADD)
+    assert score(sandbox, "code_cpp", good, ADD) == 1.0
+    assert score(sandbox, "code_cpp", good.replace("a+b", "3"), ADD) == 0.5
+    found = run(sandbox, "code_cpp", "int main( {", ADD)
     assert isinstance(found, Scored)
     assert (found.score, found.detail) == (0.0, "it does not compile")
     assert "error" in found.output
 
 
-def test_cpp_that_crashes_fails_its_test() -> None:
+def test_cpp_that_crashes_fails_its_test(sandbox: Sandbox) -> None:
     crash = "#include <cstdlib>\nint main(){std::abort();}"
-    assert score("code_cpp", crash, ADD) == 0.0
+    assert score(sandbox, "code_cpp", crash, ADD) == 0.0
 
 
-def test_a_tree_of_unit_tests_gives_partial_credit() -> None:
-    assert score("unit_tests", "def f(x): return 2 * x", TREE) == 1.0
-    assert score("unit_tests", "def f(x): return 2", TREE) == 0.5
-    assert score("unit_tests", "import os; os._exit(0)", TREE) == 0.0
-    assert score("unit_tests", "def f(x: return", TREE) == 0.0
+def test_a_tree_of_unit_tests_gives_partial_credit(sandbox: Sandbox) -> None:
+    assert score(sandbox, "unit_tests", "def f(x): return 2 * x", TREE) == 1.0
+    assert score(sandbox, "unit_tests", "def f(x): return 2", TREE) == 0.5
+    assert score(sandbox, "unit_tests", "import os; os._exit(0)", TREE) == 0.0
+    assert score(sandbox, "unit_tests", "def f(x: return", TREE) == 0.0
     with pytest.raises(RefusedError, match="do not leave"):
-        run("unit_tests", "x", {"files": {"../x": ""}})
+        run(sandbox, "unit_tests", "x", {"files": {"../x": ""}})

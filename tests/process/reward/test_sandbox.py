@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -14,21 +15,22 @@ import pytest
 
 from plexsvc.errors import PlexError
 from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
-from plexsvc.reward.sandbox.namespaces import OUTER_ID
-from plexsvc.reward.sandbox.opening import NoSandbox, open_sandbox
+from plexsvc.reward.sandbox.opening import NoSandbox
 from tests.rigs.hostile_code import GREEDY, HARMLESS, PRIVILEGED
+from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 QUICK = Limits(wall_us=20_000_000)
+MARK = f"mark-{secrets.token_hex(8)}"
 SMALL = Limits(wall_us=2_000_000, memory_bytes=128 << 20, disk_bytes=8 << 20, max_processes=16)
 """A greedy attempt is ended by these."""
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    found = open_sandbox()
-    assert found.is_available(), found.describe()
-    return found
+def sandbox() -> Iterator[Sandbox]:
+    with sandbox_process() as found:
+        assert found.is_available(), found.describe()
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +69,21 @@ def filled(code: str, host: Mapping[str, str]) -> str:
 
 def run(sandbox: Sandbox, code: str, *, limits: Limits = QUICK, keeps_files: bool = False) -> Ran:
     return sandbox.run(
-        [sys.executable, "-I", "-S", "main.py"],
+        [sys.executable, "-I", "-S", "main.py", MARK],
         files={"main.py": code.encode()},
         limits=limits,
         keeps_files=keeps_files,
     )
 
 
-def left_processes() -> list[int]:
-    """Return the processes of the sandbox's user outside, zombies too."""
-    return [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and entry.exists() and entry.stat().st_uid == OUTER_ID
-    ]
+def left_processes(mark: str = MARK) -> list[int]:
+    """Return the processes that commands of these tests left, by an argument that all have."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def test_there_are_enough_attempts() -> None:
@@ -173,20 +176,21 @@ def test_a_file_name_does_not_leave_the_sandbox(sandbox: Sandbox) -> None:
             sandbox.run(["/bin/true"], files={name: b""}, limits=QUICK)
 
 
-def test_a_command_dies_with_the_worker(sandbox: Sandbox) -> None:  # noqa: ARG001 - it is there
+def test_a_command_dies_with_the_worker() -> None:
+    mark = f"mark-{secrets.token_hex(8)}"
     code = (
         "import sys\nfrom plexsvc.reward.sandbox.opening import open_sandbox\n"
         "from plexsvc.reward.sandbox.base import Limits\n"
         "box = open_sandbox(); print('up', flush=True)\n"
-        "box.run(['/bin/sleep', '600'], files={}, limits=Limits())\n"
+        f"box.run(['/bin/sh', '-c', 'sleep 600; true', '{mark}'], files={{}}, limits=Limits())\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
-        while not left_processes():
+        while len(left_processes(mark)) < 2:  # the worker itself, and the command
             pass
         worker.kill()
-    while left_processes():
+    while left_processes(mark):
         pass
 
 

@@ -1,0 +1,89 @@
+"""The sandbox in a process of its own, as workers have it: one thread, and no gRPC in it.
+
+`python -m tests.rigs.sandbox_process` serves calls by pickle on its standard streams.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from plexsvc.errors import PlexError
+from plexsvc.reward.sandbox.base import Limits, Ran
+from plexsvc.reward.sandbox.opening import open_sandbox
+
+
+class SandboxProcess:
+    """A `Sandbox` whose commands are run by another process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def describe(self) -> str:
+        """Return what isolates there."""
+        return str(self._call("describe"))
+
+    def is_available(self) -> bool:
+        """Return whether anything does."""
+        return bool(self._call("is_available"))
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        files: Mapping[str, bytes],
+        stdin: bytes = b"",
+        limits: Limits,
+        keeps_files: bool = False,
+    ) -> Ran:
+        """Return how a command ended."""
+        found = self._call(
+            "run", list(argv), files=files, stdin=stdin, limits=limits, keeps_files=keeps_files
+        )
+        assert isinstance(found, Ran)
+        return found
+
+    def _call(self, method: str, *arguments: object, **named: object) -> object:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump((method, arguments, named), self._process.stdin)
+        self._process.stdin.flush()
+        found = pickle.load(self._process.stdout)
+        if isinstance(found, tuple):
+            raise PlexError(found[0], found[1])
+        return found
+
+
+@contextmanager
+def sandbox_process() -> Iterator[SandboxProcess]:
+    """Yield a sandbox that ends with the block."""
+    command = [sys.executable, "-m", "tests.rigs.sandbox_process"]
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **streams) as process:
+        yield SandboxProcess(process)
+        process.kill()
+
+
+def main() -> None:
+    """Serve calls until the input ends."""
+    sandbox = open_sandbox()
+    out = sys.stdout.buffer
+    while True:
+        try:
+            method, arguments, named = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            found: object = getattr(sandbox, method)(*arguments, **named)
+        except PlexError as error:
+            found = (error.code, error.message)
+        pickle.dump(found, out)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
