@@ -20,7 +20,7 @@ from plexclient.lane import Lane, Ticket
 from plexclient.link import messages
 from plexclient.results import check
 from plexclient.retry import Retry
-from plexclient.samples import Delta, Samples, TokenRecord
+from plexclient.samples import Delta, Sample, Samples, TokenRecord
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
 R = TypeVar("R")
@@ -80,15 +80,16 @@ class Generation:
         """Ask the service to end it; whoever reads it is told `cancelled`."""
         self._lane.cancel(self._ticket)
 
-    async def collect(self) -> Samples:
-        """Return all samples.
+    async def collect(self, finished: Callable[[Sample], None] | None = None) -> Samples:
+        """Return all samples; `finished` is told of each when it is.
 
         Raises:
             PlexError: why the operation was refused or failed.
         """
         async with aclosing(self.deltas()) as deltas:
-            async for _ in deltas:
-                pass
+            async for delta in deltas:
+                if finished is not None and delta.sample is not None:
+                    finished(delta.sample)
         return self._record.samples()
 
     async def deltas(self) -> AsyncGenerator[Delta]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from plexclient import sampling
 from plexclient.calls import Cancellable, unowned
+from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
 from plexclient.sampling import SamplingOptions
+from plexclient.scoring import ScoreBatch, Scores, score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2, service_pb2
@@ -66,6 +68,47 @@ class GenerateCall:
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout
+
+    def scored(
+        self,
+        prompts: Prompts,
+        program: str,
+        *,
+        references: Sequence[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Future[tuple[Samples, Scores]]:
+        """Return a future of the samples and their scores by `program`.
+
+        Each sample is scored when it is finished, while others are being generated. `references`
+        are one a prompt; `settings` are the program's.
+
+        Raises:
+            PlexError: `bad_request`, before anything is sent.
+        """
+        given = list(prompts) if not isinstance(prompts, str) else prompts
+        expected = [None] * len(given) if references is None else list(references)
+        if len(expected) != len(given):
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{len(expected)} references for {len(given)} prompts; give one for each",
+            )
+        session, n = self._rollout.session, options.get("n", 1)
+        batch = ScoreBatch(session, program, settings or {}, size=n * len(given))
+        generation = self._rollout.begin(given, text=True, options=options)
+
+        def finished(sample: Sample) -> None:
+            index = n * sample.prompt_index + sample.sample_index
+            batch.ask([score_sample(index, sample, expected[sample.prompt_index])])
+
+        async def both() -> tuple[Samples, Scores]:
+            try:
+                samples = await generation.collect(finished)
+                return samples, await batch.collect()
+            finally:
+                batch.leave()
+
+        return session.background.start(both, future=Cancellable(generation.cancel))
 
     def __call__(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]

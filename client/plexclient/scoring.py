@@ -122,7 +122,7 @@ class Scoring:
         Raises:
             PlexError: `bad_request` for samples without text or references that do not match them.
         """
-        batch = ScoreBatch(self._session, program, samples, references, settings)
+        batch = self._begin(program, samples, references, settings)
         return self._session.background.start(batch.collect)
 
     def aio(
@@ -146,7 +146,7 @@ class Scoring:
     ) -> Iterator[Score]:
         """Return an iterator of the scores as they are done. Left early, scoring ends."""
         self._session.background.check_may_block()
-        return self._pull(ScoreBatch(self._session, program, samples, references, settings))
+        return self._pull(self._begin(program, samples, references, settings))
 
     def stream_aio(
         self,
@@ -157,7 +157,19 @@ class Scoring:
         **settings: Any,  # noqa: ANN401 - the program's
     ) -> AsyncGenerator[Score]:
         """Return an asynchronous iterator of the scores as they are done."""
-        return self._pull_aio(ScoreBatch(self._session, program, samples, references, settings))
+        return self._pull_aio(self._begin(program, samples, references, settings))
+
+    def _begin(
+        self,
+        program: str,
+        samples: Sequence[Scorable],
+        references: Sequence[Any] | None,
+        settings: Mapping[str, Any],
+    ) -> ScoreBatch:
+        made = _to_wire(samples, references)
+        batch = ScoreBatch(self._session, program, settings, size=len(made))
+        batch.ask(made)
+        return batch
 
     def _pull(self, batch: ScoreBatch) -> Generator[Score]:
         source, start = batch.scores(), self._session.background.start
@@ -182,24 +194,28 @@ class ScoreBatch:
     """One batch that is being scored. A sample is asked for again until its answer is read."""
 
     def __init__(
-        self,
-        session: Session,
-        program: str,
-        samples: Sequence[Scorable],
-        references: Sequence[Any] | None,
-        settings: Mapping[str, Any],
+        self, session: Session, program: str, settings: Mapping[str, Any], *, size: int
     ) -> None:
         session.check_open()
         self._session = session
         self._program = program
         self._settings = _json("settings", dict(settings))
         self._batch_id = new_operation_id()
-        self._samples = _to_wire(samples, references)
+        self._size = size
         self._done: asyncio.Queue[Score | PlexError] = asyncio.Queue()
         self._calls: set[Any] = set()
         self._is_left = False
-        for part in _parts(self._samples):
-            session.background.start(partial(self._ask, part))
+
+    def ask(self, samples: Sequence[reward_pb2.ScoreSample]) -> None:
+        """Have samples scored; the batch is whole once `size` were given."""
+        for part in _parts(samples):
+            self._session.background.start(partial(self._ask, part))
+
+    def leave(self) -> None:
+        """Ask for nothing more."""
+        self._is_left = True
+        for call in self._calls:
+            call.cancel()
 
     async def collect(self) -> Scores:
         """Return all scores, in order.
@@ -218,15 +234,13 @@ class ScoreBatch:
             PlexError: as `collect`.
         """
         try:
-            for _ in self._samples:
+            for _ in range(self._size):
                 found = await self._done.get()
                 if isinstance(found, PlexError):
                     raise found
                 yield found
         finally:
-            self._is_left = True
-            for call in self._calls:
-                call.cancel()
+            self.leave()
 
     async def _ask(self, part: Sequence[reward_pb2.ScoreSample]) -> None:
         """Ask for the samples of one request until all are answered."""
@@ -261,7 +275,7 @@ class ScoreBatch:
             batch_id=self._batch_id,
             program=self._program,
             settings=self._settings,
-            batch_size=len(self._samples),
+            batch_size=self._size,
             samples=samples,
         )
         timeout_s = self._session.options.attempt_timeout_s
@@ -289,14 +303,24 @@ def _to_wire(
             ErrorCode.BAD_REQUEST,
             f"score got {len(references)} references for {len(samples)} samples; give one for each",
         )
+    found = [None] * len(samples) if references is None else references
     return [
-        reward_pb2.ScoreSample(
-            index=index,
-            text=_text(sample, index),
-            reference="" if references is None else _json(f"reference {index}", references[index]),
-        )
-        for index, sample in enumerate(samples)
+        score_sample(index, sample, reference)
+        for index, (sample, reference) in enumerate(zip(samples, found, strict=True))
     ]
+
+
+def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.ScoreSample:  # noqa: ANN401 - whatever JSON can hold
+    """Return a sample as it is sent.
+
+    Raises:
+        PlexError: `bad_request` for one without text, or a reference that JSON cannot hold.
+    """
+    return reward_pb2.ScoreSample(
+        index=index,
+        text=_text(sample, index),
+        reference="" if reference is None else _json(f"reference {index}", reference),
+    )
 
 
 def _text(sample: Scorable, index: int) -> str:

@@ -23,7 +23,13 @@ import numpy.typing as npt
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire import tensors
 from plexclient.wire.errors import to_wire
-from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    reward_pb2,
+    service_pb2,
+    service_pb2_grpc,
+)
 from tests.fakes.fake_stream import FakeStream
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -76,6 +82,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     def __init__(self) -> None:
         self.address = ""
+        self.scored: list[reward_pb2.ScoreRequest] = []
         self.group = asyncio.TaskGroup()
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.calls: list[str] = []
@@ -431,6 +438,24 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         first = 0 if fault is not None and fault.replay else request.after_cursor
         async for frame in self._cut(self._frames[request.operation_id][first:], fault, context):
             yield frame
+
+    async def Score(  # noqa: N802
+        self, request: reward_pb2.ScoreRequest, context: Context
+    ) -> AsyncIterator[reward_pb2.ScoreReply]:
+        """Score each sample by its length; one that says "broken" is an error."""
+        fault = await self._meet("Score", context)
+        self.scored.append(request)
+        replies = [
+            reward_pb2.ScoreReply(
+                index=sample.index,
+                score=len(sample.text),
+                verdict="error" if sample.text == "broken" else "scored",
+                time_us=1000,
+            )
+            for sample in request.samples
+        ]
+        async for reply in self._cut(replies, fault, context):
+            yield reply
 
     # ---- faults
 

@@ -10,6 +10,23 @@ import pytest
 import plexclient as plex
 from tests.fakes.fake_router import TOKEN, FakeRouter, running_fake_router
 
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"String": ""},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "decoder": {"type": "Fuse"},
+    "model": {
+        "type": "WordLevel",
+        "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "?": 4},
+        "unk_token": "?",
+    },
+}
+
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRouter]:

@@ -12,7 +12,7 @@ import plexclient as plex
 from plexclient.errors import ErrorCode, PlexError
 from tests.fakes.fake_router import FakeRouter, Fault, fake_tokens
 from tests.rigs.waiting import wait_until
-from tests.unit.client.conftest import Loop
+from tests.unit.client.conftest import TOKENIZER, Loop
 
 PROMPTS = [[1, 2], [30]]
 LOST = Fault(lose_request=True)
@@ -204,24 +204,6 @@ def test_a_stream_takes_its_place_when_it_is_made(loop: Loop, router: FakeRouter
     loop.rollout.noop()
     assert [kind for _, kind in router.order] == ["generate", "noop"]
     assert len(list(stream)) == 1
-
-
-TOKENIZER = {
-    "version": "1.0",
-    "added_tokens": [],
-    "pre_tokenizer": {
-        "type": "Split",
-        "pattern": {"String": ""},
-        "behavior": "Isolated",
-        "invert": False,
-    },
-    "decoder": {"type": "Fuse"},
-    "model": {
-        "type": "WordLevel",
-        "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "?": 4},
-        "unk_token": "?",
-    },
-}
 
 
 def test_texts_in_give_texts_out(loop: Loop, router: FakeRouter) -> None:

@@ -1,0 +1,89 @@
+"""Requests a second through the reward proxy, its processor time for each, and a sandboxed check.
+
+`python -m benchmarks.reward_proxy` prints one JSON line. Samples are scored by `exact`, so what is
+measured is the way through the proxy and a worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from plexclient.wire.v1 import reward_pb2 as pb
+from plexclient.wire.v1 import reward_pb2_grpc
+from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.main import serving
+from plexsvc.rpc import loops
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.keys import make_keys, write_keys
+
+TESTS = '[{"stdin": "4", "stdout": "8"}]'
+CODE = "print(int(input()) * 2)"
+
+
+def request(program: str, text: str, reference: str, *, samples: int) -> pb.ScoreRequest:
+    """Return a batch of equal samples."""
+    made = [pb.ScoreSample(index=i, text=text, reference=reference) for i in range(samples)]
+    return pb.ScoreRequest(
+        tenant="t",
+        job_id="j",
+        batch_id=secrets.token_bytes(16),
+        program=program,
+        samples=made,
+    )
+
+
+async def scored(stub: Any, asked: pb.ScoreRequest) -> list[float]:  # noqa: ANN401 - gRPC's
+    """Return the time that each sample ran, once all are answered."""
+    return [r.time_us / 1e3 async for r in stub.Score(asked, timeout=300)]
+
+
+async def measure(samples: int, checks: int) -> dict[str, Any]:
+    """Return the figures."""
+    directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
+    keys = make_keys()
+    write_keys(directory / "keys.json", keys)
+    config = RewardConfig(
+        listen=f"unix:{directory}/p.sock", keys_file=directory / "keys.json", max_workers=2
+    )
+    async with serving(config) as (_, address), open_channel(address, keys) as channel:
+        stub: Any = reward_pb2_grpc.RewardStub(channel)
+        await scored(stub, request("exact", "a", '"a"', samples=64))
+        begun_s, used_s = time.monotonic(), time.process_time()
+        await scored(stub, request("exact", "a", '"a"', samples=samples))
+        took_s, used_s = time.monotonic() - begun_s, time.process_time() - used_s
+        asked = request("code_python", CODE, TESTS, samples=checks)
+        times_ms = sorted(await scored(stub, asked))
+    return {
+        "benchmark": "reward_proxy",
+        "requests_per_s": round(samples / took_s),
+        "requests_per_processor_s": round(samples / used_s),
+        "sandboxed_check_ms": {
+            "median": round(statistics.median(times_ms), 1),
+            "best": round(times_ms[0], 1),
+        },
+        "load_before": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--checks", type=int, default=50)
+    arguments = parser.parse_args()
+    found = loops.run(asyncio.wait_for(measure(arguments.samples, arguments.checks), 600))
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Scores: in order, in every form, through cut lines, and as what training reads."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import plexclient as plex
+from plexclient.errors import ErrorCode, PlexError
+from plexclient.scoring import MAX_REQUEST_SAMPLES
+from tests.fakes.fake_router import FakeRouter, Fault
+from tests.unit.client.conftest import TOKENIZER, Loop
+
+TEXTS = ["a", "bbb", "cc"]
+
+
+def values(scores: plex.Scores) -> list[float]:
+    return [score.value for score in scores]
+
+
+def test_scores_come_in_the_order_of_the_samples(loop: Loop, router: FakeRouter) -> None:
+    scores = loop.job.score("exact", TEXTS, references=["a", {"b": 1}, None], strip=True)
+    assert values(scores) == [1, 3, 2]
+    (request,) = router.scored
+    assert (request.program, request.settings) == ("exact", '{"strip": true}')
+    assert [sample.reference for sample in request.samples] == ['"a"', '{"b": 1}', ""]
+    assert (request.job_id, request.batch_size, len(request.batch_id)) == (loop.job.job_id, 3, 16)
+
+
+async def test_every_form_gives_the_same(loop: Loop) -> None:
+    score = loop.job.score
+    assert values(score.submit("exact", TEXTS).result()) == [1, 3, 2]
+    assert values(await score.aio("exact", TEXTS)) == [1, 3, 2]
+    assert sorted(s.value for s in score.stream("exact", TEXTS)) == [1, 2, 3]
+    assert sorted([s.value async for s in score.stream_aio("exact", TEXTS)]) == [1, 2, 3]
+
+
+def test_after_a_cut_only_what_is_missing_is_asked_for(loop: Loop, router: FakeRouter) -> None:
+    router.fail("Score", Fault(lose_request=True), Fault(cut_after=1))
+    assert values(loop.job.score("exact", TEXTS)) == [1, 3, 2]
+    asked = [[sample.index for sample in request.samples] for request in router.scored]
+    assert asked == [[0, 1, 2], [1, 2]]
+    assert len({request.batch_id for request in router.scored}) == 1
+
+
+def test_a_large_batch_travels_in_several_requests(loop: Loop, router: FakeRouter) -> None:
+    texts = ["x" * (i % 7) for i in range(2 * MAX_REQUEST_SAMPLES + 1)]
+    assert values(loop.job.score("exact", texts)) == [i % 7 for i in range(len(texts))]
+    assert sorted(len(request.samples) for request in router.scored) == [1, 1024, 1024]
+    assert {request.batch_size for request in router.scored} == {len(texts)}
+
+
+def test_a_refusal_is_raised(loop: Loop, router: FakeRouter) -> None:
+    router.fail("Score", Fault(refuse=PlexError(ErrorCode.NOT_FOUND, "no such program")))
+    with pytest.raises(PlexError, match="no such program"):
+        loop.job.score("nope", TEXTS)
+
+
+def test_an_error_of_a_sample_is_its_own(loop: Loop) -> None:
+    scores = loop.job.score("exact", ["a", "broken"])
+    assert math.isnan(scores[1].value)
+    assert [score.index for score in scores.errors] == [1]
+    assert scores.filled(-1) == [1, -1]
+    assert np.asarray(scores)[0] == 1
+    with pytest.raises(PlexError, match="reward 1 is nan"):
+        plex.grpo_advantages(scores, group=2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "references", "text"),
+    [
+        (["a"], ["a", "b"], "2 references for 1 samples"),
+        ("a text", None, "not one text"),
+        (["a"], [{1, 2}], "reference 0 cannot be sent as JSON"),
+        (["a"], [math.nan], "reference 0 cannot be sent as JSON"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(
+    samples: list[str], references: list[object] | None, text: str, loop: Loop, router: FakeRouter
+) -> None:
+    with pytest.raises(PlexError, match=text):
+        loop.job.score("exact", samples, references=references)
+    assert router.scored == []
+
+
+def test_samples_without_text_are_refused(loop: Loop) -> None:
+    samples = loop.rollout.generate([[1, 2]], max_tokens=2)
+    with pytest.raises(PlexError, match="sample 0 has no text"):
+        loop.job.score("exact", samples)
+
+
+def test_no_samples_have_no_scores(loop: Loop, router: FakeRouter) -> None:
+    assert values(loop.job.score("exact", [])) == []
+    assert router.scored == []
+
+
+def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter) -> None:
+    router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
+    future = loop.rollout.generate.scored(
+        [[0, 1], [2]], "exact", references=["x", "y"], n=2, max_tokens=3
+    )
+    samples, scores = future.result()
+    assert values(scores) == [len(sample.text or "") for sample in samples]
+    sent = {s.index: (s.text, s.reference) for r in router.scored for s in r.samples}
+    assert sent == {
+        i: (sample.text, '"x"' if sample.prompt_index == 0 else '"y"')
+        for i, sample in enumerate(samples)
+    }
+    with pytest.raises(PlexError, match="1 references for 2 prompts"):
+        loop.rollout.generate.scored([[0], [1]], "exact", references=["x"])
