@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,24 @@ def rank_processes(cluster: LiveCluster, deployment_ids: list[str]) -> list[int]
         for proc in reply.procs:
             procs.setdefault(proc.wpg_id, []).append(proc.pid)
     return [pid for deployment in deployment_ids for pid in procs[wpg_of[deployment]]]
+
+
+def processes_of(cluster: LiveCluster, module: str) -> list[int]:
+    """Return the processes below the service that run a module, the oldest first."""
+    found = []
+    for pid in descendants(cluster.pid):
+        with contextlib.suppress(OSError):
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+                found.append(pid)
+    return sorted(found)
+
+
+def rewards_address(cluster: LiveCluster) -> str:
+    """Return where the reward proxy listens."""
+    (pid,) = processes_of(cluster, "plexsvc.reward.main")
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    config = Path(command[command.index("--config") + 1])
+    return str(tomllib.loads(config.read_text())["listen"])
 
 
 def shared_resident_bytes(pid: int) -> int:

@@ -26,7 +26,14 @@ from plexclient.wire.v1 import (
 from plexsvc.errors import ErrorCode
 from plexsvc.rpc.channels import open_blocking_channel, open_channel
 from tests.rigs.keys import FOREIGN, KEYS
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, descendants, start_cluster
+from tests.rigs.live_cluster import (
+    ROLLOUT,
+    TRAIN,
+    LiveCluster,
+    descendants,
+    rewards_address,
+    start_cluster,
+)
 from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, members_secrets, refusal
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -85,6 +92,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
                 "Worker": at[wpgs[actor.deployment_id]],
                 "RolloutInstance": at[wpgs[rollout.deployment_id]],
                 "Scheduler": live.scheduler,
+                "Reward": rewards_address(live),
                 "Router": live.address,
             },
         )

@@ -11,12 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import TRAIN, LiveCluster, descendants, start_cluster
+from tests.rigs.live_cluster import TRAIN, LiveCluster, processes_of, start_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
@@ -108,7 +107,7 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
         code = job.score.submit("code_python", programs, references=tests)
         quick = job.score.submit("exact", ["a"] * 200, references=["a", "b"] * 100)
         time.sleep(dice.uniform(0, 0.5))  # noqa: TID251 - the moment of the kill
-        processes = _processes(live, b"plexsvc.reward." + dice.choice([b"main", b"worker"]))
+        processes = processes_of(live, "plexsvc.reward." + dice.choice(["main", "worker"]))
         if processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(processes), signal.SIGKILL)
@@ -119,15 +118,5 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
 
 
 def _proxy(live: LiveCluster) -> int:
-    (found,) = _processes(live, b"plexsvc.reward.main")
+    (found,) = processes_of(live, "plexsvc.reward.main")
     return found
-
-
-def _processes(live: LiveCluster, module: bytes) -> list[int]:
-    """Return the processes below the service that run a module."""
-    found = []
-    for pid in descendants(live.pid):
-        with contextlib.suppress(OSError):
-            if module in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return sorted(found)
