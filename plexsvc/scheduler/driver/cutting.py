@@ -30,8 +30,8 @@ log = Log(__name__)
 LOOK_US: Final = 1_000_000
 """How often it is asked how many rows there are."""
 
-ROWS_AT_ONCE: Final = 500
-"""Rows deleted in one transaction: some milliseconds in which nothing is appended."""
+ROWS_AT_ONCE: Final = 100
+"""Rows deleted in one transaction: two or three milliseconds in which nothing is appended."""
 
 PAUSE_US: Final = 20_000
 """Time between two of those."""
