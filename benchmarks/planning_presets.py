@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from plexsvc.scheduler.core.planning.policies import policy_named
+from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.sim.presets import preset_named
 from plexsvc.sim.run import compare, play
 
@@ -49,17 +50,22 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--presets", nargs="*", default=list(RUNS), choices=list(RUNS))
     options.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    options.add_argument(
+        "--critical-target", type=float, help="predicted slowdown of critical jobs"
+    )
     options.add_argument("--table", metavar="JSONL", help="print the table of an earlier output")
     asked = options.parse_args()
     if asked.table:
         with open(asked.table, encoding="utf-8") as lines:  # noqa: PTH123 - a path as given
             print(table([json.loads(line) for line in lines]))
         return
-    for line in runs(asked.presets, asked.seeds):
+    for line in runs(asked.presets, asked.seeds, critical_target=asked.critical_target):
         print(json.dumps(line), flush=True)
 
 
-def runs(presets: list[str], seeds: list[int]) -> Iterator[dict[str, object]]:
+def runs(
+    presets: list[str], seeds: list[int], *, critical_target: float | None
+) -> Iterator[dict[str, object]]:
     for preset in presets:
         for seed in seeds:
             workload = preset_named(preset, seed=seed)
@@ -68,6 +74,8 @@ def runs(presets: list[str], seeds: list[int]) -> Iterator[dict[str, object]]:
                 print(f"{preset} {name} seed {seed}", file=sys.stderr)
                 is_cold = name == "plex_cold"
                 policy = policy_named("plex" if is_cold else name)
+                if critical_target is not None:
+                    policy = replace(policy, critical_target_ppm=round(critical_target * PPM))
                 summary, _ = compare(
                     workload, policy=policy, seed=seed, isolated=isolated, is_cold=is_cold
                 )
