@@ -1,103 +1,239 @@
-"""How long one placement decision takes (fit and commit), with what memory: one JSON line."""
+"""How long placement holds the scheduler's event loop: one JSON line.
+
+    python -m benchmarks.placement [--nodes 16384] [--profile]
+
+What is timed: `Scheduler.handle` and the encoding of the journal's rows, for each event with which
+placement looks at the queue: a deployment is requested, or the devices of one come free. Nodes have
+eight devices. Training deployments want 1 to 256 of them, in powers of two, with measured cycles;
+the cluster is full, `--waiting` more wait, and jobs end as fast as others come. No I/O is timed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import time
-import tracemalloc
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import PLEX
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
+from plexsvc.scheduler.core.actions import (
+    Action,
+    CarryState,
+    ForgetWpg,
+    MoveState,
+    SpawnWpg,
+    StartOperation,
+    StopWpg,
+)
+from plexsvc.scheduler.core.events import (
+    DeploymentRequested,
+    Event,
+    JobEndRequested,
+    JobSubmitted,
+    NodeJoined,
+    OperationFinished,
+    ProfilesLoaded,
+    ResidencyMoved,
+    StateCarried,
+    WpgForgotten,
+    WpgReady,
+    WpgStopped,
+)
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, JobState
+from plexsvc.scheduler.driver.encoding import configured
+from plexsvc.scheduler.driver.journal import Journal
+
+DEVICES = 8
+TENANT = TenantId("bench")
+GIB = 1 << 30
+START_US = 1_700_000_000_000_000
+SHAPES = 64
+"""Different cycles that jobs have."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """A core with its journal, whose every action is done at once."""
+
+    core: Scheduler
+    journal: Journal
+    now_us: int = START_US
+    facts: deque[Event] = field(default_factory=deque)
+    took_ns: dict[str, list[int]] = field(default_factory=dict)
+    is_timed: bool = False
+
+    def post(self, fact: Event) -> None:
+        """Decide on a fact and on all that follows from it."""
+        self.facts.append(fact)
+        while self.facts:
+            self.now_us += SECOND_US
+            event = replace(self.facts.popleft(), at_us=self.now_us)
+            began = time.thread_time_ns()
+            self.journal.rows([event])
+            actions = self.core.handle(event)
+            self.journal.decided(actions)
+            if self.is_timed:
+                took = time.thread_time_ns() - began
+                self.took_ns.setdefault(type(event).__name__, []).append(took)
+            for action in actions:
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SpawnWpg():
+                ready = WpgReady(wpg_id=action.wpg_id, device_bytes=(GIB,) * len(action.places))
+                self.facts.append(ready)
+            case StartOperation():
+                done = OperationFinished(
+                    operation_id=action.operation_id,
+                    fault=None,
+                    is_refusal=False,
+                    run_us=1000,
+                    digest="",
+                )
+                self.facts.append(done)
+            case MoveState():
+                moved = ResidencyMoved(
+                    wpg_id=action.wpg_id, move_id=action.move_id, nbytes=GIB, total_us=1000
+                )
+                self.facts.append(moved)
+            case CarryState():
+                carried = StateCarried(
+                    deployment_id=action.deployment_id, move_id=action.move_id, nbytes=GIB
+                )
+                self.facts.append(carried)
+            case StopWpg():
+                self.facts.append(WpgStopped(wpg_id=action.wpg_id))
+            case ForgetWpg():
+                self.facts.append(WpgForgotten(wpg_id=action.wpg_id))
+            case _:
+                pass
+
+
+class Crowd:
+    """Jobs that come and go; each has one training deployment."""
+
+    def __init__(self, loop: Loop, *, dice: np.random.Generator, max_gang: int) -> None:
+        self._loop = loop
+        self._dice = dice
+        self._gangs = [1 << power for power in range(max_gang.bit_length())]
+        self._made = 0
+
+    def come(self) -> None:
+        """Have one more job ask for devices."""
+        self._made += 1
+        job_id = JobId(f"job-{self._made}")
+        name = str(int(self._dice.integers(SHAPES)))
+        weights = 1 / np.array(self._gangs, dtype=float) ** 0.5
+        num_devices = int(self._dice.choice(self._gangs, p=weights / weights.sum()))
+        self._loop.post(JobSubmitted(job_id=job_id, tenant=TENANT, name=name))
+        self._loop.post(
+            DeploymentRequested(
+                deployment_id=DeploymentId(f"{job_id}/actor"),
+                job_id=job_id,
+                initialize_id=OperationId(self._made.to_bytes(16, "big")),
+                role="actor",
+                backend="fsdp",
+                device_kind="train",
+                num_devices=num_devices,
+                is_rollout=False,
+                name="actor",
+            )
+        )
+
+    def go(self) -> None:
+        """End one of the jobs that have devices."""
+        view = self._loop.core.view
+        placed = [d.job_id for d in view.deployments.values() if d.wpg_id is not None]
+        job_id = placed[int(self._dice.integers(len(placed)))]
+        done = JobEndRequested(job_id=job_id, outcome=JobState.COMPLETED, reason="done")
+        self._loop.post(done)
 
 
 def main() -> None:
+    """Fill a cluster, let jobs come and go, print what placement took."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--nodes", type=int, default=256)
-    options.add_argument("--residents", type=int, default=600)
-    options.add_argument("--decisions", type=int, default=500)
-    options.add_argument("--memory", action="store_true", help="trace allocations; slower")
+    options.add_argument("--waiting", type=int, default=500)
+    options.add_argument("--max-gang", type=int, default=256)
+    options.add_argument("--events", type=int, default=500, help="jobs that come and go")
+    options.add_argument("--cold", action="store_true", help="no cycle is known")
+    options.add_argument("--profile", action="store_true")
     asked = options.parse_args()
     dice = np.random.default_rng(1)
-    if asked.memory:
-        tracemalloc.start()
-    planner = Planner(
-        Board(UnitRoom(unit_id=UnitId(f"n{i:05d}")) for i in range(asked.nodes)), policy=PLEX
-    )
-    made = 0
-    gang_sizes = _gang_sizes(asked.nodes, asked.residents)
-    while len(planner.board.group_of) < asked.residents and made < 4 * asked.residents:
-        made += 1
-        planner.submit(_demand(made, dice, gang_sizes))
-        planner.admit(made * SECOND_US)
-        for waiting in list(planner.waiting):
-            planner.withdraw(waiting)
-    memory = tracemalloc.get_traced_memory()[0] if asked.memory else 0
-    tracemalloc.stop()
-    cpu, wall, placed = [], [], 0
-    for _ in range(asked.decisions):
-        made += 1
-        jobs = list(planner.board.group_of)
-        planner.remove(jobs[int(dice.integers(len(jobs)))])
-        planner.admit(made * SECOND_US)
-        planner.submit(_demand(made, dice, gang_sizes))
-        began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        placed += len(planner.admit(made * SECOND_US))
-        cpu.append(time.thread_time_ns() - began_cpu)
-        wall.append(time.perf_counter_ns() - began)
-        for waiting in list(planner.waiting):
-            planner.withdraw(waiting)
-    report = {
+    loop = _loop(asked.nodes, dice=dice, is_cold=asked.cold)
+    crowd = Crowd(loop, dice=dice, max_gang=asked.max_gang)
+    view = loop.core.view
+    while len(view.unplaced) < asked.waiting:
+        crowd.come()
+    profiler = cProfile.Profile()
+    loop.is_timed = True
+    if asked.profile:
+        profiler.enable()
+    for _ in range(asked.events):
+        crowd.go()
+        while len(view.unplaced) < asked.waiting:
+            crowd.come()
+    profiler.disable()
+    report: dict[str, object] = {
         "nodes": asked.nodes,
-        "residents": len(planner.board.group_of),
-        "groups": len(planner.board.groups),
-        "decisions": asked.decisions,
-        "placed": placed,
-        "memory_mb": round(memory / 1e6, 1) if asked.memory else None,
-        "pruned_share": round(planner.fitter.pruned.share, 4),
-        "pruned_by_free_nodes": round(planner.fitter.pruned.free_units_share, 4),
+        "placed": sum(len(p.board.group_of) for p in view.planners.values()),
+        "groups": sum(len(p.board.groups) for p in view.planners.values()),
+        "waiting": len(view.unplaced),
     }
-    for name, values in (("cpu", cpu), ("wall", wall)):
-        for q in (50, 99):
-            report[f"{name}_p{q}_ms"] = round(float(np.percentile(values, q)) / 1e6, 3)
+    for name in ("DeploymentRequested", "JobEndRequested", "WpgForgotten"):
+        report[name] = _spread(loop.took_ns.get(name, [0]))
+    every = [ns for took in loop.took_ns.values() for ns in took]
+    report["all"] = _spread(every)
     print(json.dumps(report))
+    if asked.profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
 
-def _gang_sizes(nodes: int, residents: int) -> list[int]:
-    """Return gang sizes so that about `residents` jobs fit at three a group."""
-    mean = 3 * nodes / residents
-    return [size for size in (1, 2, 4, 8, 16, 32) if size <= max(1, 2 * mean)]
+def _spread(took_ns: list[int]) -> dict[str, float]:
+    found = {"events": float(len(took_ns))}
+    for q in (50, 99, 100):
+        found[f"p{q}_ms"] = round(float(np.percentile(took_ns, q)) / 1e6, 3)
+    return found
 
 
-def _demand(number: int, dice: np.random.Generator, gang_sizes: list[int]) -> Demand:
+def _loop(num_nodes: int, *, dice: np.random.Generator, is_cold: bool) -> Loop:
+    limits = Limits(max_jobs=1_000_000, placement_timeout_us=10**15)
+    made = configured(limits, epoch=1)
+    loop = Loop(made.new_core(), Journal(made, keeps_actions=False))
+    if not is_cold:
+        loop.post(ProfilesLoaded(profiles=tuple(_kept(at, dice) for at in range(SHAPES))))
+    devices = tuple(
+        DeviceFacts(index=at, kind="train", bytes_total=80 * GIB) for at in range(DEVICES)
+    )
+    for number in range(num_nodes):
+        node_id = NodeId(f"n{number:05d}")
+        loop.post(NodeJoined(node_id=node_id, devices=devices, host_bytes=2048 * GIB))
+    return loop
+
+
+def _kept(number: int, dice: np.random.Generator) -> KeptProfile:
     period_us = round(dice.uniform(60, 900) * SECOND_US)
-    weights = 1 / np.array(gang_sizes, dtype=float) ** 2
-    size = int(dice.choice(gang_sizes, p=weights / weights.sum()))
-    at, segments = 0, []
-    duty = dice.uniform(0.15, 0.40)
-    for phase, share in (("log_prob", 0.17), ("update", 0.66), ("sync", 0.17)):
-        duration = round(period_us * duty * share)
-        segments.append(Segment(phase=phase, offset_us=at, duration_us=duration))
-        at += duration
+    busy_us = round(period_us * dice.uniform(0.15, 0.40))
+    segment = Segment(phase="forward_backward", offset_us=0, duration_us=busy_us)
     profile = Profile(
         period_us=period_us,
-        segments=tuple(segments),
+        segments=(segment,),
         mode=Mode.ASYNC1,
         switch_us=round(dice.uniform(3, 19) * SECOND_US),
         jitter_ppm=150_000,
     )
-    return Demand(
-        resident_id=ResidentId(f"job-{number}"),
-        num_units=size,
-        profile=profile,
-        expected_us=3600 * SECOND_US,
-    )
+    key = ProfileKey(tenant=TENANT, model="", layout="", name=f"{number}/actor")
+    return KeptProfile(key=key, profile=profile, at_us=START_US)
 
 
 if __name__ == "__main__":
