@@ -296,9 +296,13 @@ def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
 
 
 def _in_turn(placement: Placement) -> Iterator[Deployment]:
-    """Yield what waits: training as it came, then rollout, tenants in turn where that is fair."""
+    """Yield what waits beside the queue: training as it came, of jobs that have several
+    deployments, then rollout, tenants in turn where that is fair.
+    """
     waiting = [placement.deployments[name] for name in placement.unplaced]
-    yield from (deployment for deployment in waiting if not deployment.is_rollout)
+    for deployment in waiting:
+        if not deployment.is_rollout and len(placement.jobs[deployment.job_id].deployments) > 1:
+            yield deployment
     by_kind: dict[str, list[Deployment]] = {}
     for deployment in waiting:
         if deployment.is_rollout:

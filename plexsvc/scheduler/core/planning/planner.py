@@ -305,7 +305,6 @@ class Planner:
             or idle >= demand.num_units
             or demand.resident_id in unseen
             or (policy.takes_parts and not board.by_size.get(demand.num_units))
-            or (demand.is_cold and policy.cold_shares)
             or may_reserve(demand, policy=policy, now_us=now_us)
         ]
 
@@ -370,13 +369,12 @@ class Planner:
         return best(self.board, demand, spots, policy=self.policy)
 
     def _offer(self, demand: Demand, changed: Sequence[Group], *, now_us: int) -> Placed | None:
-        policy = self.policy
         is_new = demand.resident_id in self._unseen
         self._unseen.discard(demand.resident_id)
         if len(self.board.idle) < demand.rollout_units:
             self._short[demand.resident_id] = None
             return None
-        if is_new or (demand.is_cold and policy.cold_shares):
+        if is_new:
             pool = whole_groups(self.board, demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import Spot, refusal
+from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
@@ -208,6 +211,26 @@ def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:
     planner.remove(ResidentId("one"))
     assert planner.has_news
     assert admit(planner) == {"three": "a:0"}
+
+
+def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = live(policy=replace(LIVE, max_jobs=1), a=8)
+    admit(planner, *(demand(f"in-{at}", is_cold=True) for at in range(8)))
+    admit(planner, *(demand(f"out-{at}", is_cold=True) for at in range(9)))
+    asked: list[str] = []
+
+    def refusing(
+        spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId
+    ) -> str | None:
+        asked.append(demand.resident_id)
+        return refusal(spot, demand, load, policy=policy, without=without)
+
+    monkeypatch.setattr("plexsvc.scheduler.core.planning.planner.refusal", refusing)
+    planner.touch(planner.board.group_of[ResidentId("in-3")])
+    assert admit(planner) == {}
+    assert asked == [f"out-{at}" for at in range(9)]
 
 
 def test_a_cold_job_without_leave_to_share_waits_for_idle_units() -> None:
