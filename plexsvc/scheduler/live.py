@@ -28,6 +28,7 @@ from plexsvc.scheduler.ledger.sessions import Sessions
 from plexsvc.scheduler.ledger.takeover import take_over
 from plexsvc.scheduler.ledger.tally import Tally
 from plexsvc.scheduler.orders.nodes import Nodes
+from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 from plexsvc.scheduler.orders.table import table
@@ -92,7 +93,10 @@ class LiveScheduler:
         core = made.new_core()
         self.cluster: ClusterView = core.view
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
-        self.handlers = table(self.reach, self._timers)
+        self.beside = Beside(
+            question=core.view.question, decide=lambda fact: inbox.post(fact).decision
+        )
+        self.handlers = table(self.reach, self._timers, self.beside)
         self.tally = Tally(core.view.timeline)
         self._driver = Driver(core, inbox=inbox, journal=self._journal, handlers=self.handlers)
         self._inbox = inbox
@@ -134,6 +138,7 @@ class LiveScheduler:
         finally:
             self._is_running = False
             self._inbox.close()
+            self.beside.close()
             storing.close()
             notes = self._journal.notes(at_us=self._inbox.last_us)
             self._store.append(notes, self.recorder.take_rows())

@@ -22,6 +22,7 @@ from plexsvc.scheduler.core.actions import (
     AnswerOperation,
     CancelOperation,
     CarryState,
+    ComputePlan,
     DeploymentChanged,
     ForgetWpg,
     JobChanged,
@@ -39,6 +40,7 @@ from plexsvc.scheduler.core.events import (
     InstanceReady,
     OperationFinished,
     OperationSubmitted,
+    PlanComputed,
     ResidencyMoved,
     SpawnFailed,
     StateCarried,
@@ -48,6 +50,7 @@ from plexsvc.scheduler.core.events import (
     WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import Fault
 from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts, subject_of
 from plexsvc.sim.costs import Costs, Took, Work
@@ -244,6 +247,17 @@ def _carry(driver: VirtualDriver, action: CarryState) -> None:
     driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
 
 
+def _plan(driver: VirtualDriver, action: ComputePlan) -> None:
+    """Compute a plan at once; it takes no virtual time."""
+    outcome = PlanComputed(
+        device_kind=action.device_kind,
+        goal=action.goal,
+        base=action.base,
+        plan=compute(driver.core.view.question(action)),
+    )
+    driver.expect(outcome, at_us=driver.now_us)
+
+
 def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
     driver.timers[action.key] = action.at_us
     driver.push(Post(action.at_us, TimerFired(key=action.key)))
@@ -264,6 +278,7 @@ PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = Ma
         CancelOperation: _cancel,
         MoveState: _move,
         CarryState: _carry,
+        ComputePlan: _plan,
         SetTimer: _set_timer,
         AnswerOperation: _end_operation,
         RefuseOperation: _end_operation,

@@ -11,6 +11,7 @@ from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
     CarryState,
+    ComputePlan,
     DropCarried,
     ForgetWpg,
     MoveState,
@@ -34,6 +35,7 @@ from plexsvc.scheduler.core.events import (
     NodeJoined,
     OperationFinished,
     OperationSubmitted,
+    PlanComputed,
     ProcExited,
     RelocationRequested,
     ResidencyMoved,
@@ -47,6 +49,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.plans import compute
 from plexsvc.scheduler.core.vocabulary import (
     DeviceFacts,
     Fault,
@@ -75,6 +78,8 @@ class FakeWorld:
     history: list[tuple[Event, list[Action]]] = field(default_factory=list)
     log: list[Action] = field(default_factory=list)
     leases: dict[WpgId, int] = field(default_factory=dict)
+    computes_plans: bool = True
+    """Whether a plan is computed at once when the core asks for it."""
     copies: set[MoveId] = field(default_factory=set)
     """Copies of carried state that nobody has dropped."""
 
@@ -88,7 +93,23 @@ class FakeWorld:
         self.history.append((event, actions))
         for action in actions:
             self._note(action)
+        if self.computes_plans:
+            for action in actions:
+                if isinstance(action, ComputePlan):
+                    self.computed(action)
         return actions
+
+    def computed(self, order: ComputePlan) -> list[Action]:
+        """Compute a plan and report it."""
+        plan = compute(self.core.view.question(order))
+        told = PlanComputed(
+            at_us=self.tick(),
+            device_kind=order.device_kind,
+            goal=order.goal,
+            base=order.base,
+            plan=plan,
+        )
+        return self.tell(told)
 
     def tick(self, by_us: int = 1000) -> int:
         """Let time pass and return it."""

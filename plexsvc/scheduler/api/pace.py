@@ -1,8 +1,9 @@
 """Pace of questions: what one tenant may cost everybody by asking.
 
-Questions (status, plan, report, what-if) are answered on the event loop that decides for all jobs,
-from the state that it decides with. Each is short: what it computes with is bounded. A tenant that
-asks without end waits between its questions for a multiple of what the last one took.
+Questions (status, plan, report) are answered on the event loop that decides for all jobs, from the
+state that it decides with; what-if questions are computed beside it (`orders/plans.py`). Each is
+short: what it computes with is bounded. A tenant that asks without end waits between its questions
+for a multiple of what the last one took.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from plexsvc.newest import Newest
 Reply = TypeVar("Reply")
 
 MAX_WAITING: Final = 32
-"""Questions of one tenant that wait for their turn; the next is refused with `queue_full`."""
+"""Questions of one tenant that are not answered yet; the next is refused with `queue_full`."""
 
 PAUSE: Final = 9
 """Pause after a question, in multiples of what it took: a tenth of the loop for each tenant."""
@@ -61,11 +62,11 @@ class Pace:
         try:
             while (wait_us := turn.free_us - self._clock.monotonic_us()) > 0:
                 await self._clock.sleep(wait_us)
+            began_us = self._clock.monotonic_us()
+            try:
+                return await ask()
+            finally:
+                now_us = self._clock.monotonic_us()
+                turn.free_us = now_us + min(PAUSE * (now_us - began_us), MAX_PAUSE_US)
         finally:
             turn.waiting -= 1
-        began_us = self._clock.monotonic_us()
-        try:
-            return await ask()
-        finally:
-            now_us = self._clock.monotonic_us()
-            turn.free_us = now_us + min(PAUSE * (now_us - began_us), MAX_PAUSE_US)

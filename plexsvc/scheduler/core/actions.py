@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -188,6 +189,18 @@ class KeepProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputePlan:
+    """Compute a plan from a copy of the board as it is now; ends in `PlanComputed`."""
+
+    device_kind: str
+    goal: Goal
+    base: int
+    """Version of the board."""
+
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Return `TimerFired(key)` at `at_us`; the same key again replaces the time."""
 
@@ -214,5 +227,6 @@ Action = (
     | DeploymentChanged
     | JobChanged
     | KeepProfile
+    | ComputePlan
     | SetTimer
 )

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId
-from plexsvc.scheduler.core.actions import Action, SetTimer
+from plexsvc.scheduler.core.actions import Action, ComputePlan, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.planners import Planning
+from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
@@ -120,6 +121,8 @@ class Placement(Slice):
         """Nodes that take no further work; the value: whether what is there shall leave."""
 
         self.unplaced: list[DeploymentId] = []
+        self.plans: dict[tuple[str, Goal], ComputePlan] = {}
+        """Plans that are being computed, by device kind and goal."""
 
 
 class Devices(Slice):

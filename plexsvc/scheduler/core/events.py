@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
+from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.planning.profiler import KeptProfile
+from plexsvc.scheduler.core.planning.repack import Relief
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, JobState, OperationKind, Place
 
 
@@ -308,6 +310,16 @@ class RepackRequested(Fact):
     """An operator wants the groups repacked now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanComputed(Fact):
+    """A plan was computed for the board as it was at version `base`."""
+
+    device_kind: str
+    goal: Goal
+    base: int
+    plan: Relief
+
+
 Outcome = (
     WpgReady
     | SpawnFailed
@@ -322,6 +334,7 @@ Outcome = (
     | CarryFailed
     | StateCopied
     | OperationFinished
+    | PlanComputed
 )
 """What became of orders, and of the processes that they started."""
 

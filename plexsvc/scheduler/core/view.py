@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, WpgId
 from plexsvc.scheduler.core import due, story, timers
+from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Cluster
 from plexsvc.scheduler.core.device import space
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.plans import Question
+from plexsvc.scheduler.core.relocate import packing
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.story import Story
 from plexsvc.scheduler.core.vocabulary import JobState, Place
@@ -24,6 +28,7 @@ class ClusterView:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._copies: dict[str, Planner] = {}
         queues, placement, devices = cluster.queues, cluster.placement, cluster.devices
         self.limits = cluster.limits
         self.jobs: Mapping[JobId, Job] = cluster.jobs
@@ -80,6 +85,17 @@ class ClusterView:
     def why_stays(self, deployment: Deployment) -> str:
         """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
         return placing.why_stays(self._cluster.placement, deployment)
+
+    def copy_of(self, kind: str) -> Planner:
+        """Return the planner of a device kind as it is now; it does not change any more."""
+        before = self._copies.get(kind)
+        self._copies[kind] = copy_of(self.planners[kind], before=before)
+        return self._copies[kind]
+
+    def question(self, action: ComputePlan) -> Question:
+        """Return what a plan is made from."""
+        copied = self.copy_of(action.device_kind)
+        return packing.question(self._cluster.devices, action, planner=copied)
 
     def explain(self, operation_id: OperationId, *, now_us: int) -> Story | None:
         """Return why an operation is where it is; None for one the core does not hold."""

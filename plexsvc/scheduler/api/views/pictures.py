@@ -6,6 +6,7 @@ A resident of the planner's board is a training deployment; a node of the board 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from plexclient.wire.v1 import common_pb2, service_pb2
@@ -94,7 +95,9 @@ async def what_if(
         return service_pb2.WhatIfReply(reasons=[lacking])
     now_us = scheduler.clock.wall_us()
     demand = _demand(scheduler, request.job, tenant=TenantId(request.tenant), now_us=now_us)
-    reply = _answer(look, planner, answers.what_if(planner, demand, now_us=now_us))
+    copied = scheduler.cluster.copy_of(kind)
+    ask = partial(answers.what_if, copied, demand, now_us=now_us)
+    reply = _answer(look, copied, await scheduler.beside.run(ask))
     lacking = _lacks_rollout(scheduler, request.job)
     if lacking:
         reply.fits = False

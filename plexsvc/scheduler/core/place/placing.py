@@ -296,8 +296,9 @@ def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
 
 
 def _in_turn(placement: Placement) -> Iterator[Deployment]:
-    """Yield what waits beside the queue: training as it came, of jobs that have several
-    deployments, then rollout, tenants in turn where that is fair.
+    """Yield training deployments of jobs with several, as they came, then rollout ones.
+
+    Rollout goes by tenants in turn where that is fair.
     """
     waiting = [placement.deployments[name] for name in placement.unplaced]
     for deployment in waiting:

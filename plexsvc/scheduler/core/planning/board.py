@@ -47,6 +47,9 @@ class Board(Pool):
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
+        self.version = 0
+        """Grows with every change of a group."""
+
         self._lanes = Lanes(self.ring.size)
         self._next_group = 1
 
@@ -159,6 +162,7 @@ class Board(Pool):
         self._book(resident.demand, -1)
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
         self._book(resident.demand, 1)
+        self.mark(group)
 
     def move(
         self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
@@ -194,6 +198,7 @@ class Board(Pool):
         if unit_id in self.group_at:
             group = self.groups[self.group_at[unit_id]]
             group.is_closed = True
+            self.mark(group)
             affected.extend(j for j, r in group.residents.items() if unit_id in r.units)
         return affected
 
@@ -203,6 +208,12 @@ class Board(Pool):
         if unit_id in self.group_at:
             group = self.groups[self.group_at[unit_id]]
             group.is_closed = any(unit in self.cordoned for unit in group.units)
+            self.mark(group)
+
+    def mark(self, group: Group) -> None:
+        """Note that a group changed: copies of it are out of date."""
+        self.version += 1
+        group.version = self.version
 
     def check(self) -> None:
         """Assert that structures agree with the footprints, and that units are in one place."""
@@ -255,6 +266,7 @@ class Board(Pool):
         return group
 
     def _enter(self, group: Group) -> None:
+        self.mark(group)
         self.groups[group.group_id] = group
         self.by_size.setdefault(group.size, {})[group.group_id] = group
         self.group_at.update(dict.fromkeys(group.units, group.group_id))
@@ -360,6 +372,7 @@ class Board(Pool):
         return IntervalSet.complement(self.ring.size, busy)
 
     def _refresh(self, group: Group) -> None:
+        self.mark(group)
         before, group.parts = group.parts, self._parts(group)
         self._reprofile(before, group.parts)
 

@@ -7,7 +7,7 @@ share one set of free windows: a *part*. The windows of a gang are the intersect
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
@@ -83,6 +83,9 @@ class Group:
     is_closed: bool = False
     """Takes no further job: one of its units is cordoned."""
 
+    version: int = 0
+    """The board's version when it last changed."""
+
     @property
     def size(self) -> int:
         """Return its number of units."""
@@ -115,6 +118,16 @@ class Group:
             duty_ppm=max(sum(r.load.duty_ppm for r in jobs) for jobs in there),
             spare_bytes=self.parked_bytes
             - max(sum(r.demand.state_bytes for r in jobs) for jobs in there),
+        )
+
+    def copy(self) -> Group:
+        """Return a group that does not change with this one; it shares cells and slices."""
+        return replace(
+            self,
+            residents={name: replace(one) for name, one in self.residents.items()},
+            late=self.late.copy(),
+            probing=self.probing.copy(),
+            paused=self.paused.copy(),
         )
 
     def duty_on(self, unit_id: UnitId) -> int:

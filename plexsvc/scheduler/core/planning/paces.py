@@ -21,7 +21,7 @@ class Paces:
     """What was measured of the residents of one board."""
 
     def __init__(self, board: Board) -> None:
-        self._board = board
+        self.board = board
         self._phases: dict[ResidentId, int] = {}
         self._started: dict[ResidentId, int] = {}
         self._paces: dict[ResidentId, int] = {}
@@ -74,7 +74,7 @@ class Paces:
         slot = self._drifted_to(resident)
         if slot is None:
             return resident.cells
-        return self._board.cells(resident.demand.profile, anchor_slot=slot)
+        return self.board.cells(resident.demand.profile, anchor_slot=slot)
 
     def follow_drift(self, group: Group) -> None:
         """Move residents' cells to the phases they were last measured at."""
@@ -85,13 +85,13 @@ class Paces:
         """Move a resident's cells to the phase it was last measured at, if that is far off."""
         slot = self._drifted_to(resident)
         if slot is not None:
-            self._board.reanchor(resident.demand.resident_id, anchor_slot=slot)
+            self.board.reanchor(resident.demand.resident_id, anchor_slot=slot)
 
     def _drifted_to(self, resident: Resident) -> int | None:
         """Return the slot of the last measured start if it is far from the planned ones."""
         at_us = self._phases.get(resident.demand.resident_id)
         if at_us is None:
             return None
-        slot, period = at_us // self._board.slot_us, resident.cells.period
+        slot, period = at_us // self.board.slot_us, resident.cells.period
         drift = (slot - resident.anchor_slot - resident.shift_slots) % period
         return slot if min(drift, period - drift) * DRIFT_SHARE > period else None

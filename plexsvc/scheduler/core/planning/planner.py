@@ -134,7 +134,9 @@ class Planner:
         if pace > demand.max_slowdown_ppm:
             self._late_news = self._late_news or resident_id not in group.late
             group.late[resident_id] = pace
+            self.board.mark(group)
         elif group.late.pop(resident_id, None) is not None:
+            self.board.mark(group)
             self.touch(group.group_id)
 
     def learned(self, resident_id: ResidentId, profile: Profile, *, at_us: int) -> None:

@@ -7,7 +7,6 @@ units for the longest time one of its jobs is still expected to run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -33,12 +32,19 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A job that runs only while no other of its group waits."""
+
+    resident_id: ResidentId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relief:
     """What is done for late jobs."""
 
     moves: tuple[Move, ...] = ()
-    paused: Mapping[ResidentId, str]
-    """Jobs that run only while no other of their group waits, and why."""
+    paused: tuple[Pause, ...] = ()
 
     resumed: tuple[ResidentId, ...] = ()
     """Jobs whose pause is over."""
@@ -94,7 +100,7 @@ def propose(
 def relieve(
     planner: Planner, *, busy: AbstractSet[ResidentId], rules: Repacking, max_moves: int = 8
 ) -> Relief:
-    """Return what helps the groups in which a job is late, and books the pauses.
+    """Return what helps the groups in which a job is late; `book` books the pauses.
 
     The worst-fitting job goes elsewhere: the one without which the others' predicted slowdowns sum
     to least, of equals the busiest. Where no job has another place, the worst-fitting one that is
@@ -102,9 +108,9 @@ def relieve(
     bounds. Such a group stays closed to further jobs.
     """
     moves: list[Move] = []
-    paused: dict[ResidentId, str] = {}
+    paused: list[Pause] = []
     taken: dict[int, list[Demand]] = {}
-    resumed = _resume(planner)
+    resumed = _resumed(planner)
     for group in [g for g in planner.board.groups.values() if g.late and len(g.residents) > 1]:
         if group.group_id in taken or len(moves) == max_moves:
             continue
@@ -112,9 +118,21 @@ def relieve(
         if move is not None:
             moves.append(move)
             taken[move.to_group] = [group.residents[move.resident_id].demand]
-        elif not group.paused:
-            paused.update(_pause(group))
-    return Relief(moves=tuple(moves), paused=paused, resumed=tuple(resumed))
+        elif not group.paused.keys() - resumed.keys():
+            paused.extend(_pause(group))
+    return Relief(moves=tuple(moves), paused=tuple(paused), resumed=tuple(resumed))
+
+
+def book(planner: Planner, relief: Relief) -> None:
+    """Begin and end the pauses."""
+    for resident_id in relief.resumed:
+        group = planner.group_of(resident_id)
+        group.paused.pop(resident_id, None)
+        planner.board.mark(group)
+    for pause in relief.paused:
+        group = planner.group_of(pause.resident_id)
+        group.paused[pause.resident_id] = pause.why
+        planner.board.mark(group)
 
 
 def _relieving_move(
@@ -134,26 +152,24 @@ def _relieving_move(
     return None
 
 
-def _pause(group: Group) -> dict[ResidentId, str]:
-    """Book the pause of the worst-fitting job that is not late; nobody when all are."""
+def _pause(group: Group) -> list[Pause]:
+    """Return the pause of the worst-fitting job that is not late; none when all are."""
     for resident_id in _worst_first(group):
         if resident_id not in group.late:
             late = ", ".join(group.late)
             why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
-            group.paused[resident_id] = why
-            return {resident_id: why}
-    return {}
+            return [Pause(resident_id=resident_id, why=why)]
+    return []
 
 
-def _resume(planner: Planner) -> list[ResidentId]:
-    """End the pauses in groups whose other jobs are at most half way to their bounds again."""
-    resumed: list[ResidentId] = []
+def _resumed(planner: Planner) -> dict[ResidentId, None]:
+    """Return the pauses of groups whose other jobs are at most half way to their bounds again."""
+    resumed: dict[ResidentId, None] = {}
     for group in planner.board.groups.values():
         others = [r.demand for j, r in group.residents.items() if j not in group.paused]
         halves = ((d.resident_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
         if group.paused and all((planner.paces.measured(j) or PPM) <= half for j, half in halves):
-            resumed.extend(group.paused)
-            group.paused.clear()
+            resumed.update(dict.fromkeys(group.paused))
     return resumed
 
 

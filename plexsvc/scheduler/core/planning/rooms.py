@@ -52,6 +52,9 @@ class Rooms:
         self.has_hosts = any(room.host for room in self.by_id.values())
         """Whether units are devices of hosts."""
 
+        self.version = 0
+        """Grows with every unit that comes or goes."""
+
         self._blocks: dict[int, tuple[Gang, ...]] = {}
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
@@ -74,13 +77,17 @@ class Rooms:
         self.by_id[room.unit_id] = room
         self._host_of(room)[room.index] = room.unit_id
         self.has_hosts = self.has_hosts or bool(room.host)
-        self._blocks.clear()
+        self._has_changed()
 
     def leave(self, unit_id: UnitId) -> None:
         """Forget a unit."""
         room = self.by_id.pop(unit_id)
         del self._host_of(room)[room.index]
-        self._blocks.clear()
+        self._has_changed()
+
+    def copy(self) -> Rooms:
+        """Return the rooms as they are now."""
+        return Rooms(self.by_id.values())
 
     def of_host(self, host: str) -> Gang:
         """Return the units of a host, in order; none of a host without any."""
@@ -112,6 +119,10 @@ class Rooms:
             yield from (block for block in blocks if all(unit in among for unit in block))
         else:
             yield from self._whole_hosts(num_units, among=among, burden=burden)
+
+    def _has_changed(self) -> None:
+        self.version += 1
+        self._blocks.clear()
 
     def _aligned(self, num_units: int) -> Iterator[Gang]:
         step = 1 << (num_units - 1).bit_length()

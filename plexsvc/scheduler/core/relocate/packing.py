@@ -2,24 +2,38 @@
 
 Deployments that wait are placed if something changed for them. Deployments leave draining nodes. A
 job whose measured cycle passed its bound is relieved. Devices whose reservation is due are emptied
-for whom they are kept. Groups are emptied for those who wait where that pays.
+for whom they are kept. Groups are emptied for those who wait where that pays. Relief and repacking
+are planned beside the core (`planning/plans.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Final
 
 from plexsvc.ids import DeploymentId, NodeId, ResidentId, WpgId
+from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
-from plexsvc.scheduler.core.events import RepackRequested
+from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.repack import Move, Repacking, propose, relieve
+from plexsvc.scheduler.core.planning.plans import Goal, Question
+from plexsvc.scheduler.core.planning.repack import Repacking, book
 from plexsvc.scheduler.core.relocate import departures
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
+
+MAX_ATTEMPTS: Final = 3
+"""Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
+
+_REASONS: Final = MappingProxyType(
+    {
+        Goal.RELIEF: "a job of its group waits past its bound",
+        Goal.REPACK: "its group is emptied into others",
+        Goal.EMPTY: "its group is emptied into others",
+    }
+)
 
 
 def settle(lives: Lives) -> None:
@@ -33,21 +47,52 @@ def settle(lives: Lives) -> None:
     if placement.cordoned and any(placement.cordoned.values()):
         _drain(lives)
     every_us = planning.policy.repack_every_us
-    for planner in planning.planners.values():
+    for kind, planner in planning.planners.items():
         if now_us - planner.relieved_us >= RELIEF_EVERY_US:
             planner.relieved_us = now_us
             if planner.needs_relief:
-                _relieve(lives, planner)
+                _order(lives, kind, Goal.RELIEF)
             _make_room(lives, planner)
         if planner.waiting and every_us and now_us - planner.repacked_us >= every_us:
             planner.repacked_us = now_us
-            _repack(lives, planner, wanted=None)
+            _order(lives, kind, Goal.REPACK)
 
 
 def repack_all(lives: Lives, _: RepackRequested) -> None:
     """Empty as many groups as the bounds allow: an operator asked."""
-    for planner in lives.devices.placement.planning.planners.values():
-        _repack(lives, planner, wanted=len(planner.board.rooms))
+    for kind in lives.devices.placement.planning.planners:
+        _order(lives, kind, Goal.EMPTY)
+
+
+def question(devices: Devices, action: ComputePlan, *, planner: Planner) -> Question:
+    """Return what a plan is made from, with a copy of the planner as it is now."""
+    return Question(
+        planner=planner,
+        goal=action.goal,
+        busy=frozenset(_busy(devices, planner)),
+        rules=Repacking(link_bytes_s=devices.limits.link_bytes_s),
+        now_us=devices.now_us,
+    )
+
+
+def carry_out(lives: Lives, event: PlanComputed) -> None:
+    """Do as a plan says if its base still stands; else have another made, a few times."""
+    placement, kind = lives.devices.placement, event.device_kind
+    asked = placement.plans.pop((kind, event.goal), None)
+    if asked is None:
+        return
+    planner = placement.planning.planners[kind]
+    if not _stands(lives.devices, planner, event):
+        if asked.attempt < MAX_ATTEMPTS:
+            _order(lives, kind, event.goal, attempt=asked.attempt + 1)
+        return
+    plan, reason = event.plan, _REASONS[event.goal]
+    book(planner, plan)
+    for key in (*(pause.resident_id for pause in plan.paused), *plan.resumed):
+        lives.touch(lives.deployments[DeploymentId(key)].wpg_id)
+    for move in plan.moves:
+        deployment = lives.deployments[DeploymentId(move.resident_id)]
+        departures.send_to(lives, deployment, move.units, reason=reason)
 
 
 def _drain(lives: Lives) -> None:
@@ -86,40 +131,40 @@ def _make_room(lives: Lives, planner: Planner) -> None:
         departures.send(lives, deployment, reason="its devices are reserved for another job")
 
 
-def _relieve(lives: Lives, planner: Planner) -> None:
-    relief = relieve(planner, busy=_busy(lives.devices, planner), rules=_rules(lives.devices))
-    for key in (*relief.paused, *relief.resumed):
-        lives.touch(lives.deployments[DeploymentId(key)].wpg_id)
-    _carry_out(lives, relief.moves, reason="a job of its group waits past its bound")
+def _order(lives: Lives, kind: str, goal: Goal, *, attempt: int = 1) -> None:
+    """Have a plan computed, unless one of its kind is."""
+    placement = lives.devices.placement
+    if (kind, goal) not in placement.plans:
+        base = placement.planning.planners[kind].board.version
+        order = ComputePlan(device_kind=kind, goal=goal, base=base, attempt=attempt)
+        placement.plans[kind, goal] = order
+        lives.emit(order)
 
 
-def _repack(lives: Lives, planner: Planner, *, wanted: int | None) -> None:
-    moves = propose(
-        planner,
-        busy=_busy(lives.devices, planner),
-        rules=_rules(lives.devices),
-        now_us=lives.now_us,
-        wanted=wanted,
+def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
+    """Return whether nothing that a plan concerns has changed since its base."""
+    board, plan = planner.board, event.plan
+    paused = (pause.resident_id for pause in plan.paused)
+    concerned = [*(move.resident_id for move in plan.moves), *paused, *plan.resumed]
+    if any(key not in board.group_of for key in concerned):
+        return False
+    if any(_is_busy(devices, move.resident_id) for move in plan.moves):
+        return False
+    kept = {unit_id for made in planner.reservations.values() for unit_id in made.units}
+    groups = {board.group_of[key] for key in concerned} | {move.to_group for move in plan.moves}
+    return not any(unit_id in kept for move in plan.moves for unit_id in move.units) and all(
+        group_id in board.groups and board.groups[group_id].version <= event.base
+        for group_id in groups
     )
-    _carry_out(lives, moves, reason="its group is emptied into others")
-
-
-def _carry_out(lives: Lives, moves: Iterable[Move], *, reason: str) -> None:
-    for move in moves:
-        deployment = lives.deployments[DeploymentId(move.resident_id)]
-        departures.send_to(lives, deployment, move.units, reason=reason)
-
-
-def _rules(devices: Devices) -> Repacking:
-    return Repacking(link_bytes_s=devices.limits.link_bytes_s)
 
 
 def _busy(devices: Devices, planner: Planner) -> set[ResidentId]:
     """Return the residents that stay where they are for now."""
-    residents = {key: devices.deployments[DeploymentId(key)] for key in planner.board.group_of}
-    return {
-        key
-        for key, deployment in residents.items()
-        if not departures.may_leave(devices, deployment)
-        or devices.jobs[deployment.job_id].is_pinned
-    }
+    return {key for key in planner.board.group_of if _is_busy(devices, key)}
+
+
+def _is_busy(devices: Devices, key: ResidentId) -> bool:
+    deployment = devices.deployments[DeploymentId(key)]
+    return (
+        not departures.may_leave(devices, deployment) or devices.jobs[deployment.job_id].is_pinned
+    )

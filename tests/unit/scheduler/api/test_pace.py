@@ -57,6 +57,22 @@ async def test_questions_that_wait_are_bounded() -> None:
             await clock.passes(COST_US)
 
 
+async def test_questions_that_are_being_computed_count_too() -> None:
+    clock = FakeClock()
+    pace = Pace(clock)
+
+    async def question() -> None:
+        await clock.sleep(COST_US)
+
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(pace.answer("greedy", question)) for _ in range(MAX_WAITING)]
+        await settle()
+        with pytest.raises(PlexError, match="wait to be answered"):
+            await pace.answer("greedy", question)
+        while not all(task.done() for task in asked):
+            await clock.passes(COST_US)
+
+
 async def test_a_question_that_waited_for_a_silent_node_delays_the_next_a_moment_only() -> None:
     clock = FakeClock()
     pace = Pace(clock)

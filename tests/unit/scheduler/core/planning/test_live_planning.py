@@ -14,6 +14,7 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
+from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
@@ -354,6 +355,8 @@ class LiveHistory(RuleBasedStateMachine):
         self.planner = live(policy=LIVE, a=4, b=4, c=2)
         self.made = 0
         self.now = 0
+        self.copied = copy_of(self.planner)
+        self.was = shape(self.planner)
 
     @property
     def board(self) -> Board:
@@ -445,6 +448,18 @@ class LiveHistory(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.board.check()
+
+    @invariant()
+    def a_copy_that_shares_with_the_one_before_is_as_good_as_a_new_one(self) -> None:
+        assert shape(self.copied) == self.was
+        self.copied = copy_of(self.planner, before=self.copied)
+        self.was = shape(self.planner)
+        asked, fresh = demand("asked", 2, busy=20), copy_of(self.planner)
+        assert shape(self.copied) == self.was
+        answer = what_if(self.planner, asked, now_us=self.now)
+        assert what_if(self.copied, asked, now_us=self.now) == answer
+        for name, group in fresh.board.groups.items():
+            assert repr(self.copied.board.groups[name].residents) == repr(group.residents)
 
     def teardown(self) -> None:
         for resident_id in list(self.board.group_of):

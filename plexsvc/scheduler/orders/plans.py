@@ -1,0 +1,90 @@
+"""Plans and questions that are computed on a thread of their own, from copies that do not change.
+
+The event loop makes the copy and goes on: submissions, calls to other processes and the journal do
+not wait for what is computed. One thread computes one at a time. It shares the interpreter with the
+event loop, which gets its turn every `sys.getswitchinterval()`; another process would be handed a
+copy of the whole board each time, made on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.log import Log
+from plexsvc.scheduler.core.actions import Action, ComputePlan
+from plexsvc.scheduler.core.events import PlanComputed
+from plexsvc.scheduler.core.planning import plans
+from plexsvc.scheduler.core.planning.plans import Question
+from plexsvc.scheduler.core.planning.repack import Relief
+from plexsvc.scheduler.core.vocabulary import Fault
+from plexsvc.scheduler.handler import Handler, Work
+
+log = Log(__name__)
+
+T = TypeVar("T")
+
+
+class Beside:
+    """Computes beside the event loop."""
+
+    def __init__(
+        self,
+        *,
+        question: Callable[[ComputePlan], Question],
+        decide: Callable[[PlanComputed], Awaitable[list[Action]]],
+    ) -> None:
+        self._question = question
+        self._decide = decide
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
+        self._decided: dict[ComputePlan, asyncio.Future[list[Action]]] = {}
+
+    def handlers(self) -> list[Handler[Any]]:
+        """Return the handler of plans."""
+        return [Handler(ComputePlan, self.plan, failed=_no_plan, is_internal=True)]
+
+    def plan(self, action: ComputePlan) -> Work:
+        """Compute a plan from the state in which it was ordered."""
+        self._decided[action] = asyncio.get_running_loop().create_future()
+        return self._plan(action, self._question(action))
+
+    async def decided(self, action: ComputePlan) -> list[Action]:
+        """Return what followed from a plan that is being computed."""
+        return await asyncio.shield(self._decided[action])
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns; it may use nothing that the event loop changes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Compute nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _plan(self, action: ComputePlan, question: Question) -> None:
+        decided = self._decided[action]
+        try:
+            plan = await self.run(partial(plans.compute, question))
+            decided.set_result(await self._decide(_told(action, plan)))
+        finally:
+            del self._decided[action]
+            if not decided.done():
+                decided.set_exception(
+                    PlexError(ErrorCode.UNAVAILABLE, "no plan was made; try again")
+                )
+                decided.exception()  # most are awaited by nobody, who need not be warned
+
+
+def _no_plan(action: ComputePlan, fault: Fault) -> PlanComputed:
+    """Return the plan that changes nothing."""
+    log.error("plan not computed", kind=action.device_kind, goal=action.goal, error=fault.message)
+    return _told(action, Relief())
+
+
+def _told(action: ComputePlan, plan: Relief) -> PlanComputed:
+    return PlanComputed(
+        device_kind=action.device_kind, goal=action.goal, base=action.base, plan=plan
+    )

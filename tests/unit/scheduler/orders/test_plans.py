@@ -1,0 +1,122 @@
+"""Plans computed beside the event loop, which goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from plexclient.wire.v1 import operations_pb2
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.config import SchedulerConfig
+from plexsvc.scheduler.core.events import NodeLost, OperationFinished, PlanComputed
+from plexsvc.scheduler.core.planning import answers, plans
+from plexsvc.scheduler.core.planning.plans import Question
+from plexsvc.scheduler.core.planning.repack import Relief
+from plexsvc.scheduler.driver import journal
+from tests.rigs.router_rig import until
+from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
+
+PATIENCE_S = 60
+T = TypeVar("T")
+
+
+class FakeSlowness:
+    """Work on a thread that is held until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def slowed(self, work: Callable[..., T]) -> Callable[..., T]:
+        def slow(*args: object, **named: object) -> T:
+            self.begun.set()
+            assert self.may_end.wait(PATIENCE_S)
+            return work(*args, **named)
+
+        return slow
+
+
+@pytest.fixture
+def slow() -> Iterator[FakeSlowness]:
+    slow = FakeSlowness()
+    yield slow
+    slow.may_end.set()
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two nodes with a job each, and leases that are short."""
+    config = SchedulerConfig(node_lease_us=300_000)
+    async with start_rig(tmp_path, nodes=[{"train": 1}] * 2, config=config) as rig:
+        for job_id in ("job-1", "job-2"):
+            await rig.job(job_id)
+            await rig.deploy(job_id)
+        yield rig
+
+
+async def works_meanwhile(rig: Rig, slow: FakeSlowness) -> None:
+    """See that operations run, are journaled, and leases are renewed while a plan is computed."""
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    renewed = len(rig.agents[0].ttls)
+    reply = await rig.run("job-1")
+    assert reply.state == operations_pb2.OPERATION_STATE_ANSWERED
+    await until(lambda: len(rig.agents[0].ttls) >= renewed + 5)
+    kinds = journaled(rig)
+    assert kinds.count(OperationFinished) >= 3
+    assert not {NodeLost, PlanComputed} & {*kinds}
+
+
+def journaled(rig: Rig) -> list[type]:
+    return [type(event) for event in journal.replay(rig.store.journal())]
+
+
+async def repack(rig: Rig) -> pb.MovesReply:
+    request = pb.RepackRequest(is_operator=True, tenant="ops")
+    return await rig.scheduler.call("Repack", request, pb.MovesReply)
+
+
+async def test_nothing_waits_for_a_plan(
+    two: Rig, slow: FakeSlowness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "compute", slow.slowed(plans.compute))
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(repack(two))
+        await works_meanwhile(two, slow)
+        assert not call.done()
+        slow.may_end.set()
+    assert journaled(two).count(PlanComputed) == 1
+    assert len(call.result().moves) <= 1
+
+
+async def test_nothing_waits_for_a_what_if(
+    two: Rig, slow: FakeSlowness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "what_if", slow.slowed(answers.what_if))
+    job = pb.JobShape(num_devices=1, period_us=60_000_000)
+    asked = two.scheduler.call("WhatIf", pb.WhatIfRequest(tenant=TENANT, job=job), pb.WhatIfReply)
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(asked)
+        await works_meanwhile(two, slow)
+        assert not call.done()
+        slow.may_end.set()
+    assert call.result().fits
+
+
+async def test_a_plan_that_cannot_be_made_is_told_and_changes_nothing(
+    two: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(question: Question) -> Relief:
+        raise ZeroDivisionError(question.goal)
+
+    monkeypatch.setattr(plans, "compute", broken)
+    with pytest.raises(PlexError, match="no plan was made") as failed:
+        await repack(two)
+    assert failed.value.code is ErrorCode.UNAVAILABLE
+    monkeypatch.undo()
+    assert len((await repack(two)).moves) <= 1
