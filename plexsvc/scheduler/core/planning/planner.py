@@ -151,8 +151,10 @@ class Planner:
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's parked state has on each of its units."""
+        group = self.group_of(resident_id)
+        if state_bytes < group.residents[resident_id].demand.state_bytes:
+            self.touch(group.group_id)
         self.board.resize(resident_id, state_bytes)
-        self.touch(self.board.group_of[resident_id])
 
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
@@ -293,20 +295,22 @@ class Planner:
     def _concerned(self, changed: Iterable[Group], *, now_us: int) -> Iterable[Demand]:
         """Return who of those that wait may find a place now, or keeps others from one.
 
-        Whom nothing changed for would be refused again: its groups are as they were, and there are
-        too few idle units for its gang.
+        Whom nothing changed for would be refused again: its groups are as they were, and idle units
+        do not make its gang.
         """
         policy, board, waiting = self.policy, self.board, self.waiting.values()
         if not policy.backfill:
             return waiting
-        sizes, idle, unseen = {group.size for group in changed}, len(board.idle), self._unseen
+        hopeful = {group.size for group in changed}
+        for num_units in {demand.num_units for demand in waiting} - hopeful:
+            has_part = policy.takes_parts and not board.by_size.get(num_units)
+            if has_part or board.idle_gang(num_units) is not None:
+                hopeful.add(num_units)
         return [
             demand
             for demand in waiting
-            if demand.num_units in sizes
-            or idle >= demand.num_units
-            or demand.resident_id in unseen
-            or (policy.takes_parts and not board.by_size.get(demand.num_units))
+            if demand.num_units in hopeful
+            or demand.resident_id in self._unseen
             or may_reserve(demand, policy=policy, now_us=now_us)
         ]
 

@@ -55,7 +55,7 @@ class Rooms:
         self.version = 0
         """Grows with every unit that comes or goes."""
 
-        self._blocks: dict[int, tuple[Gang, ...]] = {}
+        self._blocks: dict[int, dict[str, tuple[Gang, ...]]] = {}
         self._hosts: dict[str, dict[int, UnitId]] = {}
         for room in self.by_id.values():
             self._host_of(room)[room.index] = room.unit_id
@@ -98,14 +98,11 @@ class Rooms:
         return tuple(sorted(units, key=lambda unit_id: self.by_id[unit_id].rank))
 
     def blocks(self, num_units: int) -> tuple[Gang, ...]:
-        """Return every aligned block of `num_units` inside one host, in order. Kept until a join.
+        """Return every aligned block of `num_units` inside one host, in order.
 
         A block starts at a multiple of the next power of two.
         """
-        found = self._blocks.get(num_units)
-        if found is None:
-            found = self._blocks[num_units] = tuple(self._aligned(num_units))
-        return found
+        return tuple(block for blocks in self._by_host(num_units).values() for block in blocks)
 
     def gangs(self, num_units: int, *, among: Collection[UnitId], burden: Burden) -> Iterator[Gang]:
         """Yield the gangs that could be made of `among`.
@@ -115,8 +112,10 @@ class Rooms:
         """
         if not self.has_hosts:
             yield from self._by_devices(num_units, among=among, burden=burden)
-        elif blocks := self.blocks(num_units):
-            yield from (block for block in blocks if all(unit in among for unit in block))
+        elif by_host := self._by_host(num_units):
+            among = among if isinstance(among, dict | set) else set(among)
+            for host in sorted({self.by_id[unit_id].host or unit_id for unit_id in among}):
+                yield from (b for b in by_host.get(host, ()) if all(unit in among for unit in b))
         else:
             yield from self._whole_hosts(num_units, among=among, burden=burden)
 
@@ -124,14 +123,23 @@ class Rooms:
         self.version += 1
         self._blocks.clear()
 
-    def _aligned(self, num_units: int) -> Iterator[Gang]:
-        step = 1 << (num_units - 1).bit_length()
-        for _, by_index in sorted(self._hosts.items()):
-            for first in range(0, max(by_index, default=-1) + 1, step):
-                block = [by_index.get(at) for at in range(first, first + num_units)]
-                gang = tuple(unit_id for unit_id in block if unit_id is not None)
-                if len(gang) == num_units:
-                    yield gang
+    def _by_host(self, num_units: int) -> dict[str, tuple[Gang, ...]]:
+        """Return the blocks of each host that has any, in order. Kept until a join."""
+        found = self._blocks.get(num_units)
+        if found is None:
+            aligned = ((host, self._aligned(num_units, host)) for host in sorted(self._hosts))
+            found = self._blocks[num_units] = {host: blocks for host, blocks in aligned if blocks}
+        return found
+
+    def _aligned(self, num_units: int, host: str) -> tuple[Gang, ...]:
+        step, by_index = 1 << (num_units - 1).bit_length(), self._hosts[host]
+        gangs = []
+        for first in range(0, max(by_index, default=-1) + 1, step):
+            block = [by_index.get(at) for at in range(first, first + num_units)]
+            gang = tuple(unit_id for unit_id in block if unit_id is not None)
+            if len(gang) == num_units:
+                gangs.append(gang)
+        return tuple(gangs)
 
     def _by_devices(
         self, num_units: int, *, among: Collection[UnitId], burden: Burden
