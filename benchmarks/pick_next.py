@@ -1,14 +1,19 @@
-"""How long picking the next of 10,000 pending operations takes: one JSON line.
+"""How long picking the next of 10,000 pending operations takes, what 64,000 cost: one JSON line.
 
 The service's own pick on a core that holds them: the heads of one group's deployments contend.
+`submit`: what the core takes for each of 64 operations that each of 1,000 jobs submits while their
+devices are held; `bytes_an_operation`: the memory that the core holds for each.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -39,7 +44,26 @@ A_JOB = 64
 
 
 def main() -> None:
-    print(json.dumps({"pending": PENDING, "rounds": ROUNDS, **_core()}))
+    print(json.dumps({"pending": PENDING, "rounds": ROUNDS, **_core(), **_pending()}))
+
+
+def _pending() -> dict[str, float]:
+    """Return the figures of the operations that 1,000 jobs submit."""
+    loop = _placed(1000, devices=200)
+    took: list[int] = []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    _submit(loop, [])
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held = len(loop.scheduler.cluster.queues.operations)
+    assert held >= 1000 * A_JOB, held
+    _submit(_placed(1000, devices=200), took)
+    return {
+        "submitted": float(len(took)),
+        "bytes_an_operation": round((after - before) / len(took)),
+        **{f"submit_p{q}_us": round(float(np.percentile(took, q)) / 1000, 1) for q in (50, 99)},
+    }
 
 
 def _figures(pick: Callable[[int], None]) -> dict[str, float]:
@@ -79,31 +103,55 @@ def _core() -> dict[str, float]:
     return _figures(pick)
 
 
-def _loaded() -> Scheduler:
-    limits = Limits(max_jobs=JOBS, duty_cap_ppm=10**9)
-    scheduler = Scheduler(limits=limits, epoch=1)
-    now_us = 0
+@dataclass(slots=True)
+class _Loop:
+    """A core whose every order is done at once, until `goes_on` says no."""
 
-    def tell(make: Callable[[int], Event], *, goes_on: bool = True) -> None:
-        nonlocal now_us
+    scheduler: Scheduler
+    jobs: int
+    now_us: int = 0
+
+    def tell(
+        self, make: Callable[[int], Event], *, goes_on: bool = True, took: list[int] | None = None
+    ) -> None:
         todo: deque[Callable[[int], Event]] = deque([make])
         while todo:
-            now_us += 1000
-            actions = scheduler.handle(todo.popleft()(now_us))
+            self.now_us += 1000
+            event = todo.popleft()(self.now_us)
+            began = time.thread_time_ns()
+            actions = self.scheduler.handle(event)
+            if took is not None:
+                took.append(time.thread_time_ns() - began)
             if goes_on:
                 todo.extend(found for a in actions if (found := _outcome(a)) is not None)
 
-    devices = tuple(DeviceFacts(index=i, kind="train", bytes_total=100) for i in range(DEVICES))
+
+def _loaded() -> Scheduler:
+    loop = _placed(JOBS, devices=DEVICES)
+    _submit(loop, [])
+    return loop.scheduler
+
+
+def _placed(jobs: int, *, devices: int) -> _Loop:
+    """Return a core with so many jobs, each on a device that it shares with four others."""
+    limits = Limits(max_jobs=jobs, duty_cap_ppm=10**9)
+    loop = _Loop(Scheduler(limits=limits, epoch=1), jobs)
+    facts = tuple(DeviceFacts(index=i, kind="train", bytes_total=100) for i in range(devices))
     node = NodeId("n")
-    tell(lambda us: NodeJoined(at_us=us, node_id=node, devices=devices, host_bytes=10**9))
-    for at in range(JOBS):
+    loop.tell(lambda us: NodeJoined(at_us=us, node_id=node, devices=facts, host_bytes=10**9))
+    for at in range(jobs):
         job_id = JobId(f"job-{at}")
-        tell(lambda us, j=job_id: JobSubmitted(at_us=us, job_id=j, tenant=TenantId("t")))
-        tell(lambda us, j=job_id: _deployment(us, j))
+        loop.tell(partial(_job, job_id=job_id))
+        loop.tell(partial(_deployment, job_id=job_id))
+    return loop
+
+
+def _submit(loop: _Loop, took: list[int]) -> None:
     for seq in range(1, A_JOB + 1):
-        for at in range(JOBS):
-            tell(lambda us, j=f"job-{at}", s=seq: _operation(us, JobId(j), s), goes_on=False)
-    return scheduler
+        for at in range(loop.jobs):
+            job_id = JobId(f"job-{at}")
+            make = partial(_operation, job_id=job_id, seq=seq)
+            loop.tell(make, goes_on=False, took=took)
 
 
 def _outcome(action: Action) -> Callable[[int], Event] | None:
@@ -125,6 +173,10 @@ def _outcome(action: Action) -> Callable[[int], Event] | None:
             )
         case _:
             return None
+
+
+def _job(at_us: int, job_id: JobId) -> Event:
+    return JobSubmitted(at_us=at_us, job_id=job_id, tenant=TenantId("t"))
 
 
 def _deployment(at_us: int, job_id: JobId) -> Event:
