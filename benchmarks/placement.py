@@ -4,8 +4,9 @@
 
 What is timed: `Scheduler.handle` and the encoding of the journal's rows, for each event with which
 placement looks at the queue: a deployment is requested, or the devices of one come free. Nodes have
-eight devices. Training deployments want 1 to 256 of them, in powers of two, with measured cycles;
-the cluster is full, `--waiting` more wait, and jobs end as fast as others come. No I/O is timed.
+eight devices. Training deployments want 1 to 256 of them, in powers of two that are equally likely,
+with measured cycles. The cluster is full, `--waiting` more wait, and jobs end as fast as others
+come. No I/O is timed.
 """
 
 from __future__ import annotations
@@ -155,8 +156,7 @@ class Crowd:
         self._made += 1
         job_id = JobId(f"job-{self._made}")
         name = str(int(self._dice.integers(SHAPES)))
-        weights = 1 / np.array(self._gangs, dtype=float) ** 0.5
-        num_devices = int(self._dice.choice(self._gangs, p=weights / weights.sum()))
+        num_devices = int(self._dice.choice(self._gangs))
         self._loop.post(JobSubmitted(job_id=job_id, tenant=TENANT, name=name))
         self._loop.post(
             DeploymentRequested(

@@ -2,17 +2,18 @@
 
 The event loop makes the copy and goes on: submissions, calls to other processes and the journal do
 not wait for what is computed. One thread computes one at a time. It shares the interpreter with the
-event loop, which gets its turn every `sys.getswitchinterval()`; another process would be handed a
-copy of the whole board each time, made on the event loop.
+event loop, which gets its turn after `SWITCH_S`; another process would need a copy of the whole
+board each time, made on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
@@ -28,6 +29,10 @@ log = Log(__name__)
 
 T = TypeVar("T")
 
+SWITCH_S: Final = 0.001
+"""How long the thread computes before the event loop gets its turn. Python's default is five times
+as long, and the event loop asks for its turn many times in one answer."""
+
 
 class Beside:
     """Computes beside the event loop."""
@@ -40,6 +45,7 @@ class Beside:
     ) -> None:
         self._question = question
         self._decide = decide
+        sys.setswitchinterval(SWITCH_S)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
         self._decided: dict[ComputePlan, asyncio.Future[list[Action]]] = {}
 

@@ -203,10 +203,12 @@ class Planner:
         self._freed_seen = self.board.num_freed
         placed: list[Placed] = []
         if has_changed:
+            hopes: dict[int, bool] = {}
             waiting = self._concerned(changed, now_us=now_us)
             for demand in self._in_turn(waiting, now_us=now_us):
-                done = self._offer(demand, changed, now_us=now_us)
+                done = self._offer(demand, changed, hopes, now_us=now_us)
                 if done is not None:
+                    hopes.clear()
                     placed.append(done)
                     changed = [g for g in changed if g.group_id not in done.merged]
                     group = self.board.groups[done.group_id]
@@ -298,21 +300,24 @@ class Planner:
         Whom nothing changed for would be refused again: its groups are as they were, and idle units
         do not make its gang.
         """
-        policy, board, waiting = self.policy, self.board, self.waiting.values()
+        policy, waiting = self.policy, self.waiting.values()
         if not policy.backfill:
             return waiting
-        hopeful = {group.size for group in changed}
-        for num_units in {demand.num_units for demand in waiting} - hopeful:
-            has_part = policy.takes_parts and not board.by_size.get(num_units)
-            if has_part or board.idle_gang(num_units) is not None:
-                hopeful.add(num_units)
+        sizes = dict.fromkeys(demand.num_units for demand in waiting)
+        hopes = {num_units: self._has_hope(num_units, changed) for num_units in sizes}
         return [
             demand
             for demand in waiting
-            if demand.num_units in hopeful
+            if hopes[demand.num_units]
             or demand.resident_id in self._unseen
             or may_reserve(demand, policy=policy, now_us=now_us)
         ]
+
+    def _has_hope(self, num_units: int, changed: Iterable[Group]) -> bool:
+        """Return whether a job of a size that was refused before may find a place now."""
+        has_part = self.policy.takes_parts and not self.board.by_size.get(num_units)
+        has_group = has_part or any(group.size == num_units for group in changed)
+        return has_group or self.board.idle_gang(num_units) is not None
 
     def place_at(self, demand: Demand, units: Sequence[UnitId], *, now_us: int) -> Placed:
         """Let a job live exactly on `units`, which are in groups, idle or cordoned; nothing asked.
@@ -374,8 +379,15 @@ class Planner:
         spots = self._that_take(demand, groups, barred=self._kept_units())
         return best(self.board, demand, spots, policy=self.policy)
 
-    def _offer(self, demand: Demand, changed: Sequence[Group], *, now_us: int) -> Placed | None:
-        is_new = demand.resident_id in self._unseen
+    def _offer(
+        self, demand: Demand, changed: Sequence[Group], hopes: dict[int, bool], *, now_us: int
+    ) -> Placed | None:
+        """Place a job if it finds a place; `hopes` keeps for which sizes there may be one."""
+        is_new, num_units = demand.resident_id in self._unseen, demand.num_units
+        if num_units not in hopes:
+            hopes[num_units] = self._has_hope(num_units, changed)
+        if not (is_new or hopes[num_units] or self.reservations):
+            return None
         self._unseen.discard(demand.resident_id)
         if len(self.board.idle) < demand.rollout_units:
             self._short[demand.resident_id] = None
