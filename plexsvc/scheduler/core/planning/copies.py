@@ -2,8 +2,8 @@
 
 A copy answers whatever changes nothing: where a job would go, which jobs should move. It costs the
 event loop one pass over the names of groups and units, and a copy of each group that changed since
-the copy before; the others are shared with that. What only a commit asks (the fit into free
-windows) is not copied.
+the copy before; the others are shared with that. What only a commit asks (the slices of the fit
+into free windows, the tenants' shares) is not copied.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def _board(board: Board, *, before: Board | None) -> Board:
     else:
         made.rooms = board.rooms.copy()
         made.rooms.version = board.rooms.version
+    made.free_units = copy.deepcopy(board.free_units)
     known = {} if before is None else before.groups
     groups = {name: _group(group, known.get(name)) for name, group in board.groups.items()}
     made.groups = groups

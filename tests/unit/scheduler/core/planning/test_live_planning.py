@@ -16,6 +16,7 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.phases import Phases
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
@@ -223,10 +224,16 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     asked: list[str] = []
 
     def refusing(
-        spot: Spot, demand: Demand, load: Load, *, policy: Policy, without: ResidentId
+        spot: Spot,
+        *,
+        demand: Demand,
+        load: Load,
+        policy: Policy,
+        phases: Phases | None,
+        without: ResidentId,
     ) -> str | None:
         asked.append(demand.resident_id)
-        return refusal(spot, demand, load, policy=policy, without=without)
+        return refusal(spot, demand, load, policy=policy, phases=phases, without=without)
 
     monkeypatch.setattr("plexsvc.scheduler.core.planning.planner.refusal", refusing)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
