@@ -19,7 +19,7 @@ ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
 
 
 async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path) -> None:
-    config = SchedulerConfig(node_lease_us=150_000, rpc_timeout_us=50_000, connect_retry_us=10_000)
+    config = SchedulerConfig(node_lease_us=150_000, connect_retry_us=10_000)
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
         await rig.job("job-1")
         await rig.deploy("job-1")
@@ -38,7 +38,7 @@ async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path
 async def test_a_node_that_comes_back_is_rid_of_its_old_ranks_before_it_takes_new_ones(
     tmp_path: Path,
 ) -> None:
-    config = SchedulerConfig(node_lease_us=150_000, rpc_timeout_us=50_000, connect_retry_us=10_000)
+    config = SchedulerConfig(node_lease_us=150_000, connect_retry_us=10_000)
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
         (agent,) = rig.agents
         await rig.job("job-1")
