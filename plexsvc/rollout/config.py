@@ -64,8 +64,9 @@ class RolloutConfig:
     stall_us: int = 120_000_000
     """An instance that sends no token of any sample for so long, with work to do, counts as
     lost. A generate may take as long as it likes while tokens come."""
-    call_us: int = 120_000_000
-    """Deadline of a unary call to an instance (a weight update is the longest)."""
+    load_stall_us: int = 120_000_000
+    """An instance that loads weights and has read none of them for so long counts as lost. A load
+    may take as long as it likes while it gets on."""
     frames_wait_us: int = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
     max_streams: int = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -41,6 +41,9 @@ log = Log(__name__)
 Reply = TypeVar("Reply")
 
 PROBE_CALL_S: Final = 2.0
+
+LOOKS: Final = 8
+"""Times that an instance is looked at in the time after which a load that hangs is given up."""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,8 @@ class Fleet:
         """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
         self._given_up = given_up
+        self.progress = 0
+        """Grows while instances load."""
         self._is_served = asyncio.Event()
         self._is_closed = False
 
@@ -178,10 +183,8 @@ class Fleet:
             return None
         try:
             reply = await self._load(line, order.version, fence=self.fence)
-        except grpc.aio.AioRpcError as error:
-            self.post(
-                events.InstanceLost(instance_id=one, because=f"{what}: {error_from(error).message}")
-            )
+        except PlexError as error:
+            self.post(events.InstanceLost(instance_id=one, because=f"{what}: {error.message}"))
             return None
         refusal = from_wire(reply.error) if reply.HasField("error") else None
         answered = events.InstanceAnswered(
@@ -306,8 +309,8 @@ class Fleet:
         if wanted in self.sources:
             try:
                 reply = await self._load(line, wanted, fence=fence)
-            except grpc.aio.AioRpcError as error:
-                because = f"load {wanted}: {error_from(error).message}"
+            except PlexError as error:
+                because = f"load {wanted}: {error.message}"
             else:
                 if not reply.HasField("error"):
                     return Served(VersionId.of(reply.version), reply.checksum)
@@ -321,9 +324,41 @@ class Fleet:
     async def _load(
         self, line: Line, version: VersionId, *, fence: common_pb2.Fence
     ) -> rollout_pb2.LoadVersionReply:
+        """Have an instance load a version, however long it gets on.
+
+        Raises:
+            PlexError: `unavailable` when it hangs or is gone.
+        """
         source = self.sources.get(version, statemanager_pb2.PublishedVersion(**version._asdict()))
         request = rollout_pb2.LoadVersionRequest(fence=fence, published=source)
-        return await line.stub.LoadVersion(request, timeout=self._config.call_us / 1e6)
+        stall_s = self._config.load_stall_us / 1e6
+        try:
+            async with asyncio.timeout(stall_s) as limit:
+                follows = self._group.create_task(self._follow(line, limit))
+                try:
+                    return await line.stub.LoadVersion(request)
+                finally:
+                    follows.cancel()
+        except TimeoutError as error:
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"instance {line.address} read nothing for {stall_s:g} s (rollout.load_stall_us)",
+            ) from error
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from error
+
+    async def _follow(self, line: Line, limit: asyncio.Timeout) -> None:
+        """Put the end of a load off whenever the instance has read more."""
+        loop, stall_us, before = asyncio.get_running_loop(), self._config.load_stall_us, -1
+        while not limit.expired():
+            with suppress(grpc.aio.AioRpcError):
+                request = rollout_pb2.InstanceStatsRequest()
+                found = (await line.stub.Stats(request, timeout=PROBE_CALL_S)).progress
+                if found > before >= 0:
+                    self.progress += 1
+                    limit.reschedule(loop.time() + stall_us / 1e6)
+                before = found
+            await self._clock.sleep(stall_us // LOOKS)
 
     async def _probe(self, line: Line) -> Served:
         request = rollout_pb2.InstanceStatsRequest()

@@ -25,6 +25,7 @@ from plexclient.wire.v1 import (
 )
 from plexsvc import config as config_files
 from plexsvc import log as logs
+from plexsvc import progress
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
@@ -126,6 +127,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             broken=None if self._engine.broken is None else to_wire(self._engine.broken),
             kind=self._config.instance_kind,  # type: ignore[arg-type]  # an int of that enum
             generated_tokens=stats.generated_tokens,
+            progress=progress.count(),
         )
 
     async def _load(self, request: rollout_pb2.LoadVersionRequest) -> rollout_pb2.LoadVersionReply:

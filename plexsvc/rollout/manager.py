@@ -203,9 +203,12 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         }
 
     def progress(self, operation_id: bytes) -> int:
-        """Return how many tokens a generate has recorded; 0 for what does not run or sample."""
-        record = self._records.get(operation_id)
-        return 0 if record is None else record.generated
+        """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""
+        record, execution = self._records.get(operation_id), self._executions.get(operation_id)
+        if record is not None:
+            return record.generated
+        deployment = self._deployments.get(execution.deployment_id) if execution else None
+        return 0 if deployment is None else deployment.fleet.progress
 
     # -- executions
 

@@ -27,10 +27,9 @@ class SchedulerConfig(Limits):
     rpc_timeout_us: int = 10_000_000
     """Deadline of a short call to a node agent, state manager or rank."""
     progress_timeout_us: int = 600_000_000
-    """How long an operation may make no progress before it is ended, and its processes with it if
-    they do not end it."""
-    move_timeout_us: int = 300_000_000
-    """Deadline of a call that moves, publishes, writes or digests state."""
+    """How long an operation, or a move, copy, save or digest of state, may make no progress before
+    it is ended, and its processes with it if they do not end it. While it gets on, it may take as
+    long as it likes."""
     state_manager_retry_us: int = 30_000_000
     """How long a call to a state manager that died is repeated, until its successor answers."""
     exit_report_us: int = 3_000_000

@@ -17,6 +17,7 @@ from plexclient.wire.v1.statemanager_pb2 import (
     VersionManifest,
 )
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
+from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rpc.addresses import host_of
@@ -33,7 +34,10 @@ OpenHere = Callable[[VersionId], Published]
 """Opens a version of this node."""
 
 READ_TIMEOUT_S: Final = 120.0
-"""Longest time a version may take to arrive from another host."""
+"""Longest time that a manifest may take to arrive from another host."""
+
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A version that arrives more slowly than this is given up; what hangs, its operation's watch."""
 
 MAX_READS: Final = 2
 """Times a version is asked for: its holder may die and be replaced."""
@@ -127,12 +131,19 @@ class VersionOpener:
             raise
 
 
+def _advance(nbytes: int) -> None:
+    del nbytes
+    progress.advance()
+
+
 @dataclass(frozen=True, slots=True)
 class Far:
     """A holder of a version whose bytes must be asked for; calls raise `unavailable`."""
 
     holder: VersionHolder
     keys: Callable[[], ClusterKeys]
+    tell: Callable[[int], None] = _advance
+    """Takes the bytes of each chunk that came."""
 
     def read_manifest(self, version: PublishedVersion) -> VersionManifest:
         """Return the manifest of its part, asked of its state manager or the successor."""
@@ -143,14 +154,16 @@ class Far:
         """Return its part, streamed from its state manager or the successor."""
         version = GetManifestRequest(**VersionId.of(manifest)._asdict())
         wanted = ReadVersionRequest(**VersionId.of(manifest)._asdict())
+        timeout_s = READ_TIMEOUT_S + manifest.nbytes / SLOWEST_BYTES_PER_S
 
         def stream(state: StateManagerStub) -> bytearray:
             data = bytearray(manifest.nbytes)
-            for chunk in state.ReadVersion(wanted, timeout=READ_TIMEOUT_S):
+            for chunk in state.ReadVersion(wanted, timeout=timeout_s):
                 end = chunk.offset + len(chunk.data)
                 if end > len(data):
                     break  # longer than its manifest: the checksums will say so
                 data[chunk.offset : end] = chunk.data
+                self.tell(len(chunk.data))
             return data
 
         data = memoryview(self._ask(version, stream)).toreadonly()

@@ -138,6 +138,7 @@ class Clients:
             with self._node.lock:
                 self._node.ledger.forget(wpg_id)
             self._node.book.drop(wpg_key(wpg_id))
+        self._node.worked.forget(wpg_id)
         log.info("WPG forgotten", wpg_id=wpg_id, freed_bytes=freed)
         return freed
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
-from plexsvc.statemanager.tiers import HostCopy, Span
+from plexsvc.statemanager.caller import Tell, tell_nobody
+from plexsvc.statemanager.tiers import HostCopy, Span, parts
 from plexsvc.weights.pieces import Bytes
 
 
@@ -73,13 +74,17 @@ class CudaDevice:
         del is_final
         self._free(span.fd)
 
-    def to_host(self, span: Span, host: HostCopy) -> None:
+    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Copy to pinned memory at the bus's speed."""
-        self._driver.to_host(host.address, self._mapped[span.fd][0], span.nbytes)
+        for low, nbytes in parts(span.nbytes):
+            self._driver.to_host(host.address + low, self._mapped[span.fd][0] + low, nbytes)
+            tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy) -> None:
+    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Copy from pinned memory at the bus's speed."""
-        self._driver.from_host(self._mapped[span.fd][0], host.address, span.nbytes)
+        for low, nbytes in parts(span.nbytes):
+            self._driver.from_host(self._mapped[span.fd][0] + low, host.address + low, nbytes)
+            tell(nbytes)
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the bytes by way of the host copy, which a later offload overwrites."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from plexsvc.errors import PlexError
 from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
+from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.tiers import DeviceTier, HostCopy, Span
 from plexsvc.weights.pieces import Bytes
@@ -65,19 +66,19 @@ class RankMemory:
             is_zeroed = not region.has_host_copy
             self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
 
-    def copy_out(self, names: Iterable[str]) -> int:
-        """Copy regions from the device to the host; return the bytes."""
+    def copy_out(self, names: Iterable[str], tell: Tell = tell_nobody) -> int:
+        """Copy regions from the device to the host; return the bytes, and tell them on the way."""
         nbytes = 0
         for name in names:
-            self.tier.to_host(self.spans[name], self.hosts[name])
+            self.tier.to_host(self.spans[name], self.hosts[name], tell)
             nbytes += self.hosts[name].nbytes
         return nbytes
 
-    def copy_in(self, names: Iterable[str]) -> int:
-        """Copy regions from the host to the device; return the bytes."""
+    def copy_in(self, names: Iterable[str], tell: Tell = tell_nobody) -> int:
+        """Copy regions from the host to the device; return the bytes, and tell them on the way."""
         nbytes = 0
         for name in names:
-            self.tier.from_host(self.spans[name], self.hosts[name])
+            self.tier.from_host(self.spans[name], self.hosts[name], tell)
             nbytes += self.hosts[name].nbytes
         return nbytes
 

@@ -20,7 +20,7 @@ from plexsvc.fencing import Fence
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
-from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.caller import Caller, Tell
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import Node
@@ -103,7 +103,8 @@ class Mover:
                     wpg_id, residency=to, move={"move_id": move_id.hex(), **facts}
                 )
 
-            done = steps.outcome(to, self._perform(wpg_id, to, steps, commit=commit))
+            nbytes = self._perform(wpg_id, to, steps, commit=commit, tell=caller.tell)
+            done = steps.outcome(to, nbytes)
             self.remember(wpg_id, move_id, done)
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=done.nbytes, total_us=done.total_us)
         return done
@@ -123,24 +124,31 @@ class Mover:
             self._node.write_down(wpg_id)
         return is_moving
 
-    def _perform(self, wpg_id: WpgId, to: Residency, steps: Steps, *, commit: Commit) -> int:
+    def _perform(
+        self, wpg_id: WpgId, to: Residency, steps: Steps, *, commit: Commit, tell: Tell
+    ) -> int:
         links = self._node.links_of(wpg_id)
         is_done = False
         try:
             act = self._offload if to is Residency.HOST else self._load
-            nbytes = act(links, steps, commit)
+            nbytes = act(links, steps, commit=commit, tell=tell)
             is_done = True
         finally:
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
         return nbytes
 
-    def _offload(self, links: Sequence[RankLink], steps: Steps, commit: Commit) -> int:
+    def _offload(
+        self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell
+    ) -> int:
         with steps.time("export"):
             self._on_all(links, lambda link: link.export())
         self._note_offload(links[0].wpg_id, links)
         with steps.time("copy"):
-            nbytes = sum(self._on_all(links, self._copy_out))
+            copied = self._on_all(
+                links, lambda link: link.memory.copy_out(self._copied(link), tell)
+            )
+            nbytes = sum(copied)
         try:
             with steps.time("unmap"):
                 self._on_all(links, lambda link: link.release())
@@ -153,15 +161,16 @@ class Mover:
                 link.memory.leave_device()
         return nbytes
 
-    def _load(self, links: Sequence[RankLink], steps: Steps, commit: Commit) -> int:
+    def _load(self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell) -> int:
         try:
             with steps.time("populate"):
                 for link in links:
                     link.memory.reserve(self._regions(link))
             with steps.time("copy"):
-                nbytes = sum(
-                    self._on_all(links, lambda link: link.memory.copy_in(self._copied(link)))
+                copied = self._on_all(
+                    links, lambda link: link.memory.copy_in(self._copied(link), tell)
                 )
+                nbytes = sum(copied)
             with steps.time("map"):
                 self._on_all(links, lambda link: link.ready())
             commit(nbytes)
@@ -178,12 +187,6 @@ class Mover:
             ledger = self._node.ledger
             ledger.note_offload(wpg_id, dirty=dirty)
             ledger.note_applied(wpg_id, min(link.last_export.applied_seq for link in links))
-
-    def _copy_out(self, link: RankLink) -> int:
-        return link.memory.copy_out(self._copied(link))
-
-    def _copy_in(self, link: RankLink) -> int:
-        return link.memory.copy_in(self._copied(link))
 
     def _regions(self, link: RankLink) -> Collection[RegionState]:
         return self._node.state_of(link.wpg_id).ranks[link.rank].regions.values()

@@ -15,6 +15,7 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statemanager.book import Book, Facts, Key
+from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.core import Ledger, RegionState, WpgState
 from plexsvc.statemanager.devices import check_budgets, open_tier
@@ -76,6 +77,7 @@ class Node:
         self.links: dict[tuple[WpgId, int], RankLink] = {}
         self.pending: set[tuple[WpgId, int]] = set()
         self.rank_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rank")
+        self.worked = Tally()
         self.settled = threading.Event()
         self.settled.set()
 

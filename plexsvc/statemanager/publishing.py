@@ -21,11 +21,11 @@ from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, Entry, Key
-from plexsvc.statemanager.caller import Caller
+from plexsvc.statemanager.caller import Caller, Tell, tell_nobody
 from plexsvc.statemanager.memfiles import MemoryFile, reserve
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces
-from plexsvc.weights.checksums import block_checksums
+from plexsvc.weights.checksums import BLOCK_BYTES, block_checksums
 from plexsvc.weights.pieces import Array, RegionBytes
 from plexsvc.weights.reading import Published
 
@@ -93,6 +93,7 @@ class Publisher:
         job_id: JobId,
         region: RegionBytes,
         progress: Progress | None,
+        tell: Tell = tell_nobody,
     ) -> Draft:
         """Copy the pieces in `index`, whose bytes `region` returns, at the speed of memory.
 
@@ -116,7 +117,7 @@ class Publisher:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
         try:
-            file = _copied(placed, nbytes, region=region)
+            file = _copied(placed, nbytes, region=region, tell=tell)
         except BaseException:
             self._withdraw(key)
             raise
@@ -131,7 +132,9 @@ class Publisher:
         key, manifest = draft.key, draft.manifest
         try:
             with memoryview(draft.file.map(is_writable=False)) as data:
-                manifest.block_checksums.extend(block_checksums(data[: manifest.nbytes]))
+                for checksum in block_checksums(data[: manifest.nbytes]):
+                    manifest.block_checksums.append(checksum)
+                    caller.advance(BLOCK_BYTES)
             is_gone = self._entered(key, Version(manifest=manifest, file=draft.file), caller)
         except BaseException:
             draft.file.close()
@@ -302,11 +305,13 @@ def chunked(array: Array) -> Iterator[bytes]:
         yield flat[low : low + CHUNK_BYTES].tobytes()
 
 
-def _copied(placed: Sequence[Placed], nbytes: int, *, region: RegionBytes) -> MemoryFile:
+def _copied(
+    placed: Sequence[Placed], nbytes: int, *, region: RegionBytes, tell: Tell
+) -> MemoryFile:
     file = MemoryFile("plexsvc-version", nbytes)
     try:
         reserve(file.fd, nbytes)
-        _fill(file, placed, region=region)
+        _fill(file, placed, region=region, tell=tell)
         file.freeze()
     except BaseException:
         file.close()
@@ -314,11 +319,12 @@ def _copied(placed: Sequence[Placed], nbytes: int, *, region: RegionBytes) -> Me
     return file
 
 
-def _fill(file: MemoryFile, placed: Sequence[Placed], *, region: RegionBytes) -> None:
+def _fill(file: MemoryFile, placed: Sequence[Placed], *, region: RegionBytes, tell: Tell) -> None:
     mapped = file.map(is_writable=True)
     target_bytes = np.frombuffer(mapped, dtype=np.uint8)
     for source, target in placed:
         view = pieces.piece_view(region(source.rank, source.region), source)
         np.copyto(pieces.piece_view(target_bytes, target), view)
+        tell(view.nbytes)
     del target_bytes
     mapped.close()  # a file with a writable mapping cannot be frozen

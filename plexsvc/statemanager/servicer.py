@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -93,7 +94,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Move a WPG; the reply says what was copied and how long it took."""
         del context
         try:
-            outcome = await self._run(lambda caller: self._move(request, caller))
+            outcome = await self._run(lambda caller: self._move(request, caller), of=request.wpg_id)
         except PlexError as error:
             residency = self._residency(WpgId(request.wpg_id))
             wire = wire_errors.to_wire(error)
@@ -112,7 +113,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Freeze the parameters as a version; publishing it again changes nothing."""
         del context
         try:
-            return await self._run(lambda caller: self._publish(request, caller))
+            return await self._run(lambda caller: self._publish(request, caller), of=request.wpg_id)
         except PlexError as error:
             return statemanager_pb2.PublishReply(error=wire_errors.to_wire(error))
 
@@ -176,7 +177,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         """Hash the state, the same wherever it is."""
         del context
         try:
-            return await self._run(lambda caller: self._digest(request, caller), self._writers)
+            return await self._run(
+                lambda caller: self._digest(request, caller), self._writers, of=request.wpg_id
+            )
         except PlexError as error:
             return statemanager_pb2.DigestReply(error=wire_errors.to_wire(error))
 
@@ -201,7 +204,10 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             ledger = self._node.ledger
             return statemanager_pb2.InventoryReply(
                 node_id=self._node.config.node_id,
-                wpgs=[_wpg_on_wire(wpg) for wpg in ledger.wpgs.values()],
+                wpgs=[
+                    _wpg_on_wire(wpg, worked_bytes=self._node.worked.of(wpg.wpg_id))
+                    for wpg in ledger.wpgs.values()
+                ],
                 devices=[
                     statemanager_pb2.DeviceMemory(
                         index=index,
@@ -271,10 +277,17 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self._writers.shutdown()
 
     async def _run(
-        self, work: Callable[[Caller], T], threads: ThreadPoolExecutor | None = None
+        self,
+        work: Callable[[Caller], T],
+        threads: ThreadPoolExecutor | None = None,
+        *,
+        of: str = "",
     ) -> T:
-        """Have a thread work for the caller of a handler, which ends when the caller gives up."""
-        caller = Caller()
+        """Have a thread work for the caller of a handler, which ends when the caller gives up.
+
+        The bytes that it works on are counted as those `of` a WPG.
+        """
+        caller = Caller(partial(self._node.worked.add, WpgId(of)))
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads or self._threads, self._do, work, caller)
@@ -317,14 +330,14 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                 caller.check()
                 self._node.admit(request.fence, wpg_id)
                 manifest = self._node.publisher.find(key)
-                draft = self._draft(request) if manifest is None else None
+                draft = self._draft(request, caller) if manifest is None else None
             copy_us = self._clock.monotonic_us() - start_us
             if draft is not None:
                 manifest = self._node.publisher.enter(draft, caller)
         assert manifest is not None, key
         return statemanager_pb2.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
 
-    def _draft(self, request: statemanager_pb2.PublishRequest) -> Draft:
+    def _draft(self, request: statemanager_pb2.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
         taken = snapshot.take(self._node, wpg_id)
@@ -345,6 +358,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             job_id=self._node.state_of(wpg_id).job_id,
             region=taken.region,
             progress=_progress(taken) if request.complete else None,
+            tell=caller.tell,
         )
 
     def _release(self, request: statemanager_pb2.ReleaseVersionRequest) -> None:
@@ -355,7 +369,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.MaterializeRequest, caller: Caller
     ) -> checkpoints.Written:
         self._node.admit(request.fence)
-        with self._copied(request.copies) as state, _places(request) as (path, model):
+        with self._copied(request.copies, caller) as state, _places(request) as (path, model):
             return checkpoints.materialize(
                 state,
                 path,
@@ -369,29 +383,34 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self, request: statemanager_pb2.DigestRequest, caller: Caller
     ) -> statemanager_pb2.DigestReply:
         self._node.admit(request.fence)
-        with self._copied(request.copies) as state:
+        with self._copied(request.copies, caller) as state:
             return statemanager_pb2.DigestReply(
                 digests=snapshot.digests(state, caller), applied_seq=state.applied_seq
             )
 
     @contextmanager
-    def _copied(self, copies: statemanager_pb2.PublishedVersion) -> Iterator[snapshot.Snapshot]:
+    def _copied(
+        self, copies: statemanager_pb2.PublishedVersion, caller: Caller
+    ) -> Iterator[snapshot.Snapshot]:
         """Return the state that copies of all nodes of a WPG make up, held for the block."""
         if not copies.holders:
             raise PlexError(ErrorCode.BAD_REQUEST, "no copy is named to work from; publish one")
         with ExitStack() as stack:
-            opened = [stack.enter_context(self._opened(copies, h)) for h in copies.holders]
+            opened = [stack.enter_context(self._opened(copies, h, caller)) for h in copies.holders]
             yield snapshot.of_copies(opened)
 
     @contextmanager
     def _opened(
-        self, copies: statemanager_pb2.PublishedVersion, holder: statemanager_pb2.VersionHolder
+        self,
+        copies: statemanager_pb2.PublishedVersion,
+        holder: statemanager_pb2.VersionHolder,
+        caller: Caller,
     ) -> Iterator[Published]:
         if holder.node_id == self._node.config.node_id:
             with self._node.publisher.reading(VersionId.of(copies)) as published:
                 yield published
             return
-        far = Far(holder, lambda: self._keys)
+        far = Far(holder, lambda: self._keys, caller.advance)
         manifest = far.read_manifest(copies)
         with self._node.booked(manifest.nbytes):
             streamed = far.read_whole(manifest)
@@ -434,7 +453,7 @@ async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_p
     raise PlexError(ErrorCode.BAD_REQUEST, text)
 
 
-def _wpg_on_wire(wpg: WpgState) -> statemanager_pb2.WpgState:
+def _wpg_on_wire(wpg: WpgState, *, worked_bytes: int) -> statemanager_pb2.WpgState:
     return statemanager_pb2.WpgState(
         wpg_id=wpg.wpg_id,
         incarnation=wpg.incarnation,
@@ -444,4 +463,5 @@ def _wpg_on_wire(wpg: WpgState) -> statemanager_pb2.WpgState:
         switch_bytes=wpg.switch_bytes or wpg.nbytes,
         lease_no=wpg.lease_no,
         applied_seq=wpg.applied_seq,
+        worked_bytes=worked_bytes,
     )

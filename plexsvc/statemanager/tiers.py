@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -25,11 +25,15 @@ from plexsvc.log import Log
 from plexsvc.statelink import mapping
 from plexsvc.statelink.mapping import Extent, FixedMapping
 from plexsvc.statemanager import hugefiles
+from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.extents import ExtentPool
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.pieces import Bytes
 
 log = Log(__name__)
+
+PART_BYTES: Final = 256 << 20
+"""What is copied at once: whoever watches over a move hears of each part."""
 
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -88,12 +92,12 @@ class DeviceTier(Protocol):
         """Take a span back; `is_final` returns its pages to the machine."""
         ...
 
-    def to_host(self, span: Span, host: HostCopy) -> None:
-        """Copy the span to host memory."""
+    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
+        """Copy the span to host memory; say of each part that it is done."""
         ...
 
-    def from_host(self, span: Span, host: HostCopy) -> None:
-        """Fill the span from host memory."""
+    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
+        """Fill the span from host memory; say of each part that it is done."""
         ...
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
@@ -103,6 +107,16 @@ class DeviceTier(Protocol):
     def close(self) -> None:
         """Free everything."""
         ...
+
+
+def parts(nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield start and size of the parts in which `nbytes` are copied.
+
+    >>> [size >> 20 for _, size in parts(600 << 20)]
+    [256, 256, 88]
+    """
+    for low in range(0, nbytes, PART_BYTES):
+        yield low, min(PART_BYTES, nbytes - low)
 
 
 class HostCopy:
@@ -247,19 +261,25 @@ class CpuArena:
             for extent in span.extents if is_returned else ():
                 mapping.punch(self._fd, self._pool.widened(extent))
 
-    def to_host(self, span: Span, host: HostCopy) -> None:
+    def to_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
-        target = host.address
-        for extent in span.extents:
-            mapping.copy(target, self._mapping.address + extent.offset, extent.nbytes)
-            target += extent.nbytes
+        for here, there, nbytes in self._parts(span):
+            mapping.copy(host.address + there, here, nbytes)
+            tell(nbytes)
 
-    def from_host(self, span: Span, host: HostCopy) -> None:
+    def from_host(self, span: Span, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Copy at memcpy speed."""
-        source = host.address
+        for here, there, nbytes in self._parts(span):
+            mapping.copy(here, host.address + there, nbytes)
+            tell(nbytes)
+
+    def _parts(self, span: Span) -> Iterator[tuple[int, int, int]]:
+        """Yield the address, offset in the region, and bytes of each part to copy."""
+        start = 0
         for extent in span.extents:
-            mapping.copy(self._mapping.address + extent.offset, source, extent.nbytes)
-            source += extent.nbytes
+            for low, nbytes in parts(extent.nbytes):
+                yield self._mapping.address + extent.offset + low, start + low, nbytes
+            start += extent.nbytes
 
     def view(self, span: Span, host: HostCopy) -> Bytes:
         """Return the bytes in place; extents are stitched together by mapping, not by copying."""

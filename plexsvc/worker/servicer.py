@@ -16,6 +16,7 @@ import grpc.aio
 
 from plexclient.wire import errors as wire_errors
 from plexclient.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.ids import show
@@ -24,7 +25,6 @@ from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
-from plexsvc.worker import progress
 from plexsvc.worker.config import WorkerConfig
 from plexsvc.worker.executor import Executor, Outcome
 from plexsvc.worker.orders import OrderPort

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checkpoints import STATE_FILE, Seal, read_seal
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.reading import Published, VersionReader
-from plexsvc.worker import progress
 from plexsvc.worker.canonical import Slice
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def copy(planned: Iterable[Read]) -> None:
     with torch.no_grad():
         for one in planned:
             one.view.copy_(one.source.read(one.wanted))
+            progress.advance()
 
 
 def check_finite(planned: Iterable[Read], *, is_copied: bool = False) -> None:

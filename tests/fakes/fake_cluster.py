@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +80,17 @@ class Behaviour:
     staged: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     """Payloads by node and staging id."""
     progress: int = 0
+    hangs: set[str] = field(default_factory=set)
+    """Methods of state managers that never answer."""
+    worked: Counter[str] = field(default_factory=Counter)
+    """Bytes that state managers worked on, by WPG."""
     executing: int = 0
     most_executing: int = 0
+
+    async def may_hang(self, method: str) -> None:
+        """Return unless the test wants this method to hang."""
+        if method in self.hangs:
+            await asyncio.Event().wait()
 
     async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Run an operation as the test wants it run."""
@@ -143,6 +153,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def Publish(
         self, request: statemanager_pb2.PublishRequest, context: Any
     ) -> statemanager_pb2.PublishReply:
+        await self._behaviour.may_hang("Publish")
         error = self._behaviour.publish_errors.pop(0) if self._behaviour.publish_errors else None
         if error is not None:
             return statemanager_pb2.PublishReply(error=to_wire(error))
@@ -157,6 +168,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def Digest(
         self, request: statemanager_pb2.DigestRequest, context: Any
     ) -> statemanager_pb2.DigestReply:
+        await self._behaviour.may_hang("Digest")
         return statemanager_pb2.DigestReply(digests={"param": "abc"})
 
     async def Materialize(
@@ -178,7 +190,11 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
     async def Inventory(
         self, request: statemanager_pb2.InventoryRequest, context: Any
     ) -> statemanager_pb2.InventoryReply:
-        return statemanager_pb2.InventoryReply(host_bytes_used=11)
+        wpgs = [
+            statemanager_pb2.WpgState(wpg_id=wpg_id, worked_bytes=nbytes)
+            for wpg_id, nbytes in self._behaviour.worked.items()
+        ]
+        return statemanager_pb2.InventoryReply(host_bytes_used=11, wpgs=wpgs)
 
     async def Stage(
         self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
@@ -28,6 +28,10 @@ STEP_S = 0.001
 """A step takes this long, as a small model's does: an abort has time to arrive."""
 
 
+async def _at_once(version: VersionId) -> None:
+    del version
+
+
 def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: VersionId) -> int:
     """Return the token of one draw; greedy ones depend on the prompt instead of the seed."""
     sampling = request.sampling
@@ -48,6 +52,8 @@ class FakeEngine:
         self._turn: asyncio.Lock | None = None
         self._permits = asyncio.Semaphore(0)
         self._boxes: dict[str, DeltaBox] = {}
+        self.loads: Callable[[VersionId], Awaitable[None]] = _at_once
+        """Waited for before a version is loaded."""
         self.idle = asyncio.Event()
         """Set whenever the last request ends."""
 
@@ -115,6 +121,7 @@ class FakeEngine:
         self, published: Sequence[Published], *, version: VersionId
     ) -> LoadReport:
         checksums = [verify(part.manifest, part.data) for part in published]
+        await self.loads(version)
         self.version = version
         nbytes = sum(part.manifest.nbytes for part in published)
         return LoadReport(nbytes=nbytes, checksum="+".join(checksums))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.boxes import Box, Cover, Overlap
 from plexsvc.weights.dtypes import DTYPES
@@ -75,6 +76,7 @@ def fill(targets: Iterable[Target], published: Sequence[Published]) -> int:
         for overlap in plan.overlaps:
             bits = _from_numpy(reader.view(plan.tensor, overlap))
             into[overlap.box.within(plan.box)].copy_(bits.view(dtype))
+            progress.advance()
         if not plan.is_direct:
             target.live.copy_(replay(into, target.ops).view(target.live.shape))
     return sum(p.target.live.numel() * p.target.live.element_size() for p in plans)

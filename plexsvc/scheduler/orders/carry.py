@@ -187,8 +187,8 @@ async def _relay(
     request = statemanager_pb2.ReadStagedRequest(
         staging_id=operation.operation_id, job_id=operation.job_id
     )
-    stream = source.ReadStaged(request, timeout=reach.move_s)
-    call = reach.nodes.link(to).state.Stage(timeout=reach.move_s)
+    stream = source.ReadStaged(request)
+    call = reach.nodes.link(to).state.Stage()
     header = service_pb2.StageHeader(
         operation_id=operation.operation_id,
         job_id=operation.job_id,
@@ -196,18 +196,23 @@ async def _relay(
         tensors=staged.tensors,
         nbytes=staged.nbytes,
     )
+    loop, silence_s = asyncio.get_running_loop(), reach.silence_s
     try:
-        await call.write(service_pb2.StageRequest(header=header))
-        async for chunk in stream:
-            await call.write(service_pb2.StageRequest(chunk=chunk))
-        await call.done_writing()
-    except asyncio.InvalidStateError:
-        pass  # it has answered already
-    except BaseException:
-        call.cancel()
-        raise
+        async with asyncio.timeout(silence_s) as limit:
+            with suppress(asyncio.InvalidStateError):  # it has answered already
+                await call.write(service_pb2.StageRequest(header=header))
+                async for chunk in stream:
+                    await call.write(service_pb2.StageRequest(chunk=chunk))
+                    limit.reschedule(loop.time() + silence_s)
+                await call.done_writing()
+            reply = await call
+    except TimeoutError as error:
+        raise PlexError(
+            ErrorCode.UNAVAILABLE,
+            f"nothing of it was passed on for {silence_s:g} s (scheduler.progress_timeout_us)",
+        ) from error
     finally:
+        call.cancel()
         stream.cancel()
-    reply = await call
     if reply.HasField("error"):
         raise error_of(fault_from_wire(reply.error))

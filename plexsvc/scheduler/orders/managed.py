@@ -95,18 +95,18 @@ async def publish(
     """Freeze a version on every node of a WPG; what some had frozen is released if one cannot.
 
     Raises:
-        PlexError: what a state manager refused; `worker_died` when a rank hangs.
+        PlexError: what a state manager refused; `worker_died` when a rank hangs;
+            `operation_timeout` when no byte is copied.
         AioRpcError: a state manager did not answer.
     """
     replies = []
     published = Published(version=VersionId.of(request), nodes=tuple(record.nodes))
-    ranks = reach.ranks.of(record.wpg_id)
+    carriers = reach.carriers(record.wpg_id, record.nodes)
+    what = f"a copy of the state of {record.wpg_id}"
     try:
-        async with reach.watch.over(f"a copy of the state of {record.wpg_id}", ranks):
+        async with reach.watch.over(what, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
             for node_id in record.nodes:
-                reply = await reach.ask_state(
-                    node_id, lambda state: state.Publish(request, timeout=reach.move_s)
-                )
+                reply = await reach.ask_state(node_id, lambda state: state.Publish(request))
                 _check(reply)
                 replies.append(reply)
     except BaseException:  # one that was asked may have it, whatever became of its answer
@@ -168,9 +168,10 @@ async def _digest(
     request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
     async with _copies(reach, fence, held=held, record=record) as copies:
         request.copies.CopyFrom(copies)
-        reply = await reach.ask_state(
-            record.nodes[0], lambda state: state.Digest(request, timeout=reach.move_s)
-        )
+        node_id, what = record.nodes[0], f"a digest of {record.wpg_id}"
+        carriers = reach.state_carriers(record.wpg_id, [node_id])
+        async with reach.watch.over(what, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
+            reply = await reach.ask_state(node_id, lambda state: state.Digest(request))
     _check(reply)
     result.texts.update(reply.digests)
 
@@ -221,7 +222,7 @@ async def _written(
     call = state.Materialize(request)
     try:
         while not (reply.files or reply.HasField("error")):
-            async with asyncio.timeout(reach.move_s):
+            async with asyncio.timeout(reach.silence_s):
                 found = await call.read()
             assert isinstance(found, statemanager_pb2.MaterializeReply), request.path
             reply = found
@@ -229,7 +230,7 @@ async def _written(
         raise PlexError(
             ErrorCode.UNAVAILABLE,
             f"{request.path} not written: {reply.nbytes} bytes were written and none since "
-            f"{reach.move_s:.0f} s (scheduler.move_timeout_us); look at its disk",
+            f"{reach.silence_s:.0f} s (scheduler.progress_timeout_us); look at its disk",
         ) from error
     finally:
         call.cancel()

@@ -37,14 +37,11 @@ async def move(reach: Reach, action: MoveState) -> Event:
 
     Raises:
         PlexError: what a state manager refused, e.g. `no_room`; nothing has moved then.
-            `worker_died` when a rank hangs in it.
+            `worker_died` when a rank hangs in it, or no byte of it moves.
         AioRpcError: one did not answer; the others were told to move back.
     """
     nodes = reach.registry.by_wpg[action.wpg_id].nodes
-    moves = [_move_on(reach, node_id, action, to=action.to) for node_id in nodes]
-    what = f"a move of {action.wpg_id} to the {action.to}"
-    async with reach.watch.over(what, reach.ranks.of(action.wpg_id)):
-        found = await asyncio.gather(*moves, return_exceptions=True)
+    found = await _move_all(reach, action, nodes, to=action.to)
     replies = [reply for reply in found if isinstance(reply, MoveReply)]
     failures = [failure for failure in found if isinstance(failure, BaseException)]
     if failures:
@@ -66,11 +63,26 @@ def _failed(action: MoveState, fault: Fault) -> Event:
 async def _roll_back(reach: Reach, action: MoveState, nodes: Sequence[NodeId]) -> None:
     """Bring the nodes of a failed move back to where they were."""
     back = Residency.HOST if action.to is Residency.DEVICE else Residency.DEVICE
-    for node_id in nodes:
-        try:
-            await _move_on(reach, node_id, action, to=back)
-        except (grpc.aio.AioRpcError, PlexError) as error:
-            log.warning("roll-back failed", node=node_id, wpg=action.wpg_id, error=error)
+    found = await _move_all(reach, action, nodes, to=back)
+    for node_id, outcome in zip(nodes, found, strict=True):
+        if isinstance(outcome, grpc.aio.AioRpcError | PlexError):
+            log.warning("roll-back failed", node=node_id, wpg=action.wpg_id, error=outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+
+
+async def _move_all(
+    reach: Reach, action: MoveState, nodes: Sequence[NodeId], *, to: Residency
+) -> list[MoveReply | BaseException]:
+    """Move on all nodes at once, however long bytes move.
+
+    Raises:
+        PlexError: `worker_died`.
+    """
+    moves = [_move_on(reach, node_id, action, to=to) for node_id in nodes]
+    what = f"a move of {action.wpg_id} to the {to}"
+    async with reach.watch.over(what, reach.carriers(action.wpg_id, nodes)):
+        return await asyncio.gather(*moves, return_exceptions=True)
 
 
 async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Residency) -> MoveReply:
@@ -82,9 +94,7 @@ async def _move_on(reach: Reach, node_id: NodeId, action: MoveState, *, to: Resi
         move_id=action.move_id.encode(),
         to=ON_WIRE[to],
     )
-    reply: MoveReply = await reach.ask_state(
-        node_id, lambda state: state.Move(request, timeout=reach.move_s)
-    )
+    reply: MoveReply = await reach.ask_state(node_id, lambda state: state.Move(request))
     if reply.HasField("error"):
         raise error_of(fault_from_wire(reply.error))
     return reply

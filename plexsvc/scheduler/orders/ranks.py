@@ -18,7 +18,7 @@ from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.ledger.jobs import Registry
 
 ASK_S: Final = 10.0
-"""How long a rank may take to say how far it is."""
+"""How long a process may take to say how far it is."""
 
 
 @dataclass(slots=True, kw_only=True)

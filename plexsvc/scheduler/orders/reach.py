@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -10,16 +10,16 @@ import grpc.aio
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
 from plexsvc.clock import Clock
-from plexsvc.ids import NodeId, VersionId
+from plexsvc.ids import NodeId, VersionId, WpgId
 from plexsvc.rpc.retry import Patience, retry
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.ledger.jobs import Published, Registry
 from plexsvc.scheduler.ledger.recorder import Recorder
 from plexsvc.scheduler.orders.nodes import Nodes
-from plexsvc.scheduler.orders.ranks import Ranks
+from plexsvc.scheduler.orders.ranks import ASK_S, Ranks
 from plexsvc.scheduler.orders.versions import Versions
-from plexsvc.scheduler.orders.watch import Watch
+from plexsvc.scheduler.orders.watch import Carrier, Watch
 
 T = TypeVar("T")
 
@@ -60,12 +60,33 @@ class RolloutPort(Protocol):
         ...
 
     def progress(self, operation_id: bytes) -> int:
-        """Return how many tokens a generate has recorded; 0 for what does not run or sample."""
+        """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""
         ...
 
     def release(self, operation_id: bytes) -> None:
         """Drop the record of an acknowledged operation."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _StateWork:
+    """A state manager, as the carrier of work on one WPG's state."""
+
+    nodes: Nodes
+    node_id: NodeId
+    wpg_id: WpgId
+
+    @property
+    def name(self) -> str:
+        return f"the state manager of {self.node_id}"
+
+    def is_alive(self) -> bool:
+        return True  # its node's agent replaces one that hangs, and calls to it are repeated
+
+    async def progress(self) -> int:
+        request = statemanager_pb2.InventoryRequest()
+        found = await self.nodes.link(self.node_id).state.Inventory(request, timeout=ASK_S)
+        return next((wpg.worked_bytes for wpg in found.wpgs if wpg.wpg_id == self.wpg_id), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +112,17 @@ class Reach:
         return self.config.rpc_timeout_us / 1e6
 
     @property
-    def move_s(self) -> float:
-        """Deadline of a call that moves or writes state, in seconds."""
-        return self.config.move_timeout_us / 1e6
+    def silence_s(self) -> float:
+        """How long work on state may not get on before it is given up, in seconds."""
+        return self.config.progress_timeout_us / 1e6
+
+    def carriers(self, wpg_id: WpgId, nodes: Iterable[NodeId]) -> list[Carrier]:
+        """Return who works on a WPG's state with its ranks: they, and state managers of nodes."""
+        return [*self.ranks.of(wpg_id), *self.state_carriers(wpg_id, nodes)]
+
+    def state_carriers(self, wpg_id: WpgId, nodes: Iterable[NodeId]) -> list[Carrier]:
+        """Return the state managers that work on a copy of a WPG's state."""
+        return [_StateWork(self.nodes, node_id, wpg_id) for node_id in nodes]
 
     async def ask_state(
         self,

@@ -21,9 +21,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
+from plexsvc import progress
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.worker import canonical, progress
+from plexsvc.worker import canonical
 from plexsvc.worker.backends import fsdp_state
 from plexsvc.worker.backends.base import (
     LossTerms,

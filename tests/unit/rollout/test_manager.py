@@ -12,6 +12,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, worker_pb2
+from plexsvc import progress
 from plexsvc.clock import SystemClock
 from plexsvc.ids import VersionId, new_operation_id
 from plexsvc.rollout.config import RolloutConfig
@@ -572,3 +573,40 @@ async def next_holder(b: Bench) -> FakeInstance:
                 if instance.server is not None and instance.engine.stats().running:
                     return instance
             await asyncio.sleep(0.001)
+
+
+IMPATIENT = replace(FAST, load_stall_us=200_000)
+
+
+async def test_a_load_takes_the_time_it_takes_while_weights_are_read() -> None:
+    async def slowly(version: VersionId) -> None:
+        del version
+        for _ in range(100):
+            progress.advance()
+            await asyncio.sleep(0.01)
+
+    async with bench(config=IMPATIENT) as b:
+        b.instances[0].engine.loads = slowly
+        async with asyncio.TaskGroup() as group:
+            pull = b.operation(pull=operations_pb2.Pull(source_deployment_id="actor", version=4))
+            pulling = group.create_task(b.execute(pull, published=publish(4)))
+            counts = {0}
+            while not pulling.done():
+                counts.add(b.manager.progress(pull.operation_id))
+                await asyncio.sleep(0.01)
+        assert pulling.result().state == APPLIED
+    assert len(counts) > 3, "whoever watches over the pull sees it get on"
+
+
+async def test_a_load_that_reads_nothing_costs_its_instance_and_the_next_try_loads() -> None:
+    tries = []
+
+    async def hang_once(version: VersionId) -> None:
+        tries.append(version)
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(20), bench(config=IMPATIENT) as b:
+        b.instances[0].engine.loads = hang_once
+        assert (await b.pull(4)).state == APPLIED
+    assert len(tries) == 2

@@ -15,7 +15,6 @@ from plexclient.wire.v1 import (
     common_pb2,
     operations_pb2,
     service_pb2,
-    statemanager_pb2,
     worker_pb2,
 )
 from plexsvc.errors import ErrorCode, PlexError
@@ -344,21 +343,6 @@ async def test_bounds_of_jobs_payloads_and_answers_are_those_of_the_configuratio
         assert (await rig.scheduler.submit(large)).state == ANSWERED
         assert (await rig.run("job-1")).state == ANSWERED
         assert len(rig.driver.results) == 1  # the newest answer stays, whatever its size
-
-
-async def test_a_move_that_hangs_ends_when_it_is_configured_to(tmp_path: Path) -> None:
-    config = SchedulerConfig(move_timeout_us=300_000)
-    async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as rig:
-
-        async def hang(_node: str, _request: statemanager_pb2.MoveRequest) -> None:
-            await asyncio.Event().wait()
-
-        for name in ("job-1", "job-2"):
-            await rig.job(name)
-            await rig.deploy(name)
-        rig.behaviour.on_move = hang
-        result = await asyncio.wait_for(rig.run("job-1", "step"), 20)
-        assert "DEADLINE_EXCEEDED" in result.error.message, result
 
 
 def inline(nbytes: int) -> common_pb2.Payload:

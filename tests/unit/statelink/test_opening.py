@@ -13,6 +13,7 @@ import pytest
 
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexsvc import progress
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.statelink.opening import Far, VersionOpener
@@ -73,7 +74,9 @@ async def read(servicer: FakeStateManager, tmp_path: Path) -> Published:
 
 
 async def test_a_version_of_another_host_arrives_whole(tmp_path: Path) -> None:
+    before = progress.count()
     part = await read(FakeStateManager(), tmp_path)
+    assert progress.count() - before == 3, "each chunk is progress"
     assert bytes(part.data) == DATA
     assert part.data.readonly
     assert verify(part.manifest, part.data)

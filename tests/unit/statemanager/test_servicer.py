@@ -22,7 +22,7 @@ from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
 from plexsvc.statemanager import book as books
-from plexsvc.statemanager import checkpoints, publishing
+from plexsvc.statemanager import checkpoints, publishing, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
@@ -130,6 +130,10 @@ class Daemon:
         request = statemanager_pb2.MoveRequest(wpg_id="w", to=to)
         reply = await self.servicer.Move(request, CONTEXT)
         assert reply.residency == to, reply
+
+    async def worked(self) -> int:
+        found = await self.servicer.Inventory(statemanager_pb2.InventoryRequest(), CONTEXT)
+        return found.wpgs[0].worked_bytes
 
     def close(self) -> None:
         self.servicer.close()
@@ -295,3 +299,46 @@ async def test_a_node_agent_that_stands_still_holds_up_only_who_must_write(
         agent.close()
         book.close()
         await asyncio.to_thread(daemon.close)
+
+
+class SlowMemory:
+    """Memory copies in parts of `PART` bytes, each of which waits for permission."""
+
+    PART = STATE_BYTES // 4
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns = threading.Semaphore(0)
+        copy = mapping.copy
+
+        def wait_and_copy(target: int, source: int, nbytes: int) -> None:
+            assert self.turns.acquire(timeout=30)
+            copy(target, source, nbytes)
+
+        monkeypatch.setattr(tiers, "PART_BYTES", self.PART)
+        monkeypatch.setattr(mapping, "copy", wait_and_copy)
+
+
+async def test_a_move_shows_its_bytes_while_it_goes_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SlowMemory(monkeypatch)
+    seen = []
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        move = tasks.create_task(daemon.move(common_pb2.RESIDENCY_HOST))
+        while not move.done():
+            worked = await daemon.worked()
+            if worked not in seen:
+                seen.append(worked)
+                memory.turns.release()
+            await asyncio.sleep(0)
+    assert seen[:4] == [part * SlowMemory.PART for part in range(4)]
+    assert await daemon.worked() == STATE_BYTES
+
+
+async def test_copies_and_digests_show_their_bytes_too(daemon: Daemon) -> None:
+    copies = await daemon.copy(1)
+    copied = await daemon.worked()
+    assert copied >= STATE_BYTES
+    request = statemanager_pb2.DigestRequest(wpg_id="w", copies=copies)
+    assert not (await daemon.servicer.Digest(request, CONTEXT)).HasField("error")
+    assert await daemon.worked() == copied + STATE_BYTES

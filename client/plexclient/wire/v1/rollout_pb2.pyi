@@ -77,7 +77,7 @@ class InstanceStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens", "checksum", "broken")
+    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens", "checksum", "broken", "progress")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class InstanceStats(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -94,4 +95,5 @@ class InstanceStats(_message.Message):
     generated_tokens: int
     checksum: str
     broken: _common_pb2.Error
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+    progress: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...

@@ -291,7 +291,7 @@ class InventoryReply(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ...) -> None: ...
 
 class WpgState(_message.Message):
-    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq")
+    __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "worked_bytes")
     WPG_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +300,7 @@ class WpgState(_message.Message):
     SWITCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_NO_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    WORKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     wpg_id: str
     incarnation: int
     residency: _common_pb2.Residency
@@ -308,7 +309,8 @@ class WpgState(_message.Message):
     switch_bytes: int
     lease_no: int
     applied_seq: int
-    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ...) -> None: ...
+    worked_bytes: int
+    def __init__(self, wpg_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., residency: _Optional[_Union[_common_pb2.Residency, str]] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., switch_bytes: _Optional[int] = ..., lease_no: _Optional[int] = ..., applied_seq: _Optional[int] = ..., worked_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("index", "bytes_used", "bytes_total", "bytes_peak")

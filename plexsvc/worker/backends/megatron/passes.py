@@ -13,7 +13,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from plexsvc.worker import progress
+from plexsvc import progress
 from plexsvc.worker.backends.base import MicroBatch, PassResult, TokenLoss
 from plexsvc.worker.backends.megatron.attention import PackedParams
 from plexsvc.worker.backends.packed import Packing, Totals, logprobs_in_parts, packing_of

@@ -48,7 +48,7 @@ async def disk(rig: Rig) -> SlowDisk:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    config = SchedulerConfig(move_timeout_us=300_000)
+    config = SchedulerConfig(progress_timeout_us=300_000)
     async with start_rig(tmp_path, nodes=[{"train": 1}], config=config) as started:
         yield started
 

@@ -168,3 +168,55 @@ async def test_a_rank_that_hangs_in_a_switch_is_found(
     assert (await rig.run("a")).state == ANSWERED, "the device is free once the hung rank is gone"
     assert moving.is_set()
     assert (await rig.run("b")).error.code == ErrorCode.DEPLOYMENT_FAILED
+
+
+@pytest.fixture
+async def shared(rig: Rig) -> Rig:
+    """Two jobs of which one is on the device: the next operation of `a` moves both."""
+    for job in ("a", "b"):
+        await rig.job(job)
+        await rig.deploy(job)
+    return rig
+
+
+async def test_a_move_takes_the_time_it_takes_while_bytes_move(shared: Rig) -> None:
+    behaviour = shared.behaviour
+    loop = asyncio.get_running_loop()
+
+    async def slowly(node_id: str, request: statemanager_pb2.MoveRequest) -> None:
+        del node_id
+        until = loop.time() + 5 * QUICK.progress_timeout_us / 1e6
+        while loop.time() < until:
+            behaviour.worked[request.wpg_id] += 1
+            await asyncio.sleep(0.01)
+
+    behaviour.on_move = slowly
+    assert (await shared.run("a")).state == ANSWERED
+    assert behaviour.moves
+
+
+async def test_a_move_of_which_no_byte_moves_is_given_up(shared: Rig) -> None:
+    async def never(node_id: str, request: statemanager_pb2.MoveRequest) -> None:
+        del node_id
+        shared.behaviour.worked["another"] += 1
+        if request.wpg_id == "wpg-1-2":
+            await asyncio.Event().wait()
+
+    shared.behaviour.on_move = never
+    async with asyncio.timeout(20):
+        assert (await shared.run("a")).state == ANSWERED, "the device is free when it is stopped"
+        failed = await shared.run("b")
+    assert failed.error.code == ErrorCode.DEPLOYMENT_FAILED
+    assert "made no progress" in failed.error.message
+
+
+@pytest.mark.parametrize(("kind", "method"), [("publish", "Publish"), ("state_digest", "Digest")])
+async def test_a_copy_or_digest_that_hangs_ends_alone(rig: Rig, kind: str, method: str) -> None:
+    await rig.job("a")
+    await rig.deploy("a")
+    rig.behaviour.hangs.add(method)
+    async with asyncio.timeout(20):
+        stuck = await rig.run("a", kind)
+    assert stuck.error.code == ErrorCode.OPERATION_TIMEOUT
+    assert "made no progress" in stuck.error.message
+    assert (await rig.run("a", "step")).state == ANSWERED
