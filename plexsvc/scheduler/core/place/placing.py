@@ -38,7 +38,7 @@ def join(
         name = Place(node_id=node_id, device=facts.index).unit
         if name in board.rooms:
             if node_id not in placement.cordoned:
-                board.uncordon(name)
+                _open(placement.planning.planner(facts.kind), name)
             continue
         parked_bytes = host_bytes // len(devices)
         board.join(
@@ -71,7 +71,14 @@ def reopen(placement: Placement, node_id: NodeId) -> None:
     """Let a node's devices take work again."""
     placement.planning.has_changed = True
     for planner, name in _units(placement, node_id):
-        planner.board.uncordon(name)
+        _open(planner, name)
+
+
+def _open(planner: Planner, name: UnitId) -> None:
+    """Let a device take work; those who wait look at its group again, too."""
+    planner.board.uncordon(name)
+    if name in planner.board.group_at:
+        planner.touch(planner.board.group_at[name])
 
 
 def units_of(placement: Placement, node_id: NodeId) -> tuple[UnitId, ...]:

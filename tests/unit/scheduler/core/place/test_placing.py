@@ -150,6 +150,18 @@ def test_a_lost_node_takes_nothing_before_it_is_back_though_it_is_uncordoned() -
     assert spawned(world) == {"a/actor": ["n0:0"]}
 
 
+def test_a_job_that_waits_shares_a_node_as_soon_as_it_is_uncordoned() -> None:
+    world = FakeWorld()
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept("a", QUIET), kept("b", QUIET))))
+    world.join("n0", train=1)
+    world.bring_up("a")
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    world.bring_up("b")
+    assert list(spawned(world)) == ["a/actor"]
+    world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    assert spawned(world) == {"a/actor": ["n0:0"], "b/actor": ["n0:0"]}
+
+
 def test_a_node_that_comes_back_is_used_again() -> None:
     world = FakeWorld()
     world.join("n0", train=1)
