@@ -36,7 +36,7 @@ from plexsvc.router.validation import (
     bad_request,
     check_operation_id,
 )
-from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.errors import error_from, first_failure
 
 
 class LengthsTap:
@@ -102,19 +102,23 @@ class Target:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             self.has_answered = True
 
-    async def finish(self) -> None:
-        """Wait for the answer.
+    async def end(self) -> None:
+        """Say that everything was sent."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has ended meanwhile
+            if not self.has_answered:
+                await self._call.done_writing()
+
+    async def answer(self) -> None:
+        """Return when it has everything, which may be before everything was sent.
 
         Raises:
             PlexError: what the state manager refused or why it could not be reached.
         """
         try:
-            with suppress(asyncio.InvalidStateError):  # it has ended meanwhile
-                if not self.has_answered:
-                    await self._call.done_writing()
             reply = service_pb2.StageReply.FromString(await self._call)
         except grpc.aio.AioRpcError as failure:
             raise error_from(failure) from failure
+        self.has_answered = True
         if reply.HasField("error"):
             raise from_wire(reply.error)
 
@@ -213,10 +217,15 @@ class Uploads:
         spec = next(spec for spec in upload.header.tensors if spec.name == "cu_seqlens")
         tap = LengthsTap(spec)
         targets = staging_targets(upload.deployment)
-        async with self._streams(targets) as streams:
-            await self._pump(upload, streams=streams, tap=tap)
-            for stream in streams:
-                await stream.finish()
+        try:
+            async with self._streams(targets) as streams, asyncio.TaskGroup() as answers:
+                for stream in streams:  # one that refuses ends the upload, whatever is yet to come
+                    answers.create_task(stream.answer())
+                await self._pump(upload, streams=streams, tap=tap)
+                for stream in streams:
+                    await stream.end()
+        except BaseExceptionGroup as failures:
+            raise first_failure(failures) from failures
         if not tap.is_full:
             raise PlexError(
                 ErrorCode.UNAVAILABLE,

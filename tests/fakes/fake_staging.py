@@ -78,7 +78,8 @@ class FakeStaging(statemanager_pb2_grpc.StateManagerServicer):
         async for request in requests:
             if self.gate is not None:
                 await self.gate.wait()
-            assert request.chunk.offset == len(data)
+            if request.chunk.offset != len(data):
+                raise PlexError(ErrorCode.BAD_REQUEST, f"byte {len(data)} was due")
             data += request.chunk.data
             self.received = len(data)
         return bytes(data)

@@ -137,6 +137,24 @@ async def test_a_client_that_goes_away_leaves_nothing_and_may_come_again(rig: Ri
     assert (await rig.client.run(operation, arrays)).state == ops.OPERATION_STATE_ANSWERED
 
 
+@pytest.mark.parametrize("first", ["tokens", "cu_seqlens"])
+async def test_a_chunk_out_of_order_is_refused_while_the_client_waits_to_send(
+    rig: Rig, first: str
+) -> None:
+    arrays = batch([512] * 1000)
+    arrays = {first: arrays[first], **arrays}
+    operation = rig.client.operation(arrays, forward_backward=PPO)
+    header, *chunks = stage_requests(operation, arrays)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        submitted = tasks.create_task(rig.client.submit(operation))
+        call = rig.client.stub.StagePayload(metadata=metadata(), timeout=20)
+        for request in (header, chunks[0], chunks[2]):
+            await call.write(request)
+        reply = await call  # the stream stays open
+    assert reply.error.code == ErrorCode.BAD_REQUEST
+    assert submitted.result().error.code == ErrorCode.BAD_REQUEST
+
+
 async def test_a_group_on_two_nodes_gets_a_copy_on_each(rig: Rig) -> None:
     second = FakeStaging()
     async with fake_staging.serve(second) as target:
