@@ -86,12 +86,14 @@ class Downloads:
         """Yield a generate's frames after a cursor, serialised.
 
         Raises:
-            PlexError: what the rollout manager refused, or why it could not be reached.
+            PlexError: `not_found` for an operation that nobody knows; what the rollout manager
+                refused, or why it could not be reached.
         """
         check_operation_id(request.operation_id)
         deployment = await self._deployments.get(
             tenant=tenant, job_id=request.job_id, deployment_id=request.deployment_id
         )
+        await self._result(request, tenant=tenant, no_wait=True)
         ask = worker_pb2.StreamFramesRequest(
             operation_id=request.operation_id,
             after_cursor=request.after_cursor,
@@ -143,10 +145,7 @@ class Downloads:
     async def _shard(
         self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
     ) -> operations_pb2.ResultShard:
-        asked = service_pb2.GetResultRequest(
-            operation_id=request.operation_id, tenant=tenant, job_id=request.job_id
-        )
-        result = await self._scheduler.call("GetResult", asked, operations_pb2.OperationResult)
+        result = await self._result(request, tenant=tenant)
         if request.shard >= len(result.shards):
             raise PlexError(
                 ErrorCode.NOT_FOUND,
@@ -154,6 +153,21 @@ class Downloads:
                 f"{len(result.shards)}",
             )
         return result.shards[request.shard]
+
+    async def _result(
+        self,
+        request: service_pb2.FetchResultRequest | service_pb2.StreamGenerateRequest,
+        *,
+        tenant: TenantId,
+        no_wait: bool = False,
+    ) -> operations_pb2.OperationResult:
+        asked = service_pb2.GetResultRequest(
+            operation_id=request.operation_id,
+            tenant=tenant,
+            job_id=request.job_id,
+            no_wait=no_wait,
+        )
+        return await self._scheduler.call("GetResult", asked, operations_pb2.OperationResult)
 
     def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
         return self._channels.stream(target, method, request, timeout_s=self._timeout_s)

@@ -122,6 +122,10 @@ class FakeScheduler:
         return self._answer(record)
 
     async def GetResult(self, request: pb.GetResultRequest, _: object) -> ops.OperationResult:
+        if request.no_wait:
+            if request.operation_id not in self.records:
+                raise PlexError(ErrorCode.NOT_FOUND, "no such operation")
+            return ops.OperationResult()
         return self._answer(self.records[request.operation_id])
 
     async def PayloadStaged(

@@ -37,6 +37,11 @@ MAX_EARLY_BYTES: Final = 64 << 20
 """Announcements kept for operations that have not come; the next is refused with `staging_full`."""
 
 
+ARRIVAL_LOOKS: Final = 50
+ARRIVAL_LOOK_US: Final = 10_000
+"""How often, and how far apart, it is looked for an operation whose stream came before it."""
+
+
 class Operations:
     """Submissions: checks what only the scheduler can know, and posts the facts."""
 
@@ -70,13 +75,17 @@ class Operations:
     async def get_result(
         self, request: service_pb2.GetResultRequest
     ) -> operations_pb2.OperationResult:
-        """Return a kept answer; wait for that of an operation under way.
+        """Return a kept answer; wait for that of an operation under way, unless told not to.
 
         Raises:
-            PlexError: `not_found` job, or `result_gone`.
+            PlexError: `not_found` job, or `result_gone`; `not_found` for an operation that has not
+                come and does not come at once, when not to wait for its answer.
         """
         self._scheduler.registry.job(request.job_id, tenant=request.tenant)
         operation_id = OperationId(request.operation_id)
+        if request.no_wait:
+            await self._arrival(operation_id, request.job_id)
+            return operations_pb2.OperationResult(operation_id=operation_id)
         is_ours = self._is_of(operation_id, request.job_id)
         known = self._scheduler.results.get(operation_id) if is_ours else None
         if known is not None:
@@ -84,6 +93,22 @@ class Operations:
         if not is_ours or operation_id not in self._scheduler.registry.held:
             raise _result_gone(operation_id)
         return await self._scheduler.results.wait(operation_id)
+
+    async def _arrival(self, operation_id: OperationId, job_id: str) -> None:
+        """Return when the job's operation has come: who asks may be a little ahead of it.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        for _ in range(ARRIVAL_LOOKS):
+            found = self._scheduler.recorder.deployment_of(operation_id)
+            if found is not None and found.job_id == job_id:
+                return
+            await self._scheduler.clock.sleep(ARRIVAL_LOOK_US)
+        raise PlexError(
+            ErrorCode.NOT_FOUND,
+            f"job {job_id!r} has no operation {show(operation_id)}: submit it, then ask again",
+        )
 
     async def cancel(
         self, request: service_pb2.CancelOperationRequest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
 
 import grpc.aio
@@ -285,12 +285,24 @@ class TwoFrames:
 
 async def test_frames_are_relayed_from_the_manager_in_the_process() -> None:
     async with start_rig(frames=TwoFrames()) as rig:
-        rig.scheduler.deployments[ACTOR].spec.role = "rollout"
-        request = pb.StreamGenerateRequest(
-            operation_id=bytes(16), job_id=JOB, deployment_id=ACTOR, after_cursor=1
-        )
-        frames = rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=20)
-        assert [frame.cursor async for frame in frames] == [2]
+        operation = rig.client.operation(noop=ops.Noop())
+        await rig.client.submit(operation)
+        assert [frame.cursor async for frame in frames_of(rig, operation.operation_id)] == [2]
+
+
+async def test_a_stream_of_an_operation_that_nobody_knows_is_refused() -> None:
+    async with start_rig(frames=TwoFrames()) as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await anext(aiter(frames_of(rig, bytes(16))))
+        assert error_from(failure.value).code is ErrorCode.NOT_FOUND
+
+
+def frames_of(rig: Rig, operation_id: bytes) -> AsyncIterable[ops.GenerateFrame]:
+    rig.scheduler.deployments[ACTOR].spec.role = "rollout"
+    request = pb.StreamGenerateRequest(
+        operation_id=operation_id, job_id=JOB, deployment_id=ACTOR, after_cursor=1
+    )
+    return rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=20)
 
 
 async def test_only_the_tokenizers_files_are_served(tmp_path: Path) -> None:

@@ -350,14 +350,16 @@ class StageReply(_message.Message):
     def __init__(self, nbytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class GetResultRequest(_message.Message):
-    __slots__ = ("operation_id", "job_id", "tenant")
+    __slots__ = ("operation_id", "job_id", "tenant", "no_wait")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     job_id: str
     tenant: str
-    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    no_wait: bool
+    def __init__(self, operation_id: _Optional[bytes] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., no_wait: _Optional[bool] = ...) -> None: ...
 
 class PayloadStagedRequest(_message.Message):
     __slots__ = ("operation_id", "job_id", "tenant", "deployment_id", "error", "plan", "node_ids", "is_under_way")

@@ -58,6 +58,38 @@ async def result_of(rig: Rig, operation_id: bytes, *, tenant: str = TENANT) -> o
     return await rig.scheduler.call("GetResult", request, ops.OperationResult)
 
 
+async def is_known(rig: Rig, operation_id: bytes, *, job_id: str = "job-1") -> bool:
+    """Return whether an operation is known to one who does not wait for its answer."""
+    asked = pb.GetResultRequest(
+        operation_id=operation_id, job_id=job_id, tenant=TENANT, no_wait=True
+    )
+    try:
+        await rig.scheduler.call("GetResult", asked, ops.OperationResult)
+    except PlexError as error:
+        assert error.code is ErrorCode.NOT_FOUND
+        return False
+    return True
+
+
+async def test_whoever_asks_a_little_early_is_told_of_the_operation_that_comes(rig: Rig) -> None:
+    operation = rig.operation("job-1")
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(is_known(rig, operation.operation_id))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        await rig.scheduler.submit(operation)
+    assert asked.result()
+    assert await is_known(rig, operation.operation_id), "answered"
+
+
+async def test_an_operation_that_nobody_knows_or_another_job_s_is_told_apart(rig: Rig) -> None:
+    await rig.job("job-2")
+    operation = rig.operation("job-1")
+    await rig.scheduler.submit(operation)
+    assert not await is_known(rig, operation.operation_id, job_id="job-2")
+    assert not await is_known(rig, bytes(16))
+
+
 async def until_known(rig: Rig, operation: ops.Operation) -> None:
     while operation.operation_id not in rig.driver.cluster.operations:  # noqa: ASYNC110 - the driver's task
         await asyncio.sleep(0)
