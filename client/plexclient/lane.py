@@ -183,9 +183,11 @@ class Lane:
             answer = group.create_task(outcome(persist(attempt, retry=ticket.patience)))
             either: set[asyncio.Future[Any]] = {answer, refused}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():  # the scheduler hears of the refusal too, and answers
+            if not answer.done():  # what waits for a payload that does not come is ended
+                self.cancel(ticket)
                 await asyncio.wait({answer}, timeout=self.session.options.staging_settle_s)
-            found = answer.result() if answer.done() else refused.result()
+            is_told = answer.done() and not (refused.done() and _is_cancelled(answer.result()))
+            found = answer.result() if is_told else refused.result()
             answer.cancel()
             if sending is not None:
                 sending.cancel()
@@ -238,6 +240,10 @@ class Lane:
     def _name(self, operation: operations_pb2.Operation) -> str:
         kind, name = operation.WhichOneof("body"), show(OperationId(operation.operation_id))
         return f"{kind} {name} (number {operation.seq} of {self.deployment_id})"
+
+
+def _is_cancelled(found: operations_pb2.OperationResult | Exception) -> bool:
+    return not isinstance(found, Exception) and found.error.code == ErrorCode.CANCELLED
 
 
 async def outcome(work: Awaitable[R]) -> R | Exception:

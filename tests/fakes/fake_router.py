@@ -174,7 +174,9 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self, request: service_pb2.CancelOperationRequest, context: Context
     ) -> service_pb2.CancelOperationReply:
         await self._meet("CancelOperation", context)
-        self.cancelled.append(request.operation_id)
+        async with self._changed:
+            self.cancelled.append(request.operation_id)
+            self._changed.notify_all()
         return service_pb2.CancelOperationReply()
 
     async def CreateDeployment(  # noqa: N802
@@ -269,12 +271,13 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             return self._apply(operation, lane)
 
     def _is_ready(self, operation: operations_pb2.Operation, lane: Lane) -> bool:
-        is_staged = operation.payload.WhichOneof("form") != "staged"
+        needed = operation.payload.WhichOneof("form") == "staged"
+        is_staged = not needed or operation.operation_id in (*self.uploads, *self.cancelled)
         after = [self._answers.get(known) for known in operation.after]
         return (
             operation.seq == lane.next_seq
             and all(answer is not None and answer.done() for answer in after)
-            and (is_staged or operation.operation_id in self.uploads)
+            and is_staged
         )
 
     def _apply(self, operation: operations_pb2.Operation, lane: Lane) -> Result:

@@ -167,14 +167,15 @@ def test_a_fault_at_any_call_leaves_no_gap_and_applies_nothing_twice(
         assert has_failed()
         if (call, is_after) != ("take", True):  # it takes all or raises
             assert session.budget.used_bytes == 0
+        ended = []
         if is_large and found is not None and not is_after:
-            assert isinstance(found, type(ERRORS[error]()))
-            return  # the service waits for the payload, within its own bound
+            assert isinstance(found, type(ERRORS[error]())), "not that it was cancelled for it"
+            ended = [2]
         actor.step()
         numbers = [seq for seq, _ in applied(router, actor)]
-        assert numbers == list(range(1, len(numbers) + 1))
+        assert sorted(numbers + ended) == list(range(1, len(numbers + ended) + 1))
         kinds = [kind for _, kind in applied(router, actor)]
-        assert kinds.count("forward") <= 1
+        assert kinds.count("forward") <= 1 - len(ended)
         assert kinds[-1] == "step"
         assert found is not None or kinds == ["noop", "forward", "step"]
 
