@@ -42,7 +42,7 @@ async def test_a_line_that_breaks_before_the_end_is_tried_again(sends: bool) -> 
     target = Target(cast("grpc.aio.Channel", FakeChannel()), timeout_s=1)
     if sends:
         await target.send(b"chunk")
+    await target.end()
     with pytest.raises(PlexError, match="Socket closed") as caught:
-        await target.end()
         await target.answer()
     assert caught.value.code is ErrorCode.UNAVAILABLE
