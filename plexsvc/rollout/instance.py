@@ -37,6 +37,7 @@ from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
 from plexsvc.rpc.status import abort_with
 from plexsvc.statelink.opening import VersionOpener
+from plexsvc.weights.checkpoints import check_model
 from plexsvc.weights.reading import OpenedVersion
 
 log = logs.Log(__name__)
@@ -203,6 +204,7 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
         contextlib.closing(opener),
         model_view(parsed.model, root=parsed.model_root, socket=parsed.data_socket) as model,
     ):
+        check_model(Path(model))
         config_of_run = replace(parsed, model=model)
         asyncio.run(run_vllm(config_of_run, ready, open_version=opener.open))
 

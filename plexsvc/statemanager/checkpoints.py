@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +45,11 @@ from plexsvc.weights.pieces import RegionBytes, Tensor
 
 SCRATCH: Final = ".tmp-"
 """Follows the name of a checkpoint in that of the directory in which it is being written."""
+
+SCRATCH_BYTES: Final = 4
+"""Random bytes, in hexadecimal, at the end of that name."""
+
+_SCRATCH_NAME: Final = re.compile(rf"\..+{re.escape(SCRATCH)}[0-9a-f]{{{2 * SCRATCH_BYTES}}}")
 
 SYNC_BYTES: Final = 64 << 20
 """Bytes that may be written before the disk must have them."""
@@ -113,24 +118,35 @@ def materialize(
 def _scratch(path: Path) -> Iterator[Path]:
     """Make a directory beside `path`, locked while it is in use; what was left there is removed.
 
-    A save that was killed leaves its directory without the lock.
+    A save that was killed leaves its directory without the lock, whatever its name was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}{SCRATCH}*"):
-        _remove_unused(left)
-    scratch = path.with_name(f".{path.name}{SCRATCH}{secrets.token_hex(4)}")
-    scratch.mkdir()
-    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    for left in path.parent.glob(f".*{SCRATCH}*"):
+        if _SCRATCH_NAME.fullmatch(left.name):
+            _remove_unused(left)
+    scratch, fd = _make_locked(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(fd)
 
 
+def _make_locked(path: Path) -> tuple[Path, int]:
+    """Return a new directory beside `path`, and the descriptor by which it is locked."""
+    while True:
+        scratch = path.with_name(f".{path.name}{SCRATCH}{secrets.token_hex(SCRATCH_BYTES)}")
+        scratch.mkdir()
+        with suppress(FileNotFoundError):  # another save took it for one that was left
+            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if scratch.exists():
+                return scratch, fd
+            os.close(fd)
+
+
 def _remove_unused(scratch: Path) -> None:
-    with suppress(OSError):  # another save of this name is under way, or it is none of ours
+    with suppress(OSError):  # a save into it is under way, or it is none of ours
         fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -95,6 +96,11 @@ class Seal:
         self._files = files
         self._good: set[tuple[str, int]] = set()
         self._spans: dict[str, Mapping[str, tuple[int, int]]] = {}
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """The files that it names."""
+        return self._files.keys()
 
     def check_file(self, name: str) -> None:
         """Compare all of a file.
@@ -182,6 +188,18 @@ def read_seal(directory: Path) -> Seal | None:
     for name, sealed in files.items():
         _check_size(directory / name, sealed)
     return Seal(directory, files)
+
+
+def check_model(directory: Path) -> None:
+    """Compare all files of a model that are sealed; whoever reads them next knows no seal.
+
+    Raises:
+        PlexError: `checksum_mismatch`, naming the file.
+    """
+    found = read_seal(directory)
+    if found is not None:
+        for name in found.names - {OPTIMIZER_FILE, STATE_FILE}:
+            found.check_file(name)
 
 
 def _seal_of(path: Path) -> Sealed:

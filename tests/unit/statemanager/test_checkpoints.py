@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from io import FileIO
 from pathlib import Path
 
@@ -80,12 +81,28 @@ def test_a_save_that_was_given_up_leaves_the_older_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_what_a_killed_save_left_goes_with_the_next_of_its_name(tmp_path: Path) -> None:
-    for name in (".out.tmp-wpg-1-1", ".out.tmp-0badcafe", ".other.tmp-0badcafe"):
+def test_what_killed_saves_left_goes_with_the_next_beside_it(tmp_path: Path) -> None:
+    for name in (".out.tmp-0badcafe", ".other.tmp-0badcafe", ".notes.tmp-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
     save(tmp_path / "out")
-    assert names(tmp_path) == [".other.tmp-0badcafe", "out"]
+    assert names(tmp_path) == [".notes.tmp-mine", "out"], "what no save made stays"
+
+
+def test_a_directory_that_was_taken_for_a_left_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, tokens = fcntl.flock, iter(["00000001", "00000002"])
+
+    def late(fd: int, how: int) -> None:
+        (tmp_path / ".out.tmp-00000001").rmdir() if how == fcntl.LOCK_EX and next(taken) else None
+        lock(fd, how)
+
+    taken = iter([True, False])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(tokens))
+    monkeypatch.setattr(fcntl, "flock", late)
+    save(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
 
 
 def test_what_another_save_is_writing_stays(tmp_path: Path) -> None:
