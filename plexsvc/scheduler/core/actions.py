@@ -41,6 +41,8 @@ class SpawnInstance:
     rank: int
     incarnation: int
     """Of the new process: it tells its end from that of the one before."""
+    place: Place | None = None
+    """Where it is to be from now on; None: where the lost one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

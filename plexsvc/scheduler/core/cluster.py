@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.planning.plans import Goal
 from plexsvc.scheduler.core.state import Deployment, Device, Job, Node, Operation, Prefetches, Wpg
 from plexsvc.scheduler.core.timeline import Timeline
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.vocabulary import JobState, Place
+from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +123,9 @@ class Placement(Slice):
         self.unplaced: list[DeploymentId] = []
         self.plans: dict[tuple[str, Goal], ComputePlan] = {}
         """Plans that are being computed, by device kind and goal."""
+
+        self.homeless: dict[tuple[WpgId, int], Fault] = {}
+        """Ranks of instances that were on a lost node and wait for a device, and why."""
 
 
 class Devices(Slice):

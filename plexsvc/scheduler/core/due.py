@@ -10,6 +10,7 @@ from plexsvc.scheduler.core.timers import (
     AfterTimer,
     DrainTimer,
     GapTimer,
+    HomelessTimer,
     LingerTimer,
     PlaceTimer,
     ProbeTimer,
@@ -38,6 +39,8 @@ def is_awaited(cluster: Cluster, timer: Timer) -> bool:
         case GapTimer() | ProbeTimer() | DrainTimer():
             deployment = cluster.deployments.get(timer.deployment_id)
             return deployment is not None and not _is_settled(deployment, timer)
+        case HomelessTimer():
+            return any(wpg_id == timer.wpg_id for wpg_id, _ in cluster.placement.homeless)
         case SpawnTimer() | RelocateTimer() | RetryTimer() | LingerTimer():
             wpg = cluster.wpgs.get(timer.wpg_id)
             is_up = wpg is None or wpg.state is not WpgState.SPAWNING

@@ -64,6 +64,7 @@ from plexsvc.scheduler.core.timers import (
     AfterTimer,
     DrainTimer,
     GapTimer,
+    HomelessTimer,
     LingerTimer,
     PlaceTimer,
     ProbeTimer,
@@ -102,6 +103,8 @@ class Scheduler:
         turn.now_us, turn.actions = event.at_us, []
         cluster.placement.planning.shares.now_us = event.at_us
         self._handlers[type(event)](event)
+        if cluster.placement.homeless:
+            instances.settle(cluster.devices)
         if cluster.relocating:
             relocation.settle(cluster.lives)
         packing.settle(cluster.lives)
@@ -166,7 +169,7 @@ def _due(cluster: Cluster, event: TimerFired) -> None:
         _fire(cluster, timer)
 
 
-def _fire(cluster: Cluster, timer: Timer) -> None:
+def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case each
     match timer:
         case GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)
@@ -178,6 +181,8 @@ def _fire(cluster: Cluster, timer: Timer) -> None:
             deployments.give_up_placing(cluster.devices, timer.deployment_id)
         case SpawnTimer():
             outcomes.did_not_come_up(cluster.devices, timer.wpg_id)
+        case HomelessTimer():
+            instances.give_up_waiting(cluster.devices, timer.wpg_id)
         case RelocateTimer():
             relocation.give_up_waiting(cluster.lives, timer.wpg_id)
         case ProbeTimer():

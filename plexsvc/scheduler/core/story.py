@@ -81,11 +81,16 @@ def _deployment_story(
     if wpg.state is WpgState.SPAWNING:
         return "waits for its processes to come up", facts
     facts += [
-        f"instance {rank} is being started again: {fault.message}"
+        f"instance {rank} {_comes_back(cluster, wpg, rank)}: {fault.message}"
         for rank, fault in wpg.absent.items()
     ]
     sentence, more = _doing(cluster, deployment, wpg, now_us=now_us)
     return sentence, [*facts, *_relocation(cluster, deployment, now_us=now_us), *more]
+
+
+def _comes_back(cluster: Cluster, wpg: Wpg, rank: int) -> str:
+    waits = (wpg.wpg_id, rank) in cluster.placement.homeless
+    return "waits for another device" if waits else "is being started again"
 
 
 def _doing(

@@ -96,6 +96,12 @@ class SpawnTimer(_OfWpg):
     kind = "spawn"
 
 
+class HomelessTimer(_OfWpg):
+    """Ends the wait of a rollout instance that was on a lost node for another device."""
+
+    kind = "homeless"
+
+
 class RelocateTimer(_OfWpg):
     """Ends the wait of a relocation to this WPG for a step boundary."""
 
@@ -119,6 +125,7 @@ Timer = (
     | PlaceTimer
     | ProbeTimer
     | DrainTimer
+    | HomelessTimer
     | StageTimer
     | AfterTimer
     | SpawnTimer

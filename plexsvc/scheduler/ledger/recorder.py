@@ -19,6 +19,7 @@ from plexsvc.scheduler.core.actions import (
     KeepProfile,
     RefuseOperation,
     RelocationChanged,
+    SpawnInstance,
 )
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -250,9 +251,12 @@ class Recorder:
         if is_current:
             wpg.deployment.wpg = wpg
 
-    def rank_respawned(self, wpg: WpgRecord, rank: int, *, incarnation: int) -> None:
-        """Note which process takes the place of a lost one."""
-        wpg.respawned[rank] = incarnation
+    def rank_respawned(self, wpg: WpgRecord, action: SpawnInstance) -> None:
+        """Note which process takes the place of a lost one, and where."""
+        wpg.respawned[action.rank] = action.incarnation
+        if action.place is not None:
+            before, after = wpg.places[: action.rank], wpg.places[action.rank + 1 :]
+            wpg.places = (*before, action.place, *after)
 
     def wpg_stopping(self, wpg: WpgRecord) -> None:
         """Note that the exits of a WPG's processes are wanted from here on."""

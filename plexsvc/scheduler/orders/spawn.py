@@ -67,7 +67,7 @@ def spawn(reach: Reach, action: SpawnWpg) -> Work:
 def respawn(reach: Reach, action: SpawnInstance) -> Work:
     """Start a rollout instance in the place of a lost one."""
     wpg = reach.registry.by_wpg[action.wpg_id]
-    reach.recorder.rank_respawned(wpg, action.rank, incarnation=action.incarnation)
+    reach.recorder.rank_respawned(wpg, action)
     return _respawn(reach, wpg, action)
 
 
@@ -130,9 +130,24 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> Event
 
     Raises:
         PlexError: what the agent refused, the process died of, or the manager found wrong with it.
-        AioRpcError: the agent did not answer.
+        AioRpcError: the agent did not answer for so long that its node counts as lost.
     """
-    rank = await _spawn_rank(reach, wpg, action.rank, rendezvous="")
+
+    async def is_wanted(error: grpc.aio.AioRpcError) -> bool:
+        is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+        is_latest = wpg.incarnation_of(action.rank) == action.incarnation
+        return is_away and is_latest and not wpg.is_stopping
+
+    rank = await retry(
+        lambda: _spawn_rank(reach, wpg, action.rank, rendezvous=""),
+        on=grpc.aio.AioRpcError,
+        again=is_wanted,
+        clock=reach.clock,
+        patience=Patience(
+            pause_us=reach.config.connect_retry_us, within_us=reach.config.node_lease_us
+        ),
+        what=f"instance {action.rank} of {wpg.wpg_id}",
+    )
     if wpg.is_stopping:
         await _stop_rank(reach, wpg, rank=action.rank)
         await rank.close()

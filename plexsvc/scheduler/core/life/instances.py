@@ -1,19 +1,24 @@
-"""Rollout instances that are lost, and spawned again on their devices while their deployment stays.
+"""Rollout instances that are lost, and spawned again while their deployment stays.
 
 An instance has no state that its deployment cannot give it again, so its loss costs the job time
 alone: the rollout manager keeps the samples, and the new process gets the weights in use. It may be
 lost `max_respawns` times in `respawn_window_us`; then whatever ends it would end the next one, too,
-and the deployment ends with that cause.
+and the deployment ends with that cause. It comes back on its own device, or, where its node was
+lost, on an idle one of that kind: it waits for one, or for its node, for `placement_timeout_us`.
 """
 
 from __future__ import annotations
 
+from plexsvc.ids import WpgId
 from plexsvc.scheduler.core.actions import SpawnInstance
 from plexsvc.scheduler.core.cluster import Devices
+from plexsvc.scheduler.core.device import lease, space
 from plexsvc.scheduler.core.events import InstanceLost, InstanceReady
 from plexsvc.scheduler.core.life import deployments
+from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Wpg
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, WpgState
+from plexsvc.scheduler.core.timers import HomelessTimer
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place, WpgState
 
 
 def may_respawn(devices: Devices, wpg: Wpg) -> bool:
@@ -29,6 +34,15 @@ def lose(devices: Devices, wpg: Wpg, rank: int, fault: Fault) -> None:
     if not may_respawn(devices, wpg):
         deployments.fail_wpg(devices, wpg, fault)
         return
+    wpg.absent[rank] = fault
+    place = None
+    if wpg.places[rank].node_id not in devices.placement.nodes:
+        place = placing.rehome(devices.placement, wpg, rank)
+        if place is None:
+            _wait(devices, wpg, rank)
+            return
+        _settle_at(devices, wpg, rank, place)
+    devices.placement.homeless.pop((wpg.wpg_id, rank), None)
     limits = devices.limits
     since_us = devices.now_us - limits.respawn_window_us
     recent = [at_us for at_us in wpg.respawned_us.get(rank, ()) if at_us > since_us]
@@ -45,8 +59,58 @@ def lose(devices: Devices, wpg: Wpg, rank: int, fault: Fault) -> None:
     deployment.incarnations += 1
     wpg.respawned[rank] = deployment.incarnations
     wpg.respawned_us[rank] = [*recent, devices.now_us]
-    wpg.absent[rank] = fault
-    devices.emit(SpawnInstance(wpg_id=wpg.wpg_id, rank=rank, incarnation=deployment.incarnations))
+    devices.emit(
+        SpawnInstance(
+            wpg_id=wpg.wpg_id, rank=rank, incarnation=deployment.incarnations, place=place
+        )
+    )
+
+
+def settle(devices: Devices) -> None:
+    """Spawn those that wait for a device and find one now, or whose node is back."""
+    for (wpg_id, rank), fault in list(devices.placement.homeless.items()):
+        wpg = devices.wpgs.get(wpg_id)
+        if wpg is None or not may_respawn(devices, wpg):
+            del devices.placement.homeless[wpg_id, rank]
+        else:
+            lose(devices, wpg, rank, fault)
+
+
+def give_up_waiting(devices: Devices, wpg_id: WpgId) -> None:
+    """Fail a WPG for whose lost instances no device came free in time."""
+    wpg = devices.wpgs.get(wpg_id)
+    faults = [fault for (owner, _), fault in devices.placement.homeless.items() if owner == wpg_id]
+    if wpg is None or not faults:
+        return
+    waited_s = devices.limits.placement_timeout_us // 1_000_000
+    message = (
+        f"{faults[0].message}; no other device of its kind came free in {waited_s} s "
+        "(scheduler.placement_timeout_us)"
+    )
+    fault = Fault(code=faults[0].code, message=message, facts=faults[0].facts)
+    deployments.fail_wpg(devices, wpg, fault)
+
+
+def _wait(devices: Devices, wpg: Wpg, rank: int) -> None:
+    """Have an instance wait for a device, its deployment going on without it."""
+    if (wpg.wpg_id, rank) not in devices.placement.homeless:
+        devices.placement.homeless[wpg.wpg_id, rank] = wpg.absent[rank]
+        at_us = devices.now_us + devices.limits.placement_timeout_us
+        devices.set_timer(HomelessTimer(wpg.wpg_id), at_us=at_us)
+
+
+def _settle_at(devices: Devices, wpg: Wpg, rank: int, place: Place) -> None:
+    """Let an instance live on another device."""
+    is_holder = any(device.holder == wpg.wpg_id for device in wpg.devices)
+    if is_holder:
+        wpg.devices[rank].holder = None
+    space.leave(devices, wpg)
+    wpg.places = (*wpg.places[:rank], place, *wpg.places[rank + 1 :])
+    total = devices.at[place].bytes_total
+    wpg.device_bytes = (*wpg.device_bytes[:rank], total, *wpg.device_bytes[rank + 1 :])
+    space.enter(devices, wpg)
+    if is_holder:
+        lease.take(devices, wpg)
 
 
 def lost(devices: Devices, event: InstanceLost) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.events import NodeCordoned, NodeJoined, NodeLost, NodeUncordoned
-from plexsvc.scheduler.core.life import deployments
+from plexsvc.scheduler.core.life import deployments, instances
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Device, Node
 from plexsvc.scheduler.core.vocabulary import Fault, Place
@@ -29,7 +29,10 @@ def join(devices: Devices, event: NodeJoined) -> None:
 
 
 def lose(devices: Devices, event: NodeLost) -> None:
-    """Fail every WPG with a rank on a lost node; its devices come back when it rejoins."""
+    """Fail every WPG with a rank on a lost node, or have its instances spawned elsewhere.
+
+    The node's devices come back when it rejoins.
+    """
     node_id = event.node_id
     devices.placement.nodes.pop(node_id, None)
     placing.close(devices.placement, node_id)
@@ -40,7 +43,11 @@ def lose(devices: Devices, event: NodeLost) -> None:
         facts=(("node", node_id),),
     )
     for wpg in list(devices.wpgs.values()):
-        if any(place.node_id == node_id for place in wpg.places):
+        there = [rank for rank, place in enumerate(wpg.places) if place.node_id == node_id]
+        if there and instances.may_respawn(devices, wpg):
+            for rank in there:
+                instances.lose(devices, wpg, rank, fault)
+        elif there:
             deployments.fail_wpg(devices, wpg, fault)
 
 

@@ -199,6 +199,18 @@ def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
     board.hold(holder, units, tenant=_tenant(placement, deployment))
 
 
+def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
+    """Give an instance an idle device of its kind for the one that it had; None if none is idle."""
+    deployment = placement.deployments[wpg.deployment_id]
+    board = placement.planning.planner(deployment.device_kind).board
+    found = board.first_idle(1, barred=_left_behind(placement))
+    if found is None:
+        return None
+    key = _holder(deployment, incarnation=wpg.incarnation)
+    board.exchange(key, gone=wpg.places[rank].unit, unit=found[0])
+    return Place.of(found[0])
+
+
 def free(placement: Placement, wpg: Wpg) -> None:
     """Give back what a WPG had on the board."""
     placement.planning.has_changed = True

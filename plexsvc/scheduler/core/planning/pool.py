@@ -89,6 +89,12 @@ class Pool:
         self.free_units.add(0, self.ring.size, len(held))
         self.give_back(held)
 
+    def exchange(self, key: ResidentId, *, gone: UnitId, unit: UnitId) -> None:
+        """Give a holder an idle unit for one that it has."""
+        self.exclusive[key] = tuple(unit if u == gone else u for u in self.exclusive[key])
+        del self.idle[unit]
+        self.give_back([gone])
+
     def join(self, room: UnitRoom) -> None:
         """Take a new unit in."""
         assert room.unit_id not in self.rooms, room

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, JobId, WpgId
-from plexsvc.scheduler.core.actions import DeploymentChanged, SpawnInstance, StopWpg
-from plexsvc.scheduler.core.events import InstanceLost, OperationFinished, ProcExited
-from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind
+from plexsvc.ids import DeploymentId, JobId, NodeId, WpgId
+from plexsvc.scheduler.core.actions import Action, DeploymentChanged, SpawnInstance, StopWpg
+from plexsvc.scheduler.core.events import InstanceLost, NodeLost, OperationFinished, ProcExited
+from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from tests.fakes.fake_world import FakeWorld, codes, op_id
 
 R = WpgId("wpg-1-1")
@@ -29,7 +29,11 @@ def generate(world: FakeWorld, seq: int) -> None:
 
 
 def state(world: FakeWorld) -> DeploymentState:
-    return world.core.view.deployments[DeploymentId("a/rollout")].state
+    return state_of(world, "a")
+
+
+def state_of(world: FakeWorld, job: str) -> DeploymentState:
+    return world.core.view.deployments[DeploymentId(f"{job}/rollout")].state
 
 
 def test_a_lost_instance_is_spawned_again_and_nothing_of_the_deployment_ends(
@@ -123,3 +127,83 @@ def test_an_instance_of_a_job_that_ends_is_not_spawned_again(rollout: FakeWorld)
     actions = rollout.die(R)
     assert not [action for action in actions if isinstance(action, SpawnInstance)]
     assert StopWpg(wpg_id=R) in actions
+
+
+def lose_node(world: FakeWorld, node: str) -> list[Action]:
+    return world.tell(NodeLost(at_us=world.tick(), node_id=NodeId(node), reason="silence"))
+
+
+@pytest.fixture
+def spread() -> FakeWorld:
+    """A rollout deployment with an instance on each of two nodes."""
+    world = FakeWorld()
+    world.join("n0", train=0, rollout=1)
+    world.join("n1", train=0, rollout=1)
+    world.bring_up("a", "rollout", devices=2, rollout=True)
+    return world
+
+
+def places(world: FakeWorld) -> list[str]:
+    return [place.unit for place in world.core.view.wpgs[R].places]
+
+
+def test_an_instance_of_a_lost_node_comes_back_on_an_idle_device_of_its_kind(
+    spread: FakeWorld,
+) -> None:
+    spread.join("n2", train=1, rollout=1)
+    there = Place(node_id=NodeId("n2"), device=1)
+    generate(spread, 1)
+    again = SpawnInstance(wpg_id=R, rank=1, incarnation=2, place=there)
+    assert lose_node(spread, "n1") == [again]
+    assert places(spread) == ["n0:0", "n2:1"]
+    spread.drain()
+    assert state(spread) is DeploymentState.READY
+    assert not codes(spread.log), "the other instance goes on"
+    spread.bring_up("b", "rollout", rollout=True)
+    assert state_of(spread, "b") is not DeploymentState.READY, "the device is taken"
+    spread.join("n1", train=0, rollout=1)
+    spread.drain()
+    assert state_of(spread, "b") is DeploymentState.READY, "that of the lost node is free"
+
+
+def test_an_instance_without_a_device_waits_while_the_others_go_on(spread: FakeWorld) -> None:
+    generate(spread, 1)
+    spread.tell(NodeLost(at_us=spread.tick(), node_id=NodeId("n1"), reason="silence"))
+    story = spread.core.view.explain_job(JobId("a"), now_us=spread.now_us)
+    assert story is not None
+    assert "instance 1 waits for another device: node n1 is lost" in str(story.facts)
+    spread.drain()
+    generate(spread, 2)
+    spread.drain()
+    assert (state(spread), codes(spread.log)) == (DeploymentState.READY, [])
+    spread.join("n2", train=0, rollout=1)
+    spread.drain()
+    assert places(spread) == ["n0:0", "n2:0"]
+    assert not spread.core.view.wpgs[R].absent
+
+
+def test_an_instance_that_waits_comes_back_with_its_node(spread: FakeWorld) -> None:
+    lose_node(spread, "n1")
+    spread.join("n1", train=0, rollout=1)
+    spread.drain()
+    assert places(spread) == ["n0:0", "n1:0"]
+    assert not spread.core.view.wpgs[R].absent
+
+
+def test_an_instance_for_which_no_device_comes_free_ends_its_deployment(spread: FakeWorld) -> None:
+    lose_node(spread, "n1")
+    actions = spread.fire(f"homeless/{R}")
+    assert StopWpg(wpg_id=R) in actions
+    (changed,) = [action for action in actions if isinstance(action, DeploymentChanged)]
+    assert changed.fault is not None
+    assert changed.fault.code is ErrorCode.NODE_LOST
+    assert "scheduler.placement_timeout_us" in changed.fault.message
+    spread.drain()
+    assert not spread.core.cluster.placement.homeless
+
+
+def test_a_timer_of_one_that_came_back_ends_nothing(spread: FakeWorld) -> None:
+    lose_node(spread, "n1")
+    spread.join("n1", train=0, rollout=1)
+    spread.drain()
+    assert spread.fire(f"homeless/{R}") == []
