@@ -22,6 +22,9 @@ class SchedulerConfig(Limits):
     node_grace_us: int = 60_000_000
     """How long an agent that hears of no renewal keeps its ranks: longer than the lease, so that a
     scheduler that was stopped for a while, or a network that was cut, costs no job of the node."""
+    node_forget_us: int = 86_400_000_000
+    """A node that is lost for so long is dialed no more and leaves the list; `plexctl node add`
+    takes it in again."""
     connect_retry_us: int = 500_000
     """Pause before a node agent that does not answer is tried again."""
     rpc_timeout_us: int = 10_000_000

@@ -290,6 +290,13 @@ class NodeUncordoned(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeForgotten(Fact):
+    """A node was lost for so long that nobody dials it any more."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobMoveRequested(Fact):
     """An operator wants a job's training deployments elsewhere; no node named: wherever best."""
 
@@ -350,6 +357,7 @@ OperatorOrder = (
 Event = (
     NodeJoined
     | NodeLost
+    | NodeForgotten
     | JobSubmitted
     | JobEndRequested
     | DeploymentRequested

@@ -3,7 +3,8 @@
 A link is *up* from the moment its lease was granted until its renewals have failed for
 `node_lease_us` (`leases`). Then the node is lost, and its WPGs with it. Its agent kills their ranks
 when it has heard of nobody for `node_grace_us`. A link that comes back joins anew: what still runs
-there is stopped before anything is placed there.
+there is stopped before anything is placed there. One that stays away for `node_forget_us` is
+forgotten.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from, first_failure
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
-from plexsvc.scheduler.core.events import NodeJoined, NodeLost, Post, ProcExited
+from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, Post, ProcExited
 from plexsvc.scheduler.core.vocabulary import DeviceFacts
 from plexsvc.scheduler.orders.leases import Leases
 from plexsvc.scheduler.orders.process_specs import Host
@@ -78,6 +79,7 @@ class NodeLink:
         self.agent = node_pb2_grpc.NodeStub(self._channel)
         self.description = node_pb2.NodeDescription()
         self.is_up = False
+        self._lost_us = clock.monotonic_us()
         self.reason = ""
         self.joined = asyncio.Event()
 
@@ -115,14 +117,21 @@ class NodeLink:
     _state: statemanager_pb2_grpc.StateManagerAsyncStub | None = None
 
     async def run(self) -> None:
-        """Join the node, keep its lease, tell its events; again whenever it was lost."""
-        while True:
+        """Join the node, keep its lease, tell its events; again whenever it was lost.
+
+        Return when it was lost for `node_forget_us`; one that never joined is awaited for ever.
+        """
+        while not self._is_forgotten():
             try:
                 await self._join()
                 await self._serve()
             except* (grpc.aio.AioRpcError, PlexError) as group:
                 self._lose(error_from(first_failure(group)).message)
             await self._clock.sleep(self._config.connect_retry_us)
+
+    def _is_forgotten(self) -> bool:
+        away_us = self._clock.monotonic_us() - self._lost_us
+        return self.joined.is_set() and away_us >= self._config.node_forget_us
 
     async def has_agent(self) -> bool:
         """Whether the node's agent answers; then its state manager is there, or comes back."""
@@ -244,7 +253,7 @@ class NodeLink:
     def _lose(self, reason: str) -> None:
         self.reason = reason
         if self.is_up:
-            self.is_up = False
+            self.is_up, self._lost_us = False, self._clock.monotonic_us()
             log.error("node lost", node=self.node_id, reason=reason)
             self._post(NodeLost(node_id=self.node_id, reason=reason))
         else:
@@ -285,6 +294,7 @@ class Nodes:
             dial=self.dial,
             leases=self._leases,
         )
+        self._post = post
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.links = [self._new_link(target) for target in targets]
@@ -334,7 +344,17 @@ class Nodes:
             await link.close()
 
     def _keep(self, link: NodeLink, tasks: asyncio.TaskGroup) -> None:
-        self._running[link.target] = tasks.create_task(link.run())
+        self._running[link.target] = tasks.create_task(self._run(link))
+
+    async def _run(self, link: NodeLink) -> None:
+        """Keep a link until its node is forgotten."""
+        await link.run()
+        self.links.remove(link)
+        self._by_id.pop(link.node_id, None)
+        del self._running[link.target]
+        log.warning("node forgotten", node=link.node_id, target=link.target)
+        self._post(NodeForgotten(node_id=link.node_id))
+        await link.close()
 
     def link(self, node_id: NodeId) -> NodeLink:
         """Return the link of a node that is up.

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.core.cluster import Devices
-from plexsvc.scheduler.core.events import NodeCordoned, NodeJoined, NodeLost, NodeUncordoned
+from plexsvc.scheduler.core.events import (
+    NodeCordoned,
+    NodeForgotten,
+    NodeJoined,
+    NodeLost,
+    NodeUncordoned,
+)
 from plexsvc.scheduler.core.life import deployments, instances
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.state import Device, Node
@@ -49,6 +55,18 @@ def lose(devices: Devices, event: NodeLost) -> None:
                 instances.lose(devices, wpg, rank, fault)
         elif there:
             deployments.fail_wpg(devices, wpg, fault)
+
+
+def forget(devices: Devices, event: NodeForgotten) -> None:
+    """Drop the devices of a node that stays away, but those that a deployment still waits for."""
+    node_id = event.node_id
+    if node_id in devices.placement.nodes:
+        return  # it is back at another address
+    devices.placement.cordoned.pop(node_id, None)
+    for device in list(devices.at.values()):
+        if device.place.node_id == node_id and not device.ranks:
+            placing.leave(devices.placement, device.place)
+            del devices.at[device.place]
 
 
 def cordon(devices: Devices, event: NodeCordoned) -> None:

@@ -81,6 +81,12 @@ def _open(planner: Planner, name: UnitId) -> None:
         planner.touch(planner.board.group_at[name])
 
 
+def leave(placement: Placement, place: Place) -> None:
+    """Take a device of a node that is gone, on which nothing lives, off the board."""
+    kind = placement.devices[place].kind
+    placement.planning.planner(kind).board.leave(place.unit)
+
+
 def units_of(placement: Placement, node_id: NodeId) -> tuple[UnitId, ...]:
     """Return the names on the board of a node's devices."""
     return tuple(name for _, name in _units(placement, node_id))

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, UnitId
 from plexsvc.scheduler.core.actions import SpawnWpg
-from plexsvc.scheduler.core.events import NodeCordoned, NodeLost, NodeUncordoned, ProfilesLoaded
+from plexsvc.scheduler.core.events import (
+    NodeCordoned,
+    NodeForgotten,
+    NodeLost,
+    NodeUncordoned,
+    ProfilesLoaded,
+)
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
@@ -160,6 +166,25 @@ def test_a_job_that_waits_shares_a_node_as_soon_as_it_is_uncordoned() -> None:
     assert list(spawned(world)) == ["a/actor"]
     world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
     assert spawned(world) == {"a/actor": ["n0:0"], "b/actor": ["n0:0"]}
+
+
+def test_a_forgotten_node_leaves_nothing_and_may_join_as_a_new_one() -> None:
+    world = FakeWorld()
+    world.join("n0", train=2)
+    world.join("n1", train=1)
+    world.bring_up("a", devices=2)
+    world.tell(NodeCordoned(at_us=world.tick(), node_id=NodeId("n0")))
+    world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    world.tell(NodeForgotten(at_us=world.tick(), node_id=NodeId("n0")))
+    assert len(world.core.view.devices) == 3, "something of it is still to be stopped"
+    world.drain()
+    world.tell(NodeForgotten(at_us=world.tick(), node_id=NodeId("n0")))
+    assert [place.unit for place in world.core.view.devices] == ["n1:0"]
+    world.tell(NodeForgotten(at_us=world.tick(), node_id=NodeId("n1")))
+    assert [place.unit for place in world.core.view.devices] == ["n1:0"], "it is up"
+    world.join("n0", train=4)
+    world.bring_up("b", devices=4)
+    assert spawned(world)["b/actor"] == [f"n0:{index}" for index in range(4)]
 
 
 def test_a_node_that_comes_back_is_used_again() -> None:
