@@ -337,6 +337,11 @@ class Fleet:
                 follows = self._group.create_task(self._follow(line, limit))
                 try:
                     return await line.stub.LoadVersion(request)
+                except asyncio.CancelledError as error:
+                    if _is_cancelled():
+                        raise
+                    text = f"instance {line.address} was let go while it loaded"
+                    raise PlexError(ErrorCode.UNAVAILABLE, text) from error
                 finally:
                     follows.cancel()
         except TimeoutError as error:
@@ -351,7 +356,7 @@ class Fleet:
         """Put the end of a load off whenever the instance has read more."""
         loop, stall_us, before = asyncio.get_running_loop(), self._config.load_stall_us, -1
         while not limit.expired():
-            with suppress(grpc.aio.AioRpcError):
+            with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # gone, or its line closed
                 request = rollout_pb2.InstanceStatsRequest()
                 found = (await line.stub.Stats(request, timeout=PROBE_CALL_S)).progress
                 if found > before >= 0:
@@ -386,6 +391,12 @@ class Fleet:
                 f"{error_from(error).message}",
                 instance=line.address,
             ) from error
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is to end, and not only a call of it whose channel was closed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _close(lines: Mapping[InstanceId, Line]) -> None:

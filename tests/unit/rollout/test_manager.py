@@ -610,3 +610,22 @@ async def test_a_load_that_reads_nothing_costs_its_instance_and_the_next_try_loa
         b.instances[0].engine.loads = hang_once
         assert (await b.pull(4)).state == APPLIED
     assert len(tries) == 2
+
+
+async def test_an_instance_that_is_replaced_while_it_loads_ends_nothing_else() -> None:
+    begun = asyncio.Event()
+
+    async def for_ever(version: VersionId) -> None:
+        del version
+        begun.set()
+        await asyncio.Event().wait()
+
+    config = replace(FAST, load_stall_us=80_000)  # it is looked at all the time
+    async with asyncio.timeout(20), bench(config=config) as b:
+        b.instances[0].engine.loads = for_ever
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(b.pull(4))
+            await begun.wait()
+            b.instances.append(await start_instance())
+            await b.manager.replace("rollout", index=0, address=b.instances[1].address)
+        assert pulling.result().state == APPLIED
