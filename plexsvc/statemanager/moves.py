@@ -93,8 +93,14 @@ class Mover:
         steps = Steps(self._clock)
         with self._node.wpg_locks.hold(wpg_id):
             caller.check()
-            is_moving = self._begin(wpg_id, to, fence=fence)
+            self._node.admit(fence, wpg_id)
+            with self._node.lock:
+                before = self._node.ledger.find(wpg_id).lease_no
+                is_moving = self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
+            is_new_lease = fence.lease_no != before
             if not is_moving:
+                if is_new_lease:
+                    self._node.write_down(wpg_id)
                 return self._answered_before(wpg_id, to, move_id=move_id)
 
             def commit(nbytes: int) -> None:
@@ -103,7 +109,12 @@ class Mover:
                     wpg_id, residency=to, move={"move_id": move_id.hex(), **facts}
                 )
 
-            nbytes = self._perform(wpg_id, to, steps, commit=commit, tell=caller.tell)
+            with self._moving(wpg_id):
+                if is_new_lease:
+                    self._node.write_down(wpg_id)
+                act = self._offload if to is Residency.HOST else self._load
+                links = self._node.links_of(wpg_id)
+                nbytes = act(links, steps, commit=commit, tell=caller.tell)
             done = steps.outcome(to, nbytes)
             self.remember(wpg_id, move_id, done)
         log.info("moved", wpg_id=wpg_id, to=to, nbytes=done.nbytes, total_us=done.total_us)
@@ -115,28 +126,16 @@ class Mover:
             return MoveOutcome(residency=to)
         return before
 
-    def _begin(self, wpg_id: WpgId, to: Residency, *, fence: Fence) -> bool:
-        self._node.admit(fence, wpg_id)
-        with self._node.lock:
-            before = self._node.ledger.find(wpg_id).lease_no
-            is_moving = self._node.ledger.begin_move(wpg_id, to, lease_no=fence.lease_no)
-        if fence.lease_no != before:
-            self._node.write_down(wpg_id)
-        return is_moving
-
-    def _perform(
-        self, wpg_id: WpgId, to: Residency, steps: Steps, *, commit: Commit, tell: Tell
-    ) -> int:
-        links = self._node.links_of(wpg_id)
+    @contextmanager
+    def _moving(self, wpg_id: WpgId) -> Iterator[None]:
+        """End a move that has begun: where it was going, or, if the body raises, where it was."""
         is_done = False
         try:
-            act = self._offload if to is Residency.HOST else self._load
-            nbytes = act(links, steps, commit=commit, tell=tell)
+            yield
             is_done = True
         finally:
             with self._node.lock:
                 self._node.ledger.finish_move(wpg_id, is_done=is_done)
-        return nbytes
 
     def _offload(
         self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell
@@ -158,7 +157,10 @@ class Mover:
             raise
         with steps.time("return"):
             for link in links:
-                link.memory.leave_device()
+                try:
+                    link.memory.leave_device()
+                except Exception:  # noqa: BLE001 - the move is done, and its state on the host
+                    log.error("device memory not given back", rank=link.name)  # noqa: TRY400 - it adds the trace
         return nbytes
 
     def _load(self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ import torch
 from plexclient.specs import AdamW
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, statemanager_pb2, worker_pb2
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.weights.boxes import Box, TensorBox
 from plexsvc.weights.checksums import block_checksums
 from plexsvc.weights.reading import Published
@@ -29,62 +29,11 @@ from plexsvc.worker.ledger import Ledger
 from plexsvc.worker.operations import StateMemory
 from tests.fakes.fake_backend import CountingClock
 from tests.fakes.fake_state_client import FakeStateClient
+from tests.rigs.faults import Faults, FaultyProxy
 from tests.rigs.worker_batches import operation, plan, random_batch
 
 LONG = (20_000,)
 """Lengths of a batch whose answer is staged."""
-
-ERRORS = {
-    "retryable": lambda: PlexError(ErrorCode.STAGING_FULL, "others' batches wait there"),
-    "final": lambda: PlexError(ErrorCode.BAD_REQUEST, "cannot be meant"),
-    "memory": lambda: MemoryError("no more"),
-    "file": lambda: OSError(28, "no space left"),
-    "bug": lambda: RuntimeError("out of luck"),
-}
-
-
-class Faults:
-    """Counts calls of a rank's collaborators, and raises `error` before or after one of them."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.is_armed = False
-        self.at = -1
-        self.is_after = False
-        self.error: Callable[[], Exception] = RuntimeError
-
-    def arm(self, at: int = -1, *, is_after: bool = False, error: str = "bug") -> None:
-        self.calls, self.is_armed = [], True
-        self.at, self.is_after, self.error = at, is_after, ERRORS[error]
-
-    @property
-    def lost_its_room(self) -> bool:
-        """Whether room was made and not told of: the state client itself gives that back."""
-        return self.is_after and self.calls[self.at : self.at + 1] == ["create_staged"]
-
-    def around(self, name: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call
-        if not self.is_armed:
-            return call(*args, **named)
-        self.calls.append(name)
-        is_here = len(self.calls) - 1 == self.at
-        if is_here and not self.is_after:
-            raise self.error()
-        found = call(*args, **named)
-        if is_here:
-            raise self.error()
-        return found
-
-
-class FaultyProxy:
-    """Passes everything on to `of`, calls through `faults`."""
-
-    def __init__(self, of: object, faults: Faults) -> None:
-        self._of = of
-        self._faults = faults
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
-        found = getattr(self._of, name)
-        return functools.partial(self._faults.around, name, found) if callable(found) else found
 
 
 class FakeMeeting:

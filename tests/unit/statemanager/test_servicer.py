@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2
+from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import VersionId
+from plexsvc.ids import VersionId, WpgId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
 from plexsvc.statemanager import book as books
-from plexsvc.statemanager import checkpoints, publishing, tiers
+from plexsvc.statemanager import checkpoints, publishing, snapshot, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import DeviceConfig, StateManagerConfig
@@ -30,6 +30,7 @@ from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
+from tests.rigs.faults import ERRORS, Faults, FaultyProxy
 from tests.rigs.keys import KEYS
 
 KIB = 1 << 10
@@ -342,3 +343,152 @@ async def test_copies_and_digests_show_their_bytes_too(daemon: Daemon) -> None:
     request = statemanager_pb2.DigestRequest(wpg_id="w", copies=copies)
     assert not (await daemon.servicer.Digest(request, CONTEXT)).HasField("error")
     assert await daemon.worked() == copied + STATE_BYTES
+
+
+# -- faults at every call of a handler -------------------------------------------------------------
+
+HEADER_ROOM = service_pb2.StageHeader(operation_id=b"o" * 16, job_id="j", nbytes=4)
+
+
+class FaultyNode(FaultyProxy):
+    """A node whose parts, and the links to whose ranks, fail as told."""
+
+    def __init__(self, node: Node, faults: Faults) -> None:
+        super().__init__(node, faults, parts={"publisher", "staging", "book", "wpg_locks"})
+        self._node = node
+
+    def links_of(self, wpg_id: WpgId) -> list[Any]:
+        links = self._faults.around("links_of", self._node.links_of, wpg_id)
+        return [FaultyProxy(link, self._faults, parts={"memory"}) for link in links]
+
+
+class AbortedError(Exception):
+    """Raised where a handler ends its call with a status."""
+
+
+class FakeContext:
+    async def abort(self, *_: object, **__: object) -> None:
+        raise AbortedError
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - trailing metadata and the like
+        return lambda *_: None
+
+
+async def staging_stream() -> AsyncIterator[service_pb2.StageRequest]:
+    yield service_pb2.StageRequest(header=HEADER_ROOM)
+    yield service_pb2.StageRequest(chunk=common_pb2.Chunk(offset=0, data=b"data"))
+
+
+async def do_move(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - the method's reply
+    request = statemanager_pb2.MoveRequest(wpg_id="w", to=common_pb2.RESIDENCY_HOST, move_id=b"m")
+    return await d.servicer.Move(request, CONTEXT)
+
+
+async def do_publish(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+    return await d.publish(2)
+
+
+async def do_release(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+    request = statemanager_pb2.ReleaseVersionRequest(deployment_id="d", version=1)
+    return await d.servicer.ReleaseVersion(request, cast("Any", FakeContext()))
+
+
+async def do_save(d: Daemon, place: Path) -> Any:  # noqa: ANN401 - as above
+    holder = statemanager_pb2.VersionHolder(node_id="n")
+    copies = statemanager_pb2.PublishedVersion(deployment_id="d", version=1, holders=[holder])
+    return await d.save(place / "out", copies)
+
+
+async def do_stage(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+    return await d.servicer.Stage(staging_stream(), CONTEXT)
+
+
+async def do_forget(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
+    request = statemanager_pb2.ForgetRequest(wpg_id="w")
+    return await d.servicer.Forget(request, cast("Any", FakeContext()))
+
+
+DRAFTED = [(["draft"], True), (["enter"], False)]
+"""Where a draft would be lost between two lines: whoever makes it enters it or withdraws it."""
+
+HANDLERS = [do_move, do_publish, do_release, do_save, do_stage, do_forget]
+
+
+def shown(d: Daemon, place: Path) -> tuple[object, ...]:
+    """Return what others see of a node."""
+    wpg = d.node.ledger.wpgs.get(WpgId("w"))
+    versions = [v for v in (1, 2) if d.node.publisher.find(VersionId("d", 0, v)) is not None]
+    devices = [budget.used for budget in d.node.ledger.devices.values()]
+    return (
+        None if wpg is None else wpg.residency,
+        versions,
+        d.host_bytes,
+        devices,
+        d.node.staging.usage(),
+        sorted(path.name for path in place.iterdir()) if place.exists() else [],
+    )
+
+
+async def tried(
+    handler: Callable[[Daemon, Path], Awaitable[Any]], daemon: Daemon, place: Path
+) -> bool:
+    """Return whether a handler said that it did what was asked."""
+    try:
+        return not (reply := await handler(daemon, place)).DESCRIPTOR.fields_by_name.get(
+            "error"
+        ) or not reply.HasField("error")
+    except (AbortedError, MemoryError, OSError, PlexError, RuntimeError):
+        return False
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("handler", HANDLERS)
+async def test_a_fault_at_any_call_of_a_handler_leaves_it_undone_or_done(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handler: Callable[[Daemon, Path], Awaitable[Any]],
+    is_after: bool,
+) -> None:
+    faults = Faults()
+    for home, name in ((checkpoints, "materialize"), (snapshot, "take"), (snapshot, "of_copies")):
+        monkeypatch.setattr(home, name, faults.over(name, getattr(home, name)))
+    at, total, error = -1, 0, list(ERRORS)
+    while at < total:
+        place = tmp_path / f"{at}"
+        place.mkdir()
+        (tmp_path / f"s{at}").mkdir()
+        daemon = await asyncio.to_thread(Daemon, tmp_path / f"s{at}", Book())
+        try:
+            await daemon.copy(1)
+            before = shown(daemon, place)
+            make_faulty(daemon, faults)
+            faults.arm(at, is_after=is_after, error=error[at % len(error)])
+            is_done = await tried(handler, daemon, place)
+            faults.is_armed = False
+            if at < 0:
+                assert is_done
+                total = len(faults.calls)
+            if (faults.calls[at : at + 1], is_after) in DRAFTED:
+                continue
+            found = shown(daemon, place)
+            assert await tried(handler, daemon, place), (at, faults.calls[: at + 1][-3:])
+            wanted = shown(daemon, place)
+            assert found == wanted if is_done else found in (before, wanted), (
+                at,
+                faults.calls[: at + 1][-3:],
+                error[at % len(error)],
+            )
+        finally:
+            faults.is_armed = False
+            await asyncio.to_thread(daemon.close)
+            at += 1
+    assert total, "there were calls to fail"
+
+
+def make_faulty(daemon: Daemon, faults: Faults) -> None:
+    servicer: Any = daemon.servicer
+    faulty: Any = FaultyNode(daemon.node, faults)
+    servicer._mover._node = faulty
+    servicer._mover = FaultyProxy(servicer._mover, faults)
+    servicer._clients = FaultyProxy(servicer._clients, faults)
+    servicer._node = faulty

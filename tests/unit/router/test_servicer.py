@@ -1,0 +1,106 @@
+"""Faults at every call of the router's handlers: nothing happened, or it did once and is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.router import relay
+from tests.rigs.faults import ERRORS, Faults, FaultyProxy
+from tests.rigs.router_rig import JOB, Rig, batch, metadata, start_rig, until
+
+SHORT, LONG = [3, 4], [512] * 60
+"""Lengths of a batch that travels in the operation, and of one that is staged."""
+
+PPO = ops.ForwardBackward(loss="ppo")
+
+
+def make_faulty(rig: Rig, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every collaborator of the router's handlers fail as told."""
+    router: Any = rig.router
+    scheduler = FaultyProxy(rig.scheduler, faults)
+    for part in (router, router.control, router.uploads, router.downloads, router._deployments):
+        part._scheduler = scheduler
+    router._rules = router.uploads._rules = FaultyProxy(router._rules, faults)
+    router._roots = FaultyProxy(router._roots, faults)
+    deployments = FaultyProxy(router._deployments, faults)
+    for part in (router, router.uploads, router.downloads):
+        part._deployments = deployments
+    for home, names in ((relay.Target, ("send", "end", "answer")), (relay.LengthsTap, ("look",))):
+        for name in names:
+            monkeypatch.setattr(home, name, _method(faults, name, getattr(home, name)))
+
+
+def _method(faults: Faults, name: str, function: Any) -> Any:  # noqa: ANN401 - any method
+    def bound(self: object) -> Any:  # noqa: ANN401 - as above
+        return faults.over(name, function.__get__(self))
+
+    return property(bound)
+
+
+async def run(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:  # noqa: ANN401 - arrays
+    """Upload an operation's payload and submit it; None if a call ended without an answer."""
+    try:
+        if operation.payload.HasField("staged"):
+            await rig.client.stage(operation, arrays)
+        return await rig.client.submit(operation)
+    except grpc.aio.AioRpcError:
+        return None
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["inline", "staged"])
+async def test_a_fault_at_any_call_of_an_operation_applies_it_once_or_never(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], error: str, is_after: bool
+) -> None:
+    faults, at, total = Faults(), -1, 0
+    arrays = batch(lengths)
+    async with start_rig() as rig:
+        make_faulty(rig, faults, monkeypatch)
+        while at < total:
+            operation = rig.client.operation(arrays, forward_backward=PPO)
+            faults.arm(at, is_after=is_after, error=error)
+            first = await attempt(rig, operation, arrays)
+            faults.is_armed = False
+            if at < 0:
+                total = len(faults.calls)
+                assert first is not None
+                assert first.state == ops.OPERATION_STATE_ANSWERED
+            await until(lambda: not rig.staging.partial and not rig.router.uploads._running)
+            last = await attempt(rig, operation, arrays)
+            assert last is not None, faults.calls[: at + 1]
+            times = rig.scheduler.effects.count(operation.operation_id)
+            is_applied = last.state == ops.OPERATION_STATE_ANSWERED
+            assert times == is_applied, (faults.calls[: at + 1], last)
+            if first is not None and first.state == ops.OPERATION_STATE_ANSWERED:
+                assert last == first
+            at += 1
+    assert total > 2
+
+
+async def attempt(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.OperationResult | None:  # noqa: ANN401 - arrays
+    """Send an operation as it is: what the router adds to it stays there."""
+    copy = ops.Operation()
+    copy.CopyFrom(operation)
+    return await run(rig, copy, arrays)
+
+
+async def test_a_fault_of_a_control_call_is_told_and_the_next_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = Faults()
+    async with start_rig() as rig:
+        make_faulty(rig, faults, monkeypatch)
+        beat = pb.KeepAliveRequest(job_id=JOB)
+        for error in ERRORS:
+            faults.arm(0, error=error)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rig.client.stub.KeepAlive(beat, metadata=metadata(), timeout=20)
+            faults.is_armed = False
+            await rig.client.stub.KeepAlive(beat, metadata=metadata(), timeout=20)
+    assert len(rig.scheduler.beats) == len(ERRORS)
