@@ -575,13 +575,13 @@ async def next_holder(b: Bench) -> FakeInstance:
             await asyncio.sleep(0.001)
 
 
-IMPATIENT = replace(FAST, load_stall_us=200_000)
+IMPATIENT = replace(FAST, load_stall_us=800_000)
 
 
 async def test_a_load_takes_the_time_it_takes_while_weights_are_read() -> None:
     async def slowly(version: VersionId) -> None:
         del version
-        for _ in range(100):
+        for _ in range(200):
             progress.advance()
             await asyncio.sleep(0.01)
 

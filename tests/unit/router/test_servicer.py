@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.router import relay
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
-from tests.rigs.router_rig import JOB, Rig, batch, metadata, start_rig, until
+from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig, until
 
 SHORT, LONG = [3, 4], [512] * 60
 """Lengths of a batch that travels in the operation, and of one that is staged."""
@@ -90,17 +92,58 @@ async def attempt(rig: Rig, operation: ops.Operation, arrays: Any) -> ops.Operat
     return await run(rig, copy, arrays)
 
 
-async def test_a_fault_of_a_control_call_is_told_and_the_next_one_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
+async def beat(rig: Rig) -> bytes:
+    reply = await rig.client.stub.KeepAlive(
+        pb.KeepAliveRequest(job_id=JOB), metadata=metadata(), timeout=20
+    )
+    return reply.SerializeToString(deterministic=True)
+
+
+async def deploy(rig: Rig) -> bytes:
+    request = pb.CreateDeploymentRequest(
+        job_id=JOB,
+        deployment_id=f"{JOB}/critic",
+        name="critic",
+        spec=pb.DeploymentSpec(role="actor", backend="noop"),
+    )
+    reply = await rig.client.stub.CreateDeployment(request, metadata=metadata(), timeout=20)
+    assert len(rig.scheduler.deployments) == 2
+    return reply.SerializeToString(deterministic=True)
+
+
+async def fetch(rig: Rig) -> bytes:
+    request = pb.FetchResultRequest(operation_id=DONE, job_id=JOB, deployment_id=ACTOR)
+    chunks = rig.client.stub.FetchResult(request, metadata=metadata(), timeout=20)
+    return b"".join([chunk.data async for chunk in chunks])
+
+
+DONE = bytes(range(16))
+RESULT = bytes(range(256)) * 4
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("call", [beat, deploy, fetch])
+async def test_a_fault_of_another_handler_is_told_and_its_repeat_is_answered(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Rig], Awaitable[bytes]], is_after: bool
 ) -> None:
-    faults = Faults()
+    faults, at, total, errors = Faults(), -1, 0, list(ERRORS)
     async with start_rig() as rig:
+        rig.staging.staged[b"result"] = RESULT
+        staged = common_pb2.StagedBundle(staging_id=b"result", nbytes=len(RESULT), node_ids=["n0"])
+        rig.scheduler.shards = [ops.ResultShard(payload=common_pb2.Payload(staged=staged))]
+        done = rig.client.operation(noop=ops.Noop())
+        done.operation_id = DONE
+        await rig.client.submit(done)
         make_faulty(rig, faults, monkeypatch)
-        beat = pb.KeepAliveRequest(job_id=JOB)
-        for error in ERRORS:
-            faults.arm(0, error=error)
-            with pytest.raises(grpc.aio.AioRpcError):
-                await rig.client.stub.KeepAlive(beat, metadata=metadata(), timeout=20)
+        wanted = b""
+        while at < total:
+            faults.arm(at, is_after=is_after, error=errors[at % len(errors)])
+            if at < 0:
+                wanted, total = await call(rig), len(faults.calls)
+            else:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await call(rig)
             faults.is_armed = False
-            await rig.client.stub.KeepAlive(beat, metadata=metadata(), timeout=20)
-    assert len(rig.scheduler.beats) == len(ERRORS)
+            assert await call(rig) == wanted
+            at += 1
+    assert total

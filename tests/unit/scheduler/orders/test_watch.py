@@ -102,8 +102,6 @@ async def test_a_timeout_of_the_work_itself_is_not_the_watchs(watched: Watch) ->
 
 # -- in the service
 
-QUICK = SchedulerConfig(progress_timeout_us=200_000)
-
 
 def hang(rig: Rig, kind: str) -> asyncio.Event:
     """Make operations of a kind hang; return what tells that one does."""
@@ -120,9 +118,19 @@ def hang(rig: Rig, kind: str) -> asyncio.Event:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+def timeout_us(request: pytest.FixtureRequest) -> int:
+    """How long work may not get on."""
+    found: int = getattr(request, "param", 200_000)
+    return found
+
+
+@pytest.fixture
+async def rig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_us: int
+) -> AsyncIterator[Rig]:
     monkeypatch.setattr(watch, "LOOK_US", 10_000)
-    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}], config=QUICK) as running:
+    config = SchedulerConfig(progress_timeout_us=timeout_us)
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1}], config=config) as running:
         yield running
 
 
@@ -179,13 +187,16 @@ async def shared(rig: Rig) -> Rig:
     return rig
 
 
-async def test_a_move_takes_the_time_it_takes_while_bytes_move(shared: Rig) -> None:
+@pytest.mark.parametrize("timeout_us", [800_000], indirect=True)
+async def test_a_move_takes_the_time_it_takes_while_bytes_move(
+    shared: Rig, timeout_us: int
+) -> None:
     behaviour = shared.behaviour
     loop = asyncio.get_running_loop()
 
     async def slowly(node_id: str, request: statemanager_pb2.MoveRequest) -> None:
         del node_id
-        until = loop.time() + 5 * QUICK.progress_timeout_us / 1e6
+        until = loop.time() + 2 * timeout_us / 1e6
         while loop.time() < until:
             behaviour.worked[request.wpg_id] += 1
             await asyncio.sleep(0.01)
