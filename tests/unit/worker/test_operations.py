@@ -13,12 +13,8 @@ from plexclient.wire.v1 import worker_pb2
 from plexsvc.scheduler.ledger.results import merge
 from plexsvc.weights import checkpoints
 from tests.fakes.fake_backend import Rank
-from tests.fakes.fake_faulty_group import (
-    ERRORS,
-    LONG,
-    FaultyGroup,
-    staged_batch,
-)
+from tests.fakes.fake_faulty_group import LONG, FaultyGroup, staged_batch
+from tests.rigs.faults import ERRORS
 from tests.rigs.worker_batches import plan, random_batch
 
 
