@@ -25,6 +25,7 @@ from plexclient.session import Session
 from plexclient.wire.v1 import service_pb2
 
 MAX_TTL_S: Final = 1e9
+MAX_STEPS: Final = 1_000_000_000
 """Longest session a client may ask for; the service has a shorter limit of its own."""
 
 
@@ -81,12 +82,15 @@ class Cluster:
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
         max_slowdown: float = 0.0,
+        expected_steps: int = 0,
     ) -> Job:
         """Return a job to be used as `with cluster.job(name) as job:`.
 
         The service cancels it when it heard nothing for `session_ttl_s` (0: the service's default).
         Of jobs that wait for devices one of higher `priority` goes first. `max_slowdown` bounds how
         much longer a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
+        `expected_steps` says how many rounds of its loop the job will train (0: not said): with it
+        the service knows how long the job will hold its devices. It promises nothing.
         In a controller that `plexctl submit` started, the first job is the submitted one.
         """
         adopted = self._adoptable
@@ -97,6 +101,7 @@ class Cluster:
             labels=labels,
             priority=whole("priority", priority, least=-(2**31)),
             max_slowdown=real("max_slowdown", max_slowdown, least=0),
+            expected_steps=whole("expected_steps", expected_steps, least=0, most=MAX_STEPS),
         )
         self._adoptable = ""
         session = Session(

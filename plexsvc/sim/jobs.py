@@ -49,6 +49,9 @@ class SimJob:
     node_devices: int | None = None
     """Devices of each node it asks for; None: the cluster's `devices_per_node`."""
 
+    expected_cycles: int | None = None
+    """How many it says it will train: 0 if it does not say, None for as many as it will."""
+
     believed: tuple[Segment, ...] = ()
     """Device use of a cycle as an earlier run left it on record, if that differs from the truth."""
 

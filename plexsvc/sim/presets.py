@@ -34,6 +34,10 @@ class Workload:
     jobs: tuple[SimJob, ...]
     cluster: SimCluster
 
+    def without_lengths(self) -> Workload:
+        """Return the same jobs, none of which says how long it will run."""
+        return replace(self, jobs=tuple(replace(job, expected_cycles=0) for job in self.jobs))
+
     def within_target(self, policy: Policy) -> Policy:
         """Return a policy with the target that the pool's owner set, if one was set."""
         target = self.cluster.target_slowdown

@@ -3,10 +3,10 @@
 A job's line: `job_id, arrival_s, nodes, cycles, period_s, segments: [{phase, offset_s,
 duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (0), `max_slowdown`
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `deployments` (1: the phases are
-dealt to so many, each with a gang), `priority` (0), `tenant` (""), `switch_s` (null: by
-state and link), `node_devices` (null: the cluster's `devices_per_node`), `believed` and `grown`
-(segments like the true ones: what is on record of the cycle, and its second half) have those
-defaults. With
+dealt to so many, each with a gang), `expected_cycles` (null: as many as `cycles`; 0: the job does
+not say), `priority` (0), `tenant` (""), `switch_s` (null: by state and link), `node_devices` (null:
+the cluster's `devices_per_node`), `believed` and `grown` (segments like the true ones: what is on
+record of the cycle, and its second half) have those defaults. With
 `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are those that publish. Every
 number has a bound; a refusal names it. A cluster file holds the fields of `SimCluster`, `switch`
 and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`,
@@ -70,6 +70,7 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "state_gb": 0.0,
     "rollout_nodes": 0,
     "deployments": 1,
+    "expected_cycles": None,
     "priority": 0,
     "tenant": "",
     "switch_s": None,
@@ -263,6 +264,7 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         priority=_integer(full, "priority", at, low=-(1 << 31), high=(1 << 31) - 1),
         tenant=TenantId(_string(full, "tenant", at)),
     )
+    says = full["expected_cycles"]
     phases = list(dict.fromkeys(segment.phase for segment in profile.segments))
     return SimJob(
         demand=demand,
@@ -271,6 +273,9 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         state_gb=state_gb,
         node_devices=size,
         deployments=_integer(full, "deployments", at, low=1, high=len(phases)),
+        expected_cycles=None
+        if says is None
+        else _integer(full, "expected_cycles", at, low=0, high=MAX_CYCLES),
         believed=_other_segments(full, "believed", profile.period_us, phases, at),
         grown=_other_segments(full, "grown", profile.period_us, phases, at),
     )

@@ -198,8 +198,15 @@ class TraceClient(Client):
             name=demand.resident_id,
             priority=demand.priority,
             max_slowdown_ppm=demand.max_slowdown_ppm,
+            expected_steps=self._expected_steps(),
         )
         return Post(at_us, event)
+
+    def _expected_steps(self) -> int:
+        """Return how many cycles it says are left to train."""
+        job = self.record.job
+        says = job.cycles if job.expected_cycles is None else job.expected_cycles
+        return max(1, says - self._run.trained) if says else 0
 
     def _request(self, now_us: int) -> Posts:
         demand = self.record.job.demand

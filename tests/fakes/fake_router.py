@@ -89,6 +89,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self.jobs: dict[str, service_pb2.Job] = {}
         self.ended: list[service_pb2.EndJobRequest] = []
         self.cancelled: list[bytes] = []
+        self.created: list[service_pb2.CreateJobRequest] = []
         self.keepalives: list[service_pb2.KeepAliveRequest] = []
         self.deployments: dict[str, service_pb2.Deployment] = {}
         self.attempts: list[operations_pb2.Operation] = []
@@ -130,6 +131,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
         self, request: service_pb2.CreateJobRequest, context: Context
     ) -> service_pb2.Job:
         fault = await self._meet("CreateJob", context)
+        self.created.append(request)
         job = service_pb2.Job(
             job_id=request.job_id,
             name=request.name,

@@ -133,15 +133,18 @@ class FakeWorld:
             )
         )
 
-    def job(self, name: str, *, priority: int = 0) -> list[Action]:
+    def job(
+        self, name: str, *, called: str = "", priority: int = 0, expected_steps: int = 0
+    ) -> list[Action]:
         """Open a job."""
         return self.tell(
             JobSubmitted(
                 at_us=self.tick(),
                 job_id=JobId(name),
                 tenant=TenantId("lab"),
-                name=name,
+                name=called or name,
                 priority=priority,
+                expected_steps=expected_steps,
             )
         )
 

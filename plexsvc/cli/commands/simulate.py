@@ -27,6 +27,9 @@ def simulate(
     cold: Annotated[
         bool, typer.Option("--cold", help="No job's cycle is known before it was measured.")
     ] = False,
+    unknown_lengths: Annotated[
+        bool, typer.Option("--unknown-lengths", help="No job says how long it will run.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and faults.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory for per-job lines, plots, a Perfetto trace.")
@@ -41,8 +44,8 @@ def simulate(
     A line of TRACE needs job_id, arrival_s, nodes, cycles, period_s and
     segments, a list of {phase, offset_s, duration_s}. It may have mode (sync,
     async1), sync_at (update, boundary), jitter_cv, max_slowdown, state_gb,
-    rollout_nodes, deployments, priority, tenant, switch_s, believed and
-    grown. A cluster needs {"nodes": N}.
+    rollout_nodes, deployments, expected_cycles, priority, tenant, switch_s,
+    believed and grown. A cluster needs {"nodes": N}.
     docs/simulator.md says what they mean, and what else there is.
     """
     from plexsvc.errors import PlexError
@@ -58,6 +61,8 @@ def simulate(
 
     chosen = [policy_named(name) for name in policy or ["plex"]]
     workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
+    if unknown_lengths:
+        workload = workload.without_lengths()
     if export is not None:
         _export(export, workload, json=json)
         return

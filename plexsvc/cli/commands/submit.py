@@ -43,6 +43,9 @@ def submit(
     max_slowdown: Annotated[
         float, typer.Option(help="How much longer a cycle may get by sharing; 0: default.")
     ] = 0.0,
+    expected_steps: Annotated[
+        int, typer.Option(min=0, help="Rounds of its loop the job will train; 0: not said.")
+    ] = 0,
 ) -> None:
     """Run a controller as a job: detached, its output kept as the job's log."""
     from plexclient.wire.v1 import service_pb2
@@ -60,6 +63,7 @@ def submit(
             session_ttl_us=int(session_ttl * 1e6),
             priority=priority,
             max_slowdown=max_slowdown,
+            expected_steps=expected_steps,
         ),
     )
     directory = places.job_dir(place, job_id)

@@ -58,6 +58,7 @@ async def create_job(
             name=record.name,
             priority=request.priority,
             max_slowdown_ppm=slowdown_ppm,
+            expected_steps=request.expected_steps,
         )
     )
     return messages.job(record)

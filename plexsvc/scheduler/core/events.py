@@ -48,6 +48,9 @@ class JobSubmitted(Fact):
     max_slowdown_ppm: int = 0
     """How much longer a cycle may get by sharing; 0: the cluster's default."""
 
+    expected_steps: int = 0
+    """How many cycles it says it will train; 0: it did not say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEndRequested(Fact):

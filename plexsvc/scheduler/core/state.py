@@ -319,6 +319,9 @@ class Job:
     name: str = ""
     priority: int = 0
     max_slowdown_ppm: int = 0
+    expected_steps: int = 0
+    """How many cycles it says it will train; 0: it did not say."""
+
     is_pinned: bool = False
     cycle: int = 0
     """How often it published weights."""

@@ -49,8 +49,8 @@ def _why_not(kept: KeptProfile) -> str:
     profile = kept.profile
     if profile.period_us <= 0 or not profile.segments:
         return f"period {profile.period_us} us, {len(profile.segments)} segments"
-    if min(profile.switch_us, profile.jitter_ppm, kept.device_bytes) < 0:
-        return "a negative switch, jitter or state"
+    if min(profile.switch_us, profile.jitter_ppm, kept.device_bytes, kept.run_us) < 0:
+        return "a negative switch, jitter, state or run"
     end_us = 0
     for segment in profile.segments:
         if segment.offset_us < end_us or segment.duration_us < 0:

@@ -261,7 +261,13 @@ def test_a_number_that_no_deployment_can_have_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("priority", 2**31), ("session_ttl_s", -1), ("session_ttl_s", "x"), ("max_slowdown", -0.5)],
+    [
+        ("priority", 2**31),
+        ("session_ttl_s", -1),
+        ("session_ttl_s", "x"),
+        ("max_slowdown", -0.5),
+        ("expected_steps", 10**10),
+    ],
 )
 def test_terms_that_no_job_can_have_are_refused_by_name(
     cluster: plex.Cluster,
@@ -353,3 +359,9 @@ def test_an_acknowledgement_stops_before_the_first_answer_not_read() -> None:
     assert answered.upto == 1
     answered.add(2)
     assert answered.upto == 3
+
+
+def test_a_job_says_how_many_steps_it_expects(cluster: plex.Cluster, router: FakeRouter) -> None:
+    with cluster.job("long", expected_steps=300):
+        pass
+    assert router.created[-1].expected_steps == 300

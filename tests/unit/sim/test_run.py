@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -402,6 +403,27 @@ def test_the_command_plays_a_preset_warm_and_cold() -> None:
         assert result.exit_code == 0, result.output
         drains.append(json.loads(result.stdout)["drain_s"])
     assert max(drains) < 1.05 * min(drains)
+
+
+def test_the_command_plays_a_trace_whose_jobs_do_not_say_how_long_they_run(tmp_path: Path) -> None:
+    line = {"arrival_s": 0, "nodes": 1, "period_s": 100, "max_slowdown": 1}
+    segments = [{"phase": "update", "offset_s": 0, "duration_s": 90}]
+    trace, cluster = tmp_path / "trace.jsonl", tmp_path / "cluster.json"
+    lines = [
+        {**line, "job_id": f"j{at}", "cycles": cycles, "segments": segments}
+        for at, cycles in enumerate((1, 1, 9))
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    cluster.write_text('{"nodes": 1}')
+    starts = []
+    for more in ([], ["--unknown-lengths"]):
+        out = tmp_path / f"out{len(more)}"
+        command = ["simulate", str(trace), "--cluster", str(cluster), "--out", str(out), *more]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        jobs = [json.loads(text) for text in (out / "jobs.jsonl").read_text().splitlines()]
+        starts.append([job["job_id"] for job in sorted(jobs, key=lambda job: job["start_s"])])
+    assert starts == [["j0", "j2", "j1"], ["j0", "j1", "j2"]]
 
 
 def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:

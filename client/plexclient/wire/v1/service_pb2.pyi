@@ -57,7 +57,7 @@ MEMBERS_ONLY_FIELD_NUMBER: _ClassVar[int]
 members_only: _descriptor.FieldDescriptor
 
 class CreateJobRequest(_message.Message):
-    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown")
+    __slots__ = ("job_id", "name", "tenant", "session_ttl_us", "labels", "priority", "max_slowdown", "expected_steps")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class CreateJobRequest(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     tenant: str
@@ -79,7 +80,8 @@ class CreateJobRequest(_message.Message):
     labels: _containers.ScalarMap[str, str]
     priority: int
     max_slowdown: float
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ...) -> None: ...
+    expected_steps: int
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., session_ttl_us: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., max_slowdown: _Optional[float] = ..., expected_steps: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job_id", "name", "tenant", "state", "reason", "exit_code", "created_us", "ended_us", "session_ttl_us", "labels", "deployment_ids", "operations_done", "device_us", "phase")

@@ -20,11 +20,12 @@ from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
     News,
+    ProfileKey,
     TokenCost,
 )
 from plexsvc.scheduler.core.state import Deployment, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.timers import ProbeTimer
-from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 
 UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
 """Kinds that happen once, at the start, and are part of no cycle."""
@@ -103,19 +104,32 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
 
 
 def keep(devices: Devices, deployment: Deployment) -> None:
-    """Keep a deployment's cycle for later submissions of its kind."""
+    """Keep a deployment's cycle, and how long its job ran, for later submissions of its kind."""
     profile = deployment.pattern.profile
     if profile is None:
         return
     wpg = devices.wpg_of(deployment)
+    key = placing.profile_key(devices.placement, deployment)
     kept = KeptProfile(
-        key=placing.profile_key(devices.placement, deployment),
+        key=key,
+        run_us=_run_us(devices, deployment, key),
         profile=profile,
         at_us=devices.now_us,
         device_bytes=0 if wpg is None else max(wpg.device_bytes, default=0),
     )
     devices.placement.planning.book.keep(kept)
     devices.emit(KeepProfile(kept=kept))
+
+
+def _run_us(devices: Devices, deployment: Deployment, key: ProfileKey) -> int:
+    """Return how long runs take: of earlier ones, and of this one if its job is completed."""
+    before = devices.placement.planning.book.warm(key, now_us=devices.now_us)
+    before_us = 0 if before is None else before.run_us
+    if devices.jobs[deployment.job_id].ending is not JobState.COMPLETED:
+        return before_us
+    pattern = deployment.pattern
+    ran_us = devices.now_us - pattern.since_us - pattern.waited_us
+    return smoothed(before_us or None, max(1, ran_us))
 
 
 def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:

@@ -34,6 +34,7 @@ def open_job(lives: Lives, event: JobSubmitted) -> None:
             name=event.name,
             priority=event.priority,
             max_slowdown_ppm=event.max_slowdown_ppm,
+            expected_steps=event.expected_steps,
         )
 
 

@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
-from plexsvc.scheduler.core.planning.profiler import ProfileKey
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
@@ -232,18 +232,27 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
     """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
     job = placement.jobs[deployment.job_id]
     warm = placement.planning.book.warm(profile_key(placement, deployment), now_us=placement.now_us)
+    steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
     return Demand(
         resident_id=deployment.resident_id,
         num_units=deployment.num_devices,
         profile=GUESS if warm is None else warm.profile,
         arrived_us=deployment.requested_us,
-        expected_us=PRIOR_JOB_US,
+        expected_us=_expected_us(warm, steps=steps),
+        expected_steps=steps,
         state_bytes=0 if warm is None else warm.device_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
         is_cold=warm is None,
         priority=job.priority,
         tenant=job.tenant,
     )
+
+
+def _expected_us(warm: KeptProfile | None, *, steps: int) -> int:
+    """Return how long a job will run: as it says itself, as earlier runs did, or as a guess."""
+    if warm is None:
+        return PRIOR_JOB_US
+    return warm.profile.period_us * steps or warm.run_us or PRIOR_JOB_US
 
 
 def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:

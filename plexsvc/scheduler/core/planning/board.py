@@ -148,8 +148,14 @@ class Board(Pool):
         resident = group.residents[resident_id]
         group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
         group.probing.pop(resident_id, None)
-        self._book(resident.demand, -1)
-        resident.demand = replace(resident.demand, profile=profile, is_cold=False)
+        demand = resident.demand
+        self._book(demand, -1)
+        resident.demand = replace(
+            demand,
+            profile=profile,
+            is_cold=False,
+            expected_us=profile.period_us * demand.expected_steps or demand.expected_us,
+        )
         self._book(resident.demand, 1)
         resident.load = Load.of(resident.demand)
         self.reanchor(resident_id, anchor_slot=anchor_slot)

@@ -29,7 +29,7 @@ KEPT_PROFILES: Final = 1000
 """Cycles of earlier runs that are kept; where there may be more jobs, as many as those."""
 
 PRIOR_JOB_US: Final = 3_600_000_000
-"""Run time assumed of a job, for the order of those that wait."""
+"""Run time assumed of a job that did not say it and of whose name no run was completed."""
 
 
 def live_policy(limits: Limits) -> Policy:

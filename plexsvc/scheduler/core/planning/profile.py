@@ -104,6 +104,9 @@ class Demand:
     expected_us: int = 0
     """How long it would run alone."""
 
+    expected_steps: int = 0
+    """The cycles that is, where the job said so; its length follows its measured cycle then."""
+
     state_bytes: int = 0
     """Parked state on each of its units."""
 

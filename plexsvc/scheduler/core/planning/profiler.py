@@ -290,6 +290,9 @@ class KeptProfile:
     device_bytes: int = 0
     """What the state of its largest rank took on a device."""
 
+    run_us: int = 0
+    """How long completed runs took without their waits, averaged; 0: none was completed."""
+
 
 class ProfileBook:
     """Profiles of earlier runs, the least recently used dropped past `limit`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import DeploymentId, JobId, WpgId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     KeepProfile,
@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.events import TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning.profile import Mode, Profile
-from plexsvc.scheduler.core.vocabulary import OperationKind
+from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 from tests.fakes.fake_world import FakeWorld, op_id
 
 A, B = WpgId("wpg-1-1"), WpgId("wpg-1-2")
@@ -66,6 +66,40 @@ def test_a_cycle_is_learned_and_kept_for_the_next_run() -> None:
     world.drain()
     world.bring_up("a")
     assert profile_of(world, "a") == profile
+
+
+def test_a_completed_run_says_how_long_the_next_of_its_name_will_take() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+
+    def lasted(job: str, outcome: JobState) -> int:
+        world.bring_up(job)
+        began_us = world.now_us
+        train(world, job, cycles=4)
+        ran_us = world.now_us - began_us
+        world.end(job, outcome)
+        world.drain()
+        last = [action.kept for action in world.log if isinstance(action, KeepProfile)][-1]
+        assert last.run_us == 0 or abs(last.run_us - ran_us) < 20_000
+        return last.run_us
+
+    assert lasted("a", JobState.FAILED) == 0
+    once_us = lasted("a", JobState.COMPLETED)
+    assert once_us > 0
+    assert lasted("a", JobState.CANCELLED) == once_us
+
+
+def test_a_cold_job_that_says_its_steps_lasts_as_many_measured_cycles() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.job("a", expected_steps=50)
+    world.bring_up("a")
+    train(world, "a", cycles=3)
+    planner = world.core.view.planners["train"]
+    resident = ResidentId("a/actor")
+    planned = planner.group_of(resident).residents[resident].demand
+    assert not planned.is_cold
+    assert planned.expected_us == 50 * planned.profile.period_us
 
 
 def test_waiting_is_no_part_of_the_cycle_a_job_has_alone() -> None:

@@ -15,6 +15,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
@@ -212,3 +213,25 @@ def test_what_a_job_had_is_given_back_with_its_last_process() -> None:
         assert not planner.board.groups
         assert len(planner.board.idle) == len(planner.board.rooms)
     assert JobId("a") not in world.core.view.jobs
+
+
+def test_a_job_lasts_as_it_says_else_as_earlier_runs_did_else_as_long_as_is_guessed() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    ran = replace(kept("ran", BUSY), run_us=5_000_000_000)
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept("known", BUSY), ran)))
+    world.job("says", called="ran", expected_steps=7)
+    world.job("known")
+    world.job("ran")
+    world.job("cold", expected_steps=7)
+    expected = {}
+    for job in ("says", "known", "ran", "cold"):
+        world.deploy(job)
+        deployment = world.core.view.deployments[DeploymentId(f"{job}/actor")]
+        expected[job] = placing.demand(world.core.cluster.placement, deployment).expected_us
+    assert expected == {
+        "says": 7 * BUSY.period_us,
+        "known": PRIOR_JOB_US,
+        "ran": 5_000_000_000,
+        "cold": PRIOR_JOB_US,
+    }
