@@ -8,7 +8,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.place import circles, placing
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
@@ -45,6 +45,10 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         return
     placing.request(lives.devices.placement, deployment)
     place_waiting(lives)
+    fault = circles.closed_by(lives.devices.placement, deployment)
+    if fault is not None:
+        placing.withdraw(lives.devices.placement, deployment)
+        fail(lives.devices, deployment, fault)
     if event.deployment_id in lives.devices.placement.unplaced:
         at_us = event.at_us + lives.limits.placement_timeout_us
         lives.set_timer(PlaceTimer(event.deployment_id), at_us=at_us)

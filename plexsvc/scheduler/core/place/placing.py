@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from plexsvc.errors import ErrorCode
-from plexsvc.ids import DeploymentId, NodeId, ResidentId, TenantId, UnitId
+from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.planning import answers
@@ -22,6 +22,7 @@ from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
+from plexsvc.scheduler.core.planning.waiting import may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
@@ -167,23 +168,87 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
                     continue
                 timer = DrainTimer(DeploymentId(made.resident_id))
                 placement.set_timer(timer, at_us=max(placement.now_us + 1, made.due_us))
-    for deployment in _in_turn(placement):
-        places = _elsewhere(placement, deployment)
-        if places is not None and all(deployment is not other for other, _ in done):
-            done.append((deployment, places))
+    done.extend(_beside(placement, placed={deployment.deployment_id for deployment, _ in done}))
     for deployment, _ in done:
         _no_longer_waits(placement, deployment)
+    done.extend(_instances(placement))
     return done
+
+
+def _beside(
+    placement: Placement, *, placed: Collection[DeploymentId]
+) -> list[tuple[Deployment, tuple[Place, ...]]]:
+    """Place training that the queue did not, beside its own job's."""
+    waiting = [placement.deployments[d] for d in placement.unplaced if d not in placed]
+    others = [
+        one
+        for one in waiting
+        if not one.is_rollout and len(placement.jobs[one.job_id].deployments) > 1
+    ]
+    found = ((one, _beside_own(placement, one)) for one in others)
+    return [(one, places) for one, places in found if places is not None]
+
+
+def _instances(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
+    """Place rollout deployments on idle devices: of each job and kind all that wait, or none.
+
+    A job's training comes first, so that nobody holds instances while it waits for that. Devices
+    that come free are kept for a job that has a right to them (`may_reserve`); only a job that
+    holds devices of the kind passes it, since it may be waiting for those.
+    """
+    done: list[tuple[Deployment, tuple[Place, ...]]] = []
+    kept: set[str] = set()
+    for together in _in_turn(placement):
+        job_id, kind = together[0].job_id, together[0].device_kind
+        if kind in kept and not _has_instances(placement, job_id, kind):
+            continue
+        held = _idle(placement, kind, sum(one.num_devices for one in together))
+        if held is None:
+            wanted = demand(placement, together[0])
+            policy = placement.planning.policy
+            if may_reserve(wanted, policy=policy, now_us=placement.now_us):
+                kept.add(kind)
+            continue
+        for one in together:
+            units, held = held[: one.num_devices], held[one.num_devices :]
+            hold(placement, one, units)
+            _no_longer_waits(placement, one)
+            done.append((one, tuple(map(Place.of, units))))
+    return done
+
+
+def _rollouts(placement: Placement) -> dict[tuple[JobId, str], list[Deployment]]:
+    """Return the rollout deployments that may have devices now, by job and kind, in order."""
+    waiting = [placement.deployments[d] for d in placement.unplaced]
+    training = {one.job_id for one in waiting if not one.is_rollout}
+    found: dict[tuple[JobId, str], list[Deployment]] = {}
+    for one in waiting:
+        if one.is_rollout and one.job_id not in training:
+            found.setdefault((one.job_id, one.device_kind), []).append(one)
+    return found
+
+
+def _has_instances(placement: Placement, job_id: JobId, kind: str) -> bool:
+    """Return whether a job holds devices of a kind for instances."""
+    mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
+    return any(one.is_rollout and one.device_kind == kind and one.wpg_id for one in mine)
 
 
 def idle_for(
     placement: Placement, deployment: Deployment, *, among: Gang | None = None
 ) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
-    board = placement.planning.planner(deployment.device_kind).board
-    lived_on = _left_behind(placement)
-    found = board.first_idle(deployment.num_devices, barred=lived_on) if among is None else among
-    is_free = found is not None and all(u in board.idle and u not in lived_on for u in found)
+    return _idle(placement, deployment.device_kind, deployment.num_devices, among=among)
+
+
+def _idle(
+    placement: Placement, kind: str, num_devices: int, *, among: Gang | None = None
+) -> Gang | None:
+    planner = placement.planning.planner(kind)
+    board = planner.board
+    barred = _left_behind(placement) | planner.kept_units()
+    found = board.first_idle(num_devices, barred=barred) if among is None else among
+    is_free = found is not None and all(u in board.idle and u not in barred for u in found)
     return found if is_free else None
 
 
@@ -307,10 +372,13 @@ def why(placement: Placement, deployment: Deployment) -> str:
     planner = placement.planning.planner(deployment.device_kind)
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
         return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
-    return (
-        f"{deployment.deployment_id} waits for {deployment.num_devices} idle "
-        f"{deployment.device_kind} device(s); {len(planner.board.idle)} are idle"
-    )
+    kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
+    together = _rollouts(placement).get((deployment.job_id, kind), [])
+    if not together:
+        return f"{deployment.deployment_id} waits for its job's training, which comes first"
+    names = " and ".join(one.deployment_id for one in together)
+    count = sum(one.num_devices for one in together)
+    return f"{names} waits for {count} idle {kind} device(s); {idle}"
 
 
 def why_stays(placement: Placement, deployment: Deployment) -> str:
@@ -329,26 +397,18 @@ def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
         placement.planning.shares.leave(_tenant(placement, deployment), deployment.device_kind)
 
 
-def _in_turn(placement: Placement) -> Iterator[Deployment]:
-    """Yield training deployments of jobs with several, as they came, then rollout ones.
+def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
+    """Yield the rollout deployments of each job and kind together, tenants in turn if fair."""
+    by_kind: dict[str, list[list[Deployment]]] = {}
+    for (_, kind), together in _rollouts(placement).items():
+        by_kind.setdefault(kind, []).append(together)
 
-    Rollout goes by tenants in turn where that is fair.
-    """
-    waiting = [placement.deployments[name] for name in placement.unplaced]
-    for deployment in waiting:
-        if not deployment.is_rollout and len(placement.jobs[deployment.job_id].deployments) > 1:
-            yield deployment
-    by_kind: dict[str, list[Deployment]] = {}
-    for deployment in waiting:
-        if deployment.is_rollout:
-            by_kind.setdefault(deployment.device_kind, []).append(deployment)
-
-    def turn(deployment: Deployment) -> tuple[TenantId, tuple[int, ...]]:
-        job = placement.jobs[deployment.job_id]
+    def turn(together: list[Deployment]) -> tuple[TenantId, tuple[int, ...]]:
+        job = placement.jobs[together[0].job_id]
         return job.tenant, (-job.priority,)
 
     for kind, rollouts in by_kind.items():
-        rollouts.sort(key=lambda deployment: turn(deployment)[1])
+        rollouts.sort(key=lambda together: turn(together)[1])
         if placement.planning.policy.is_fair:
             yield from placement.planning.shares.in_turn(rollouts, kind=kind, turn=turn)
         else:
@@ -359,19 +419,12 @@ def _tenant(placement: Placement, deployment: Deployment) -> TenantId:
     return placement.jobs[deployment.job_id].tenant
 
 
-def _elsewhere(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:
-    """Place what the queue did not: rollout on idle devices, training beside its own job's.
+def _beside_own(placement: Placement, deployment: Deployment) -> tuple[Place, ...] | None:
+    """Place training beside its own job's: their operations take turns anyway.
 
-    A job that holds some of its deployments must not wait for others that wait likewise; its own
-    deployments take turns anyway.
+    A job that holds some of its deployments must not wait for others that wait likewise.
     """
     planner = placement.planning.planner(deployment.device_kind)
-    if deployment.is_rollout:
-        held = idle_for(placement, deployment)
-        if held is None:
-            return None
-        hold(placement, deployment, held)
-        return tuple(map(Place.of, held))
     job = placement.jobs[deployment.job_id]
     others = [placement.deployments[d] for d in job.deployments if d != deployment.deployment_id]
     if all(other.is_rollout for other in others):

@@ -238,7 +238,7 @@ class Planner:
         made = reserve(
             self.board,
             demand,
-            taken=self._kept_units(),
+            taken=self.kept_units(),
             remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
             now_us=now_us,
         )
@@ -250,7 +250,7 @@ class Planner:
         del self.reservations[resident_id]
         self._has_reopened = True
 
-    def _kept_units(self) -> set[UnitId]:
+    def kept_units(self) -> set[UnitId]:
         """Return the units of all reservations."""
         return {unit_id for kept in self.reservations.values() for unit_id in kept.units}
 
@@ -351,7 +351,7 @@ class Planner:
         resident = self.group_of(resident_id).residents[resident_id]
         demand, barred = resident.demand, {*avoid, *resident.units}
         if onto is None:
-            barred |= self._kept_units()
+            barred |= self.kept_units()
         else:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         spot = self.spot_for(
@@ -376,7 +376,7 @@ class Planner:
             for group in whole_groups(self.board, demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        spots = self._that_take(demand, groups, barred=self._kept_units())
+        spots = self._that_take(demand, groups, barred=self.kept_units())
         return best(self.board, demand, spots, policy=self.policy)
 
     def _offer(

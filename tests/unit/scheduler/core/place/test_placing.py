@@ -235,3 +235,48 @@ def test_a_job_lasts_as_it_says_else_as_earlier_runs_did_else_as_long_as_is_gues
         "ran": 5_000_000_000,
         "cold": PRIOR_JOB_US,
     }
+
+
+def test_a_jobs_instances_come_after_its_training_and_together() -> None:
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    world.join("n0", train=1, rollout=2)
+    world.bring_up("a")
+    world.bring_up("a", "policy", rollout=True)
+    for name, is_rollout in (("actor", False), ("policy", True), ("judge", True)):
+        world.bring_up("b", name, rollout=is_rollout)
+    assert "b/policy" not in spawned(world)
+    story = world.core.view.explain_job(JobId("b"), now_us=world.now_us)
+    assert story is not None
+    assert "b/policy waits for its job's training, which comes first" in story.text
+    world.bring_up("c", "policy", rollout=True)
+    assert spawned(world)["c/policy"] == ["n0:2"]
+    world.end("a")
+    world.drain()
+    assert spawned(world)["b/actor"] == ["n0:0"]
+    assert "b/policy" not in spawned(world)
+    world.end("c")
+    world.drain()
+    assert {"b/policy", "b/judge"} <= spawned(world).keys()
+
+
+def test_devices_are_kept_for_instances_that_waited_past_their_ratio() -> None:
+    world = FakeWorld()
+    world.join("n0", rollout=3)
+    for job in "abc":
+        world.bring_up(job, "policy", rollout=True)
+    world.bring_up("wide", "policy", devices=3, rollout=True)
+    world.end("a")
+    world.drain()
+    world.bring_up("early", "policy", rollout=True)
+    assert spawned(world)["early/policy"] == ["n0:1"]
+    world.tick(15 * PRIOR_JOB_US)
+    world.end("early")
+    world.drain()
+    world.bring_up("late", "policy", rollout=True)
+    world.bring_up("b", "judge", rollout=True)
+    assert "late/policy" not in spawned(world)
+    assert spawned(world)["b/judge"] == ["n0:1"]
+    for job in "bc":
+        world.end(job)
+        world.drain()
+    assert len(spawned(world)["wide/policy"]) == 3
