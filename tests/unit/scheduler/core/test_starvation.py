@@ -1,24 +1,31 @@
-"""Nobody starves on a live device, whatever the others do: bursts, prefetches, long operations.
+"""Nobody starves: neither on a device, whatever the others do there, nor waiting for a place.
 
-The bound of `planning/runtime_rules.py`: `2 * starve_factor * S'`, plus what runs or moves then,
-plus one operation with its switch of every other job; while the group's duty is below 1. S' is
-what was measured: a job's first operation of each kind may wait as long as the prior says.
+On a device, the bound of `planning/runtime_rules.py`: `2 * starve_factor * S'`, plus what runs or
+moves then, plus one operation with its switch of every other job; while the group's duty is below
+1. S' is what was measured; of a job's first operation of each kind, the prior if that is longer.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from plexsvc.ids import DeploymentId
+from plexsvc.ids import DeploymentId, ResidentId, UnitId
 from plexsvc.scheduler.core.actions import Action, MoveState, StartOperation
+from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
 from plexsvc.scheduler.core.events import Acknowledged
 from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.policies import POLICIES, in_service
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
+from plexsvc.scheduler.core.structures.ring import Ring
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
 
@@ -48,7 +55,7 @@ class Play:
     world: FakeWorld = field(default_factory=lambda: FakeWorld(limits=Limits(max_gap=10_000)))
     due: list[tuple[int, int, object]] = field(default_factory=list)
     count: itertools.count[int] = field(default_factory=itertools.count)
-    waits: list[tuple[str, int]] = field(default_factory=list)
+    waits: list[tuple[str, int, bool]] = field(default_factory=list)
 
     def run(self, *, until_us: int) -> None:
         """Play to a time; note how long each operation could have run before it did."""
@@ -103,9 +110,9 @@ class Play:
             if isinstance(action, StartOperation):
                 operation = cluster.operations[action.operation_id]
                 assert operation.eligible_us is not None
-                if operation.seq > len(KINDS):
-                    wait_us = operation.started_us - operation.eligible_us
-                    self.waits.append((operation.job_id, wait_us))
+                wait_us = operation.started_us - operation.eligible_us
+                is_first = operation.seq in range(1, len(KINDS) + 1)
+                self.waits.append((operation.job_id, wait_us, is_first))
                 self._at(self.world.now_us + self.clients[operation.job_id].run_us, action)
             elif isinstance(action, MoveState):
                 self._at(self.world.now_us + MOVE_US, action)
@@ -136,8 +143,71 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
     play.run(until_us=max(2_500_000, 4 * longest_us))  # everybody comes more than twice
     assert len(play.waits) > len(clients)
     slowest_us = max(client.run_us for client in clients.values()) + switch_us
-    for job, waited_us in play.waits:
-        own_us = clients[job].run_us + switch_us
+    for job, waited_us, is_first in play.waits:
+        run_us = clients[job].run_us
+        own_us = (max(run_us, PRIOR_SERVICE_US) if is_first else run_us) + switch_us
         bound_us = 2 * PLEX_RULES.starve_factor * own_us + (len(clients) + 1) * slowest_us
         bound_us += TICKS_US
         assert waited_us <= bound_us, (job, waited_us, bound_us)
+
+
+PATIENCE = 4
+POLICY = replace(
+    in_service(POLICIES["plex"]), patience_ppm=PATIENCE * PPM, max_jobs=1, repack_every_us=0
+)
+HOUR_US = 3600 * SECOND_US
+QUARTER_US = HOUR_US // 4
+
+
+def placed_us(jobs: list[tuple[int, int]], *, units: int) -> list[tuple[int, int, int]]:
+    """Play jobs of an hour: the quarters of an hour until each comes, and its units.
+
+    Return when each came and was placed, and how many that came before it waited still when its
+    ratio had passed.
+    """
+    rooms = [UnitRoom(unit_id=UnitId(f"n{at}")) for at in range(units)]
+    planner = Planner(Board(rooms, ring=Ring(1200)), policy=POLICY)
+    segment = Segment(phase="update", offset_us=0, duration_us=20 * SECOND_US)
+    profile = Profile(period_us=100 * SECOND_US, segments=(segment,))
+    came: dict[ResidentId, int] = {}
+    start: dict[ResidentId, int] = {}
+    ahead: dict[ResidentId, int] = {}
+    now_us, due = 0, list(jobs)
+    next_us = due[0][0] * QUARTER_US
+    while due or planner.waiting:
+        for key in [k for k, at_us in start.items() if at_us + HOUR_US == now_us]:
+            planner.remove(key)
+        while due and next_us <= now_us:
+            key = ResidentId(f"j{len(came)}")
+            came[key] = now_us
+            planner.submit(
+                Demand(
+                    resident_id=key,
+                    num_units=due.pop(0)[1],
+                    profile=profile,
+                    arrived_us=now_us,
+                    expected_us=HOUR_US,
+                )
+            )
+            next_us += due[0][0] * QUARTER_US if due else 0
+        for placed in planner.admit(now_us):
+            start[placed.resident_id] = now_us
+        planner.board.check()
+        for before, key in enumerate(planner.waiting):
+            if now_us - came[key] == (PATIENCE - 1) * HOUR_US:
+                ahead.setdefault(key, before)
+        now_us += QUARTER_US
+    return [(came[key], start[key], ahead.get(key, 0)) for key in came]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=60))
+@example([(1, 1)] * 8 + [(1, 4)] + [(1, 1)] * 100)
+@example([(1, 1)] * 8 + [(1, 4), (0, 3), (0, 4)] + [(1, 1), (0, 2)] * 60)
+def test_every_job_that_fits_the_cluster_is_placed_within_its_bound(
+    jobs: list[tuple[int, int]],
+) -> None:
+    """A job's ratio passes; then each that waited before it, and it, lets one run end at most."""
+    for came_us, start_us, ahead in placed_us(jobs, units=4):
+        bound_us = (PATIENCE - 1) * HOUR_US + (ahead + 1) * (HOUR_US + QUARTER_US)
+        assert start_us - came_us <= bound_us, (came_us, start_us, ahead)
