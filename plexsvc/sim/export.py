@@ -44,6 +44,7 @@ def _line(job: SimJob, cluster: SimCluster) -> dict[str, object]:
         "state_gb": job.state_gb,
         "rollout_nodes": demand.rollout_units,
         "deployments": job.deployments,
+        "expected_cycles": job.expected_cycles,
         "priority": demand.priority,
         "tenant": demand.tenant,
         "believed": _segments(job.believed),

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
-from plexsvc.sim.cluster import GB, SimCluster, SwitchModel
+from plexsvc.sim.cluster import GB, Faults, SimCluster, SwitchModel
 from plexsvc.sim.jobs import SimJob
 
 
@@ -256,6 +256,12 @@ def churn(*, seed: int) -> Workload:
     return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
+def losses(*, seed: int) -> Workload:
+    """Return 300 jobs as of `cluster_256`, on nodes that are lost once in 500 hours each."""
+    load = cluster_256(seed=seed, num_jobs=300)
+    return replace(load, cluster=replace(load.cluster, faults=Faults(node_mtbf_h=500)))
+
+
 def giant_gang(*, seed: int, priority: int, hours: float = 40) -> Workload:
     """Return 8 nodes that one-node jobs of an hour keep filling, and a gang that needs all of them.
 
@@ -406,6 +412,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "drift": drift,
         "churn": churn,
         "steady": steady,
+        "losses": losses,
         "giant-gang": partial(giant_gang, priority=0),
         "giant-gang-first": partial(giant_gang, priority=100),
         "tenants": tenants,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,6 +44,8 @@ class Summary:
     wait_p99_of_isolated: float | None
     """None where `isolated` hardly waits: a ratio to nothing says nothing."""
     utilisation: float
+    back_p95_s: float | None
+    """From the loss of a node until its jobs have places again; None without losses."""
     switches: int
     prefetch_hits: int
     prefetch_wasted: int
@@ -66,6 +69,15 @@ def wait_ratio(record: Record) -> float:
     assert record.finish_us is not None, record
     total = record.finish_us - record.job.demand.arrived_us
     return max(0.0, (total - record.alone_us) / record.alone_us)
+
+
+def back_us(record: Record) -> list[int]:
+    """Return how long after each loss of a node a job had its places again."""
+    found: list[int] = []
+    for lost in record.restarts:
+        came = (stay.since_us for stay in record.stays if stay.since_us >= lost.at_us)
+        found.extend(since_us - lost.at_us for since_us in itertools.islice(came, 1))
+    return found
 
 
 def drain_us(outcome: Outcome) -> int:
@@ -130,6 +142,7 @@ def summarise(
     base_hours = None if isolated is None else gpu_hours(isolated)
     shared = sum((r.finish_us or 0) - (r.start_us or 0) for r in records)
     bound = lower_bound_us(records, cluster)
+    back = [waited_us for record in records for waited_us in back_us(record)]
     wait_p99 = float(np.percentile(waits, 99))
     return Summary(
         policy=outcome.policy,
@@ -150,6 +163,7 @@ def summarise(
         wait_ratio_p99=round(wait_p99, 4),
         wait_p99_of_isolated=_ratio(wait_p99, _longest_waits(isolated)),
         utilisation=round(_utilisation(outcome, cluster), 4),
+        back_p95_s=None if not back else round(float(np.percentile(back, 95)) / SECOND_US, 1),
         switches=outcome.counts.switches,
         prefetch_hits=outcome.counts.prefetch_hits,
         prefetch_wasted=outcome.counts.prefetch_wasted,

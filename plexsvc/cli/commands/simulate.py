@@ -60,9 +60,9 @@ def simulate(
     from plexsvc.sim.run import Timed, baseline, compare
 
     chosen = [policy_named(name) for name in policy or ["plex"]]
-    workload = _workload(trace, cluster=cluster, preset=preset, seed=seed)
-    if unknown_lengths:
-        workload = workload.without_lengths()
+    workload = _workload(
+        trace, cluster=cluster, preset=preset, seed=seed, has_lengths=not unknown_lengths
+    )
     if export is not None:
         _export(export, workload, json=json)
         return
@@ -114,8 +114,18 @@ def _directories(out: Path | None, policies: list[str]) -> dict[str, Path]:
 
 
 def _workload(
-    trace: Path | None, *, cluster: Path | None, preset: str | None, seed: int
+    trace: Path | None,
+    *,
+    cluster: Path | None,
+    preset: str | None,
+    seed: int,
+    has_lengths: bool,
 ) -> Workload:
+    read = _read(trace, cluster=cluster, preset=preset, seed=seed)
+    return read if has_lengths else read.without_lengths()
+
+
+def _read(trace: Path | None, *, cluster: Path | None, preset: str | None, seed: int) -> Workload:
     from plexsvc.sim.presets import Workload, preset_named
     from plexsvc.sim.trace import read_cluster, read_trace
 

@@ -54,6 +54,7 @@ def lose(devices: Devices, event: NodeLost) -> None:
             for rank in there:
                 instances.lose(devices, wpg, rank, fault)
         elif there:
+            placing.lose(devices.placement, wpg)
             deployments.fail_wpg(devices, wpg, fault)
 
 

@@ -10,6 +10,7 @@ it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 
 from plexsvc.errors import ErrorCode
@@ -17,7 +18,7 @@ from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, TenantId, UnitI
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
 from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
@@ -88,6 +89,18 @@ def leave(placement: Placement, place: Place) -> None:
     placement.planning.planner(kind).board.leave(place.unit)
 
 
+def lose(placement: Placement, wpg: Wpg) -> None:
+    """Let a training deployment that lost a node come back before others, to what it leaves."""
+    deployment = placement.deployments[wpg.deployment_id]
+    if is_placed(placement, deployment) and placement.is_current(wpg):
+        planner, key = planner_of(placement, deployment)
+        group_id = planner.lose(key, now_us=placement.now_us)
+        placement.planning.lost[profile_key(placement, deployment)] = group_id
+        for waiting in itertools.islice(planner.waiting, 1):
+            timer = DrainTimer(DeploymentId(waiting))
+            placement.set_timer(timer, at_us=placement.now_us + RETURN_US)
+
+
 def units_of(placement: Placement, node_id: NodeId) -> tuple[UnitId, ...]:
     """Return the names on the board of a node's devices."""
     return tuple(name for _, name in _units(placement, node_id))
@@ -144,6 +157,8 @@ def request(placement: Placement, deployment: Deployment) -> None:
     else:
         planner = placement.planning.planner(deployment.device_kind)
         planner.submit(demand(placement, deployment))
+        for until_us in {until_us for until_us, _ in planner.left.values()}:
+            placement.set_timer(DrainTimer(deployment.deployment_id), at_us=until_us)
 
 
 def withdraw(placement: Placement, deployment: Deployment) -> None:
@@ -162,6 +177,7 @@ def admit(placement: Placement) -> list[tuple[Deployment, tuple[Place, ...]]]:
             kept = set(planner.reservations.values())
             for placed in planner.admit(placement.now_us):
                 deployment = placement.deployments[DeploymentId(placed.resident_id)]
+                placement.planning.lost.pop(profile_key(placement, deployment), None)
                 done.append((deployment, tuple(map(Place.of, placed.units))))
             for made in planner.reservations.values():
                 if made in kept:
@@ -296,7 +312,8 @@ def free(placement: Placement, wpg: Wpg) -> None:
 def demand(placement: Placement, deployment: Deployment) -> Demand:
     """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
     job = placement.jobs[deployment.job_id]
-    warm = placement.planning.book.warm(profile_key(placement, deployment), now_us=placement.now_us)
+    key = profile_key(placement, deployment)
+    warm = placement.planning.book.warm(key, now_us=placement.now_us)
     steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
     return Demand(
         resident_id=deployment.resident_id,
@@ -310,6 +327,8 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
         is_cold=warm is None,
         priority=job.priority,
         tenant=job.tenant,
+        has_devices=any(placement.deployments[d].wpg_id for d in job.deployments),
+        lost_place=placement.planning.lost.get(key, 0),
     )
 
 

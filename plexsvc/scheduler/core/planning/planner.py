@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.interference import Load
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.phases import Phases, is_stable, settled_ppm
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
-from plexsvc.scheduler.core.planning.profile import Demand, Profile
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.spots import (
@@ -42,8 +42,8 @@ from plexsvc.scheduler.core.planning.waiting import in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
 
-MAX_RESERVATIONS: Final = 1
-"""Waiting jobs for which units are kept at a time."""
+RETURN_US: Final = 10 * SECOND_US
+"""How long the units that a lost place leaves are kept for jobs that come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,12 @@ class Planner:
         self.paces = Paces(board)
         self.waiting: dict[ResidentId, Demand] = {}
         self.reservations: dict[ResidentId, Reservation] = {}
-        """Units kept for blocked jobs, no unit for two; at most `MAX_RESERVATIONS`."""
+        """Units kept for blocked jobs, no unit for two: for one that waits, and for one of each
+        group that lost a node; those that lived with it come back with it."""
+
+        self.left: dict[UnitId, tuple[int, int]] = {}
+        """Units that jobs of a group left because a node was lost: until when they are kept for
+        the return of those jobs, and the group."""
 
         self.relieved_us = self.repacked_us = NEVER_US
         """When relief and repacking were last considered."""
@@ -114,6 +119,18 @@ class Planner:
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
         self.paces.forget(resident_id)
+
+    def lose(self, resident_id: ResidentId, *, now_us: int) -> int:
+        """Keep the units that a placed job leaves, since it lost one of them, for its return.
+
+        Returns its group.
+        """
+        group = self.group_of(resident_id)
+        there = group.residents[resident_id].units
+        units = [unit_id for unit_id in there if unit_id not in self.board.cordoned]
+        self.left = {u: kept for u, kept in self.left.items() if u not in there}
+        self.left.update(dict.fromkeys(units, (now_us + RETURN_US, group.group_id)))
+        return group.group_id
 
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had; those who wait are offered it at the next `admit`."""
@@ -183,13 +200,11 @@ class Planner:
         if self._late_news or not self.waiting:
             return self._late_news
         has_room = bool(self._changed) or self.board.num_freed > self._freed_seen
-        return self._queue_news or has_room or self._has_reopened
+        return self._queue_news or has_room or self._has_reopened or bool(self.left)
 
     def admit(self, now_us: int) -> list[Placed]:
         """Place what can be placed now, in queue order."""
-        for resident_id, reservation in list(self.reservations.items()):
-            if not stands(self.board, reservation):
-                self._end_reservation(resident_id)
+        self._keep_on(now_us)
         changed = [self.board.groups[g] for g in self._changed if g in self.board.groups]
         has_changed = self._queue_news or bool(self._changed) or self._has_reopened
         if self.board.num_freed > self._freed_seen:
@@ -221,24 +236,33 @@ class Planner:
         self._queue_news = False
         return placed
 
+    def _keep_on(self, now_us: int) -> None:
+        """Let go of units that cannot be kept any more, or need not be."""
+        for resident_id, reservation in list(self.reservations.items()):
+            if not stands(self.board, reservation):
+                self._end_reservation(resident_id)
+        if any(until_us <= now_us for until_us, _ in self.left.values()):
+            self.left = {u: kept for u, kept in self.left.items() if kept[0] > now_us}
+            self._has_reopened = True
+
     def _reserve(self, demand: Demand, *, now_us: int) -> None:
         """Keep units for a blocked job that has a right to it, be it instead of a lesser one's."""
         kept, resident_id = self.reservations, demand.resident_id
         if resident_id in kept or not may_reserve(demand, policy=self.policy, now_us=now_us):
             return
-
-        def rank(other: ResidentId) -> tuple[int, bool]:
-            return self.waiting[other].priority, self.waiting[other].lost_place
-
-        if len(kept) == MAX_RESERVATIONS:
-            least = min(kept, key=rank)
-            if rank(least) >= rank(resident_id):
+        for other in list(kept):
+            if not _are_rivals(self.waiting[other], demand):
+                continue
+            if self.waiting[other].priority >= demand.priority:
                 return
-            self._end_reservation(least)
+            self._end_reservation(other)
         made = reserve(
             self.board,
             demand,
-            taken=self.kept_units(),
+            taken={
+                *(unit_id for each in kept.values() for unit_id in each.units),
+                *self._left_by_others(demand),
+            },
             remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
             now_us=now_us,
         )
@@ -251,17 +275,22 @@ class Planner:
         self._has_reopened = True
 
     def kept_units(self) -> set[UnitId]:
-        """Return the units of all reservations."""
-        return {unit_id for kept in self.reservations.values() for unit_id in kept.units}
+        """Return the units that are kept for some job."""
+        kept = {unit_id for each in self.reservations.values() for unit_id in each.units}
+        return kept | self.left.keys()
 
     def kept_from(self, demand: Demand, *, now_us: int) -> set[UnitId]:
         """Return the units that a waiting job may not take, since they are kept for others."""
-        return {
+        kept = {
             unit_id
-            for kept in self.reservations.values()
-            if kept.keeps_out(demand, now_us=now_us)
-            for unit_id in kept.units
+            for each in self.reservations.values()
+            if each.keeps_out(demand, now_us=now_us)
+            for unit_id in each.units
         }
+        return kept | self._left_by_others(demand)
+
+    def _left_by_others(self, demand: Demand) -> set[UnitId]:
+        return {u for u, (_, group_id) in self.left.items() if group_id != demand.lost_place}
 
     def in_the_way(self, *, now_us: int) -> list[ResidentId]:
         """Return who lives where a reservation is due whose job does not fit in beside them."""
@@ -290,7 +319,7 @@ class Planner:
             return ordered
 
         def turn(demand: Demand) -> tuple[TenantId, tuple[int, ...]]:
-            return demand.tenant, (-demand.priority, not demand.lost_place)
+            return demand.tenant, (-demand.priority, demand.lost_place == 0)
 
         return self.board.shares.in_turn(ordered, kind=self.board.kind, turn=turn)
 
@@ -528,3 +557,8 @@ class Planner:
             return fit.shift_slots, fit.overlap_ppm
         among = fitter.among([r.cells for r in spot.met()], profile, anchor_slot=anchor_slot)
         return among.shift_slots, among.overlap_ppm
+
+
+def _are_rivals(one: Demand, other: Demand) -> bool:
+    """Return whether only one of two jobs may have units kept for it."""
+    return one.lost_place == other.lost_place

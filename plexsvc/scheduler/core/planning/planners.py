@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from plexsvc.ids import DeploymentId
+from plexsvc.newest import Newest
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -16,7 +17,7 @@ from plexsvc.scheduler.core.planning.policies import (
     policy_named,
 )
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
-from plexsvc.scheduler.core.planning.profiler import ProfileBook
+from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
 
 GUESS: Final = Profile(
@@ -61,6 +62,9 @@ class Planning:
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change
     of nodes."""
+
+    lost: Newest[ProfileKey, int] = field(default_factory=lambda: Newest(KEPT_PROFILES))
+    """Deployments that lost a node and have not come back, and the groups they lived in."""
 
     moved: dict[DeploymentId, None] = field(default_factory=dict)
     """Deployments booked at places they are still on the way to."""

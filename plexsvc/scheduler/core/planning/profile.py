@@ -122,5 +122,6 @@ class Demand:
     has_devices: bool = False
     """Its job holds devices already; others may be waiting for those."""
 
-    lost_place: bool = False
-    """It was placed before and lost a node: it goes before others of its priority."""
+    lost_place: int = 0
+    """The group in which it was placed before it lost a node; 0: it was not. It goes before others
+    of its priority."""

@@ -15,7 +15,7 @@ def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[
     """
 
     def key(demand: Demand) -> tuple[int, ...]:
-        return (-demand.priority, not demand.lost_place, *_key(demand, policy, now_us))
+        return (-demand.priority, demand.lost_place == 0, *_key(demand, policy, now_us))
 
     return sorted(demands, key=key)
 
@@ -33,7 +33,7 @@ def may_reserve(demand: Demand, *, policy: Policy, now_us: int) -> bool:
     """
     if policy.patience_ppm is None:
         return False
-    has_right = demand.priority > 0 or demand.lost_place
+    has_right = demand.priority > 0 or demand.lost_place > 0
     return has_right or is_impatient(demand, policy=policy, now_us=now_us)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import NodeId
-from plexsvc.scheduler.core.events import (
-    NodeLost,
-)
+from plexsvc.scheduler.core.actions import SpawnWpg
+from plexsvc.scheduler.core.events import NodeLost
+from plexsvc.scheduler.core.limits import Limits
+from plexsvc.scheduler.core.vocabulary import JobState
 from tests.fakes.fake_world import FakeWorld, codes, op_id
 
 
@@ -19,3 +20,42 @@ def test_a_lost_node_fails_what_ran_there(world: FakeWorld) -> None:
     world.bring_up("c")
     world.submit("c1", job="c", seq=1)
     assert world.started[-1] == op_id("c1")
+
+
+def places(world: FakeWorld) -> dict[str, list[str]]:
+    return {
+        action.deployment_id: [place.unit for place in action.places]
+        for action in world.log
+        if isinstance(action, SpawnWpg)
+    }
+
+
+def lost_with_others_waiting() -> FakeWorld:
+    """Return nodes of which `a` had two and lost one, while `b` waits and `c` has the third."""
+    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
+    for node in ("n0", "n1", "n2"):
+        world.join(node, train=1)
+    world.bring_up("a", devices=2)
+    world.bring_up("c")
+    world.bring_up("b")
+    world.tell(NodeLost(at_us=world.tick(), node_id=NodeId("n0"), reason="silence"))
+    world.end("a", JobState.FAILED)
+    world.drain()
+    return world
+
+
+def test_a_job_that_lost_its_node_goes_first_to_what_it_left() -> None:
+    world = lost_with_others_waiting()
+    assert "b/actor" not in places(world)
+    world.job("again", called="a")
+    world.deploy("again", devices=2)
+    world.join("n0", train=1)
+    world.drain()
+    assert places(world)["again/actor"] == ["n0:0", "n1:0"]
+    assert "b/actor" not in places(world)
+
+
+def test_what_a_lost_job_left_is_others_when_it_does_not_come_back() -> None:
+    world = lost_with_others_waiting()
+    world.fire("drain/b/actor")
+    assert places(world)["b/actor"] == ["n1:0"]

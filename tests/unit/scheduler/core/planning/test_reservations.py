@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import what_if, why
-from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
@@ -149,7 +149,7 @@ def test_a_lost_place_goes_before_longer_jobs_but_not_before_a_higher_priority()
     one = planner(replace(POLICIES["plex"], max_jobs=1), units=1)
     for each in (
         small("long", hours=9),
-        replace(small("lost"), lost_place=True),
+        replace(small("lost"), lost_place=1),
         replace(small("urgent"), priority=1),
     ):
         one.submit(each)
@@ -164,3 +164,36 @@ def _order(one: Planner) -> list[str]:
         for each in placed:
             one.remove(each.resident_id)
     return order
+
+
+def test_what_a_lost_place_leaves_is_kept_for_those_that_lived_there() -> None:
+    one = planner(ALONE, units=3)
+    assert admit(one, demand("wide", units=2)) == {"wide": ("n0", "n1")}
+    group_id = one.lose(ResidentId("wide"), now_us=0)
+    one.board.cordon(UnitId("n0"))
+    one.remove(ResidentId("wide"))
+    other = replace(small("other"), lost_place=group_id + 1)
+    assert admit(one, small("a"), other) == {"other": ("n2",)}
+    assert admit(one, replace(demand("wide", units=2), lost_place=group_id)) == {}
+    assert one.reservations[ResidentId("wide")].units == ("n1", "n2")
+    one.board.uncordon(UnitId("n0"))
+    assert [p.units for p in one.admit(1)] == [("n0", "n1")]
+
+
+def test_what_a_lost_place_leaves_is_free_again_after_a_while() -> None:
+    one = planner(ALONE, units=1)
+    admit(one, small("gone"))
+    one.lose(ResidentId("gone"), now_us=0)
+    one.remove(ResidentId("gone"))
+    assert admit(one, small("a")) == {}
+    assert [p.resident_id for p in one.admit(RETURN_US)] == ["a"]
+
+
+def test_each_group_that_lost_a_node_has_a_reservation() -> None:
+    one = planner(ALONE, units=4)
+    admit(one, *(small(name) for name in "abcd"))
+    for name, group_id in (("x", 7), ("y", 7), ("z", 8)):
+        admit(one, replace(demand(name, units=2), lost_place=group_id))
+    assert list(one.reservations) == ["x", "z"]
+    kept = [set(each.units) for each in one.reservations.values()]
+    assert not kept[0] & kept[1]
