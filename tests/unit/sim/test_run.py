@@ -334,7 +334,7 @@ def test_losses_come_at_the_times_of_the_seed_whatever_the_policy() -> None:
 
 def test_a_job_says_which_node_it_lost() -> None:
     cluster = SimCluster(nodes=3, faults=Faults(node_mtbf_h=0.5, repair_s=100))
-    outcome = play(Workload(jobs=mixed_jobs(1)[:3], cluster=cluster), policy=PLEX, seed=1).outcome
+    outcome = play(Workload(jobs=mixed_jobs(2)[:3], cluster=cluster), policy=PLEX, seed=2).outcome
     lost = {(loss.node_id, loss.at_us) for loss in outcome.losses}
     restarts = [(record, restart) for record in outcome.records for restart in record.restarts]
     assert restarts
