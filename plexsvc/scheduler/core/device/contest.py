@@ -16,8 +16,9 @@ from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import Mode
+from plexsvc.scheduler.core.planning.profile import Mode, Profile
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
+from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
 from plexsvc.scheduler.core.vocabulary import WpgState
 
@@ -200,10 +201,17 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
         setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,
         burst_us=service_us + pattern.cycles.burst_left_us(max_gap_us=cost_us),
         deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
-        is_critical=profile is None or profile.is_critical(operation.kind),
+        is_critical=_is_critical(devices, wpg, profile),
         continues_burst=False,
         is_paused=placing.paused(devices.placement, wpg) is not None,
     )
+
+
+def _is_critical(devices: Devices, wpg: Wpg, profile: Profile | None) -> bool:
+    """Return whether waiting lengthens a job's cycle: nothing is generated meanwhile."""
+    if profile is None or profile.mode is Mode.SYNC:
+        return True
+    return not lanes.rolls_out(devices.queues, devices.jobs[wpg.job_id])
 
 
 def _continues_burst(

@@ -1,9 +1,11 @@
 """Learning: the cycle of a training deployment, the cost of its operations, its next arrival.
 
-A deployment has a clock of its own, which stands still while an operation waits for its device. So
-the measured cycle is the one the job would have alone. A cycle begins with the first operation
-after the job published weights; a job that never publishes begins it with its first phase. What
-came before the first whole cycle is part of none.
+A job has a clock of its own, which shows what the time would be had it run alone: waits of training
+operations for their devices do not count. The clock of each operation follows from what the job had
+seen end before it: training that waited beside a rollout costs nothing while the rollout lasts as
+long. So the measured cycle is the one the job would have alone, of whatever shape. A cycle begins
+with the first operation after the job published weights; a job that never publishes begins it with
+its first phase. What came before the first whole cycle is part of none.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from plexsvc.ids import DeploymentId
 from plexsvc.scheduler.core.actions import KeepProfile
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
@@ -23,7 +25,8 @@ from plexsvc.scheduler.core.planning.profiler import (
     ProfileKey,
     TokenCost,
 )
-from plexsvc.scheduler.core.state import Deployment, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.queues import lanes
+from plexsvc.scheduler.core.state import Deployment, Job, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.timers import ProbeTimer
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 
@@ -31,7 +34,7 @@ UNMEASURED: Final = frozenset({OperationKind.INITIALIZE, OperationKind.LOAD})
 """Kinds that happen once, at the start, and are part of no cycle."""
 
 DRIFT: Final = 8
-"""A period, or a busy time, off by one over this of the period is planned anew."""
+"""A period, or a busy time, off by more than one over this is planned anew."""
 
 PRIOR_SERVICE_US: Final = 100_000
 """Run time assumed of an operation kind never measured on its deployment."""
@@ -64,8 +67,15 @@ def measured(devices: Devices, wpg: Wpg, operation: Operation, *, run_us: int) -
     if operation.kind not in costs:
         costs[operation.kind] = TokenCost(prior_us=PRIOR_SERVICE_US)
     costs[operation.kind].observe(operation.num_tokens, measured_us=run_us)
-    if operation.needs_device and not wpg.is_rollout and operation.kind not in UNMEASURED:
-        _observe(devices, wpg, operation)
+    job, pattern = devices.jobs[wpg.job_id], deployment.pattern
+    own_us, since_us = operation.own_us, operation.eligible_us or operation.started_us
+    if operation.needs_device and not wpg.is_rollout:
+        own_us, since_us = _own_start_us(deployment, job, operation), operation.started_us
+        if operation.kind not in UNMEASURED:
+            _observe(devices, wpg, operation, own_us=own_us)
+        pattern.own_end_us = own_us + devices.now_us - since_us
+    job.own_us = max(job.own_us, own_us + devices.now_us - since_us)
+    job.seen_us = devices.now_us
 
 
 def published(devices: Devices, deployment: Deployment) -> None:
@@ -116,6 +126,7 @@ def keep(devices: Devices, deployment: Deployment) -> None:
         profile=profile,
         at_us=devices.now_us,
         device_bytes=0 if wpg is None else max(wpg.device_bytes, default=0),
+        error_ppm=deployment.pattern.error_ppm,
     )
     devices.placement.planning.book.keep(kept)
     devices.emit(KeepProfile(kept=kept))
@@ -127,25 +138,26 @@ def _run_us(devices: Devices, deployment: Deployment, key: ProfileKey) -> int:
     before_us = 0 if before is None else before.run_us
     if devices.jobs[deployment.job_id].ending is not JobState.COMPLETED:
         return before_us
-    pattern = deployment.pattern
-    ran_us = devices.now_us - pattern.since_us - pattern.waited_us
+    job = devices.jobs[deployment.job_id]
+    ran_us = job.own_now_us(devices.now_us) - deployment.pattern.since_us
     return smoothed(before_us or None, max(1, ran_us))
 
 
-def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:
+def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -> None:
+    """Take an operation in that began at `own_us` of its job's own clock."""
     deployment = devices.deployments[wpg.deployment_id]
     pattern, job = deployment.pattern, devices.jobs[wpg.job_id]
     eligible_us = operation.eligible_us or operation.started_us
-    pattern.busy_us += devices.now_us - operation.started_us
-    starts_cycle = pattern.cycle != job.cycle if job.cycle else None
+    run_us = devices.now_us - operation.started_us
+    pattern.busy_us += run_us
+    starts_cycle = _starts_cycle(pattern, job)
     pattern.cycle = job.cycle
-    _stop_clock(pattern, operation, eligible_us=eligible_us, starts_cycle=starts_cycle)
     news = pattern.cycles.observe(
         operation.kind,
-        start_us=operation.started_us - pattern.waited_us,
-        end_us=devices.now_us - pattern.waited_us,
+        start_us=own_us,
+        end_us=own_us + run_us,
         starts_cycle=starts_cycle,
-        is_beside_rollout=_rolls_out(devices, deployment),
+        is_beside_rollout=operation.is_beside or lanes.rolls_out(devices.queues, job),
     )
     if pattern.cycles.is_first_of_cycle:
         if pattern.arrived_us:
@@ -158,52 +170,53 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation) -> None:
     planner, key = placing.planner_of(devices.placement, deployment)
     if not pattern.cycles.is_first_of_cycle or pattern.profile is None:
         return
+    if pattern.cycles.num_cycles == 1:
+        _judge_record(devices, deployment)
     planned = planner.group_of(key).residents[key].demand.profile
-    if news is not News.NOTHING or _has_drifted(planned, pattern.profile):
+    has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.profile)
+    if news is not News.NOTHING or has_drifted:
         profile = replace(pattern.profile, switch_us=wpg.switch_cost_us or planned.switch_us)
         pattern.cycles.profile = profile
         planner.learned(key, profile, at_us=operation.started_us)
         keep(devices, deployment)
     else:
-        own_us = operation.started_us - pattern.waited_us
         planner.note_phase(key, operation.started_us, alone_us=own_us - pattern.noted_us)
         pattern.noted_us = own_us
 
 
-def _stop_clock(
-    pattern: Pattern, operation: Operation, *, eligible_us: int, starts_cycle: bool | None
-) -> None:
-    """Let the deployment's clock stand still for a wait; for one that its slack hid, it went on.
+def _own_start_us(deployment: Deployment, job: Job, operation: Operation) -> int:
+    """Return when an operation would have begun had its job run alone.
 
-    A job that is one step behind loses nothing by waiting if it was done before its next rollout.
+    What goes on with a burst follows the operation before, whatever ended meanwhile.
     """
-    waited_us = max(0, operation.started_us - eligible_us)
-    at_us = operation.started_us - pattern.waited_us - waited_us
-    cycles = pattern.cycles
-    if cycles.begins_cycle(operation.kind, start_us=at_us, starts_cycle=starts_cycle):
-        profile, last_us = cycles.profile, pattern.last_end_us
-        is_beside = profile is not None and profile.mode is Mode.ASYNC1
-        if is_beside and last_us is not None and last_us < eligible_us:
-            pattern.waited_us -= pattern.cycle_waits_us
-        pattern.cycle_waits_us = 0
-    pattern.waited_us += waited_us
-    pattern.cycle_waits_us += waited_us
+    pattern = deployment.pattern
+    if not operation.is_sequel or pattern.last_end_us is None or operation.eligible_us is None:
+        return operation.own_us
+    starts_cycle = _starts_cycle(pattern, job)
+    begins_cycle = pattern.cycles.begins_cycle(
+        operation.kind, start_us=operation.own_us, starts_cycle=starts_cycle
+    )
+    after_us = pattern.own_end_us + operation.eligible_us - pattern.last_end_us
+    return operation.own_us if begins_cycle else after_us
+
+
+def _starts_cycle(pattern: Pattern, job: Job) -> bool | None:
+    """Return whether weights were published since the last operation; None: the job never does."""
+    return pattern.cycle != job.cycle if job.cycle else None
+
+
+def _judge_record(devices: Devices, deployment: Deployment) -> None:
+    """Note how far the first cycle is from what an earlier run left on record."""
+    book = devices.placement.planning.book
+    key = placing.profile_key(devices.placement, deployment)
+    kept = book.warm(key, now_us=devices.now_us)
+    if kept is not None:
+        pattern = deployment.pattern
+        pattern.error_ppm = book.judge(kept, busy_us=pattern.cycles.last_busy_us)
 
 
 def _has_drifted(planned: Profile, measured: Profile) -> bool:
     """Return whether a cycle is by now another than the one it is planned by."""
     off_us = abs(planned.period_us - measured.period_us)
     busier_us = abs(planned.busy_us - measured.busy_us)
-    return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.period_us
-
-
-def _rolls_out(devices: Devices, deployment: Deployment) -> bool:
-    """Return whether the job generates while it trains: its training is one step behind."""
-    others = (devices.deployments[d] for d in devices.jobs[deployment.job_id].deployments)
-    wpgs = (devices.wpg_of(other) for other in others if other.is_rollout)
-    return any(
-        operation.kind is OperationKind.GENERATE
-        for wpg in wpgs
-        if wpg is not None
-        for operation in wpg.running.values()
-    )
+    return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.busy_us

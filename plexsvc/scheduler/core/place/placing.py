@@ -310,19 +310,26 @@ def free(placement: Placement, wpg: Wpg) -> None:
 
 
 def demand(placement: Placement, deployment: Deployment) -> Demand:
-    """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
-    job = placement.jobs[deployment.job_id]
+    """Return what a deployment asks of placement: its cycle if an earlier run measured it.
+
+    Records are padded by how wrong they were last: its own, else all of them on average.
+    """
+    job, book = placement.jobs[deployment.job_id], placement.planning.book
     key = profile_key(placement, deployment)
-    warm = placement.planning.book.warm(key, now_us=placement.now_us)
+    warm = book.warm(key, now_us=placement.now_us)
     steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
+    profile, state_bytes = GUESS, 0
+    if warm is not None:
+        error_ppm = book.error_ppm if warm.error_ppm is None else warm.error_ppm
+        profile, state_bytes = warm.profile.padded(error_ppm), warm.device_bytes
     return Demand(
         resident_id=deployment.resident_id,
         num_units=deployment.num_devices,
-        profile=GUESS if warm is None else warm.profile,
+        profile=profile,
         arrived_us=deployment.requested_us,
         expected_us=_expected_us(warm, steps=steps),
         expected_steps=steps,
-        state_bytes=0 if warm is None else warm.device_bytes,
+        state_bytes=state_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
         is_cold=warm is None,
         priority=job.priority,

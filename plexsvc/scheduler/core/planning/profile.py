@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -82,11 +82,19 @@ class Profile:
         """Return how long a burst may be late before the job's cycle gets longer."""
         return self.period_us - self.busy_us if self.mode is Mode.ASYNC1 else 0
 
-    def is_critical(self, phase: str) -> bool:
-        """Return whether waiting with `phase` lengthens the cycle from the first second."""
-        if self.mode is Mode.SYNC:
-            return True
-        return self.sync_at is SyncAt.BOUNDARY and phase == SYNC_PHASE
+    def padded(self, error_ppm: int) -> Profile:
+        """Return the cycle with longer device times; without slack, it gets longer itself."""
+        if not error_ppm:
+            return self
+        segments, longer_us = [], 0
+        for segment in self.segments:
+            duration_us = segment.duration_us * (PPM + error_ppm) // PPM
+            offset_us = segment.offset_us + longer_us
+            segments.append(replace(segment, offset_us=offset_us, duration_us=duration_us))
+            longer_us += duration_us - segment.duration_us
+        least_us = self.period_us + (longer_us if self.mode is Mode.SYNC else 0)
+        period_us = max(least_us, segments[-1].end_us)
+        return replace(self, segments=tuple(segments), period_us=period_us)
 
 
 SYNC_PHASE: Final = "sync"

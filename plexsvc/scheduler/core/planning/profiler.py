@@ -1,9 +1,9 @@
 """Profiler: a job's cycle from its finished operations: period, segments, jitter, token costs.
 
 Consecutive operations of one phase are one segment. A cycle ends where its first phase comes again.
-Cycles of the known shape are averaged exponentially; a shape, or a period far from the known one,
-that is seen `_PATIENCE` times in a row is a changed cycle: it replaces the profile and planning is
-told.
+Cycles of the known shape are averaged exponentially. A shape that is not the known one, or a period
+or device time far from it, that is seen `_PATIENCE` times in a row is a changed cycle: it replaces
+the profile, and planning is told.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from plexsvc.ids import TenantId
 from plexsvc.newest import Newest
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment, SyncAt
 
-_WEIGHT: Final = 4
-"""A new cycle weighs one over this."""
+_WEIGHT: Final = 8
+"""A new cycle weighs one over this, or over the number of those measured while they are fewer.
+
+A record counts as one cycle for device times, which repeat, and as many for the period, which does
+not: rollouts vary.
+"""
 
 _PATIENCE: Final = 2
-"""Odd cycles in a row that make a changed one."""
+"""Odd cycles in a row that make a changed one; against a record of another run, one does."""
 
 _SYNC_PATIENCE: Final = 4
 """Cycles in a row that publish at another time than before; a late one may look like one."""
@@ -29,7 +33,7 @@ _MAX_SEGMENTS: Final = 512
 """A cycle of more is cut there: whatever it is, it is not a cycle."""
 
 _FAR_PPM: Final = 400_000
-"""A period this far from the known one is odd."""
+"""A period, or a device time, this far from the known one is odd."""
 
 
 class News(StrEnum):
@@ -67,6 +71,15 @@ class CycleProfiler:
         self.profile = known
         self.is_first_of_cycle = False
         """Whether the last operation observed began a cycle."""
+
+        self.num_cycles = 0
+        """Whole cycles measured."""
+
+        self.last_busy_us = 0
+        """Device time of the last of them."""
+
+        self._is_on_record = known is not None
+        self._num_alike = 1
         self._mode = known.mode if known else mode
         self._sync_at = known.sync_at if known else sync_at
         self._is_between = False
@@ -183,18 +196,21 @@ class CycleProfiler:
     def _close(self, now_us: int) -> News:
         period_us = max(1, now_us - self._began_us)
         segments, self._open = tuple(self._open), []
+        self.num_cycles += 1
+        self.last_busy_us = sum(segment.duration_us for segment in segments)
         known = self.profile
         if known is None:
             self._take(period_us, segments)
             return News.PROFILED
-        if _same_phases(known.segments, segments) and not _is_far(known.period_us, period_us):
+        is_far = _is_far(known.period_us, period_us) or _is_far(known.busy_us, self.last_busy_us)
+        if _same_phases(known.segments, segments) and not is_far:
             self._odd.clear()
-            self.profile = _averaged(known, period_us, segments, mode=self._mode)
+            self._take_in(known, period_us, segments)
             return News.NOTHING
         if self._odd and not _same_phases(self._odd[-1][1], segments):
             self._odd.clear()
         self._odd.append((period_us, segments))
-        if len(self._odd) < _PATIENCE:
+        if len(self._odd) < _PATIENCE and not (self._is_on_record and self.num_cycles == 1):
             return News.NOTHING
         self._odd.clear()
         self._take(period_us, segments)
@@ -215,7 +231,25 @@ class CycleProfiler:
         self.profile = replace(self.profile, sync_at=sync_at)
         return News.CHANGED if news is News.NOTHING else news
 
+    def _take_in(self, known: Profile, period_us: int, segments: tuple[Segment, ...]) -> None:
+        """Average a cycle of the known shape in."""
+        weight = min(_WEIGHT, self._num_alike + 1)
+        self._num_alike += 1
+        if [s.phase for s in known.segments] == [s.phase for s in segments]:
+            segments = _averaged(known.segments, segments, weight=weight)
+        deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
+        weight = _WEIGHT if self._is_on_record else weight
+        self.profile = Profile(
+            period_us=max(_toward(known.period_us, period_us, weight), segments[-1].end_us),
+            segments=segments,
+            mode=self._mode,
+            sync_at=known.sync_at,
+            switch_us=known.switch_us,
+            jitter_ppm=_toward(known.jitter_ppm, deviation_ppm, _WEIGHT),
+        )
+
     def _take(self, period_us: int, segments: tuple[Segment, ...]) -> None:
+        self._num_alike, self._is_on_record = 1, False
         self.profile = Profile(
             period_us=period_us,
             segments=segments,
@@ -293,12 +327,18 @@ class KeptProfile:
     run_us: int = 0
     """How long completed runs took without their waits, averaged; 0: none was completed."""
 
+    error_ppm: int | None = None
+    """By how much the run's first cycle passed the device time then on record; None: no record."""
+
 
 class ProfileBook:
     """Profiles of earlier runs, the least recently used dropped past `limit`."""
 
     def __init__(self, *, limit: int = 1000, max_age_us: int = 30 * 86_400_000_000) -> None:
         self.max_age_us = max_age_us
+        self.error_ppm = 0
+        """By how much first cycles pass the device times on record, on average."""
+
         self._kept = Newest[ProfileKey, KeptProfile](limit)
 
     def __len__(self) -> int:
@@ -307,6 +347,12 @@ class ProfileBook:
     def keep(self, kept: KeptProfile) -> None:
         """Remember a profile. `O(1)`."""
         self._kept[kept.key] = kept
+
+    def judge(self, kept: KeptProfile, *, busy_us: int) -> int:
+        """Learn how wrong a record was: return by how much `busy_us` passes it, in ppm. `O(1)`."""
+        error_ppm = max(0, busy_us * PPM // max(1, kept.profile.busy_us) - PPM)
+        self.error_ppm = _toward(self.error_ppm, error_ppm, _WEIGHT)
+        return error_ppm
 
     def warm(self, key: ProfileKey, *, now_us: int) -> KeptProfile | None:
         """Return the profile of an earlier run; None without one, or if too old. `O(1)`."""
@@ -330,34 +376,17 @@ def _is_far(known_us: int, period_us: int) -> bool:
 
 
 def _averaged(
-    known: Profile, period_us: int, segments: tuple[Segment, ...], *, mode: Mode
-) -> Profile:
-    mixed_us = _toward(known.period_us, period_us)
-    if [s.phase for s in known.segments] == [s.phase for s in segments]:
-        segments = _averaged_segments(known.segments, segments)
-    deviation_ppm = abs(period_us - known.period_us) * PPM // known.period_us
-    return Profile(
-        period_us=max(mixed_us, segments[-1].end_us),
-        segments=segments,
-        mode=mode,
-        sync_at=known.sync_at,
-        switch_us=known.switch_us,
-        jitter_ppm=_toward(known.jitter_ppm, deviation_ppm),
-    )
-
-
-def _averaged_segments(
-    known: tuple[Segment, ...], segments: tuple[Segment, ...]
+    known: tuple[Segment, ...], segments: tuple[Segment, ...], *, weight: int
 ) -> tuple[Segment, ...]:
     mixed = []
     at_us = 0
     for old, new in zip(known, segments, strict=True):
-        offset_us = max(at_us, _toward(old.offset_us, new.offset_us))
-        duration_us = _toward(old.duration_us, new.duration_us)
+        offset_us = max(at_us, _toward(old.offset_us, new.offset_us, weight))
+        duration_us = _toward(old.duration_us, new.duration_us, weight)
         mixed.append(Segment(phase=old.phase, offset_us=offset_us, duration_us=duration_us))
         at_us = offset_us + duration_us
     return tuple(mixed)
 
 
-def _toward(old: int, new: int) -> int:
-    return old + (new - old) // _WEIGHT
+def _toward(old: int, new: int, weight: int) -> int:
+    return old + (new - old) // weight

@@ -11,7 +11,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.queues import endings
-from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
 from plexsvc.scheduler.core.timers import AfterTimer, GapTimer
 from plexsvc.scheduler.core.transitions import TERMINAL
 from plexsvc.scheduler.core.vocabulary import (
@@ -140,9 +140,29 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
         if blocked is not None:
             return None
         if operation.eligible_us is None:
-            operation.eligible_us = queues.now_us
+            _become_eligible(queues, deployment, operation)
         return operation
     return None
+
+
+def _become_eligible(queues: Queues, deployment: Deployment, operation: Operation) -> None:
+    job = queues.jobs[operation.job_id]
+    operation.eligible_us = queues.now_us
+    operation.own_us = job.own_now_us(queues.now_us)
+    operation.is_sequel = deployment.pattern.last_end_us == job.seen_us
+    operation.is_beside = rolls_out(queues, job)
+
+
+def rolls_out(queues: Queues, job: Job) -> bool:
+    """Return whether a job generates now: what trains meanwhile is one step behind."""
+    others = (queues.deployments[d] for d in job.deployments)
+    wpgs = (queues.wpg_of(other) for other in others if other.is_rollout)
+    return any(
+        operation.kind is OperationKind.GENERATE
+        for wpg in wpgs
+        if wpg is not None
+        for operation in wpg.running.values()
+    )
 
 
 def give_up_unseen(queues: Queues, operation_id: OperationId) -> None:

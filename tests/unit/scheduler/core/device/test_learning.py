@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plexsvc.ids import DeploymentId, JobId, ResidentId, WpgId
+from plexsvc.ids import DeploymentId, JobId, ResidentId, TenantId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.actions import (
     KeepProfile,
@@ -14,10 +14,11 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
-from plexsvc.scheduler.core.events import TimerFired
+from plexsvc.scheduler.core.events import ProfilesLoaded, TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import Mode, Profile
+from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 from tests.fakes.fake_world import FakeWorld, op_id
 
@@ -284,3 +285,43 @@ def test_a_wait_that_slack_hides_does_not_shorten_the_cycle_a_job_has_alone() ->
         assert profile.mode is Mode.ASYNC1
         periods.append(profile.period_us)
     assert abs(periods[0] - periods[1]) * 10 < periods[0]
+
+
+@pytest.mark.parametrize(
+    ("error_ppm", "duty_ppm"), [(None, 300_000), (0, 200_000), (900_000, 380_000)]
+)
+def test_a_record_is_planned_as_wrong_as_it_was_last_else_as_records_are(
+    error_ppm: int | None, duty_ppm: int
+) -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    planning = world.core.cluster.placement.planning
+    planning.book.error_ppm = 500_000
+    segments = (Segment(phase="step", offset_us=0, duration_us=20_000),)
+    profile = Profile(period_us=100_000, segments=segments, mode=Mode.ASYNC1)
+    key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name="a/actor")
+    kept = KeptProfile(key=key, profile=profile, at_us=0, error_ppm=error_ppm)
+    world.tell(ProfilesLoaded(at_us=world.tick(), profiles=(kept,)))
+    world.bring_up("a")
+    (group,) = planning.planner("train").board.groups.values()
+    assert group.duty_ppm == duty_ppm
+
+
+def test_a_run_leaves_on_record_how_far_its_first_cycle_passed_the_record() -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    segments = (Segment(phase="forward_backward", offset_us=0, duration_us=RUN_US // 2),)
+    profile = Profile(period_us=2 * GAP_US, segments=segments)
+    key = ProfileKey(tenant=TenantId("lab"), model="", layout="", name="a/actor")
+    world.tell(
+        ProfilesLoaded(
+            at_us=world.tick(), profiles=(KeptProfile(key=key, profile=profile, at_us=0),)
+        )
+    )
+    world.bring_up("a")
+    train(world, "a", cycles=3)
+    book = world.core.cluster.placement.planning.book
+    kept = book.warm(key, now_us=world.now_us)
+    assert kept is not None
+    assert (kept.error_ppm or 0) > 900_000
+    assert book.error_ppm > 100_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +71,73 @@ def test_a_new_phase_or_a_far_period_is_a_changed_cycle_once_it_came_twice() -> 
         assert profiler.profile is not None
         assert profiler.profile.period_us == period
         assert [s.phase for s in profiler.profile.segments] == phases
+
+
+def cycles_of(profiler: CycleProfiler, num: int, *, busy: int, start: int = 0) -> list[News]:
+    """Have `num` cycles of 100 with one operation each, and the first operation of the next."""
+    return [
+        profiler.observe("step", start_us=at, end_us=at + busy)
+        for at in range(start, start + 100 * (num + 1), 100)
+    ]
+
+
+def test_a_device_time_that_doubled_is_a_changed_cycle_once_it_came_twice() -> None:
+    profiler = CycleProfiler()
+    cycles_of(profiler, 5, busy=20)
+    news = cycles_of(profiler, 2, busy=40, start=600)
+    assert news == [News.NOTHING, News.NOTHING, News.CHANGED]
+    assert profiler.profile is not None
+    assert profiler.profile.busy_us == 40
+
+
+def record(busy: int) -> Profile:
+    segment = Segment(phase="step", offset_us=0, duration_us=busy)
+    return Profile(period_us=100, segments=(segment,))
+
+
+def test_the_first_cycle_of_a_run_overrules_a_record_that_is_far_off() -> None:
+    profiler = CycleProfiler(known=record(20))
+    assert cycles_of(profiler, 1, busy=40) == [News.NOTHING, News.CHANGED]
+    assert profiler.profile is not None
+    assert (profiler.profile.busy_us, profiler.num_cycles) == (40, 1)
+
+
+def test_a_record_counts_as_one_cycle_for_device_times_and_as_many_for_the_period() -> None:
+    profiler = CycleProfiler(known=record(20))
+    assert News.CHANGED not in cycles_of(profiler, 1, busy=24)
+    assert profiler.profile is not None
+    assert (profiler.profile.busy_us, profiler.last_busy_us) == (22, 24)
+    profiler = CycleProfiler(known=record(20))
+    for at in (0, 120):
+        profiler.observe("step", start_us=at, end_us=at + 20)
+    assert profiler.profile is not None
+    assert profiler.profile.period_us == 102
+
+
+def test_a_record_is_padded_by_how_wrong_records_were() -> None:
+    book = ProfileBook()
+    key = ProfileKey(tenant=TenantId("t"), model="m", layout="l", name="n")
+    kept = KeptProfile(key=key, profile=record(20), at_us=0)
+    assert [book.judge(kept, busy_us=busy) for busy in (10, 20, 40)] == [0, 0, 1_000_000]
+    assert book.error_ppm == 125_000
+    for _ in range(100):
+        book.judge(kept, busy_us=40)
+    assert book.error_ppm > 990_000
+
+
+def test_padding_lengthens_device_times_and_the_cycle_of_a_job_without_slack() -> None:
+    segments = (
+        Segment(phase="a", offset_us=0, duration_us=10),
+        Segment(phase="b", offset_us=40, duration_us=20),
+    )
+    cycle = Profile(period_us=100, segments=segments)
+    assert cycle.padded(0) is cycle
+    longer = cycle.padded(500_000)
+    assert [(s.offset_us, s.duration_us) for s in longer.segments] == [(0, 15), (45, 30)]
+    assert longer.period_us == 115
+    beside = replace(cycle, mode=Mode.ASYNC1)
+    assert beside.padded(500_000).period_us == 100
+    assert beside.padded(4_000_000).period_us == 180
 
 
 def test_one_odd_cycle_changes_nothing() -> None:
