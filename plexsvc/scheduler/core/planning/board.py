@@ -120,6 +120,7 @@ class Board(Pool):
             shift_slots=shift_slots,
             cells=self.cells(demand.profile, anchor_slot=anchor_slot + shift_slots),
             load=Load.of(demand),
+            booked_ppm=demand.profile.duty_ppm,
         )
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm

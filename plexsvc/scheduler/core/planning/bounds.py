@@ -100,6 +100,22 @@ def refusal(
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
 
+def is_over(group: Group, *, policy: Policy) -> bool:
+    """Return whether jobs of a group, as they are known by now, would not be placed together."""
+    if not policy.is_bounded or len(group.residents) == 1:
+        return False
+    if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
+        return True
+    known = [r for r in group.residents.values() if r.demand.resident_id not in group.probing]
+    slowdowns = predicted(known)
+    return any(slowdowns[r.demand.resident_id] > _target_ppm(r.load, policy) for r in known)
+
+
+def _target_ppm(load: Load, policy: Policy) -> int:
+    target = policy.critical_target_ppm if load.entries else policy.target_slowdown_ppm
+    return min(load.bound_ppm, target)
+
+
 def predicted(residents: Sequence[Resident]) -> dict[ResidentId, int]:
     """Return the predicted slowdown of each job of a group, in ppm of its cycle alone."""
     jobs = [(r.load, frozenset(r.units)) for r in residents]
@@ -138,8 +154,7 @@ def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId
         slowdowns = _slowdowns(spot, load, without=without)
     spot.cost_ppm = 0
     for one, slowdown in slowdowns:
-        target = policy.critical_target_ppm if one.entries else policy.target_slowdown_ppm
-        if policy.is_bounded and slowdown > min(one.bound_ppm, target):
+        if policy.is_bounded and slowdown > _target_ppm(one, policy):
             return True
         spot.cost_ppm += slowdown
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.interference import Load
@@ -17,6 +17,9 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.structures.bit_slices import BitSlice
 from plexsvc.scheduler.core.structures.footprint import Footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
+
+NOISE_SHARE: Final = 8
+"""A duty that is above another by less than one over this is as it was."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +32,14 @@ class Resident:
     shift_slots: int
     cells: Footprint
     load: Load
+    booked_ppm: int = 0
+    """The duty it was placed with."""
+
+    @property
+    def grew_ppm(self) -> int:
+        """Return by how much its duty is above the one it was placed with, if that is clear."""
+        more_ppm = self.load.duty_ppm - self.booked_ppm
+        return more_ppm if more_ppm * NOISE_SHARE > self.booked_ppm else 0
 
     def meets(self, units: Collection[UnitId]) -> bool:
         """Whether it lives on one of `units`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.ids import ResidentId
@@ -17,12 +18,21 @@ DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Spent:
+    """Since when a job's cycles are measured, and how long they would have taken alone."""
+
+    since_us: int
+    alone_us: int = 0
+
+
 class Paces:
     """What was measured of the residents of one board."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self._phases: dict[ResidentId, int] = {}
+        self._spent: dict[ResidentId, Spent] = {}
         self._started: dict[ResidentId, int] = {}
         self._paces: dict[ResidentId, int] = {}
 
@@ -33,6 +43,7 @@ class Paces:
     def forget(self, resident_id: ResidentId) -> None:
         """Forget a job that left the board."""
         self._phases.pop(resident_id, None)
+        self._spent.pop(resident_id, None)
         self._started.pop(resident_id, None)
         self._paces.pop(resident_id, None)
 
@@ -43,14 +54,17 @@ class Paces:
     def note(self, demand: Demand, at_us: int, *, alone_us: int) -> int | None:
         """Remember that a cycle started; return the job's pace in ppm, None after its first start.
 
-        `alone_us` is what the time since the last start would have been without waits: a job that
-        pauses by itself is not late.
+        `alone_us` is what the time since the last start would have been without waits, a period if
+        that is not known: a job that pauses by itself is not late.
         """
         before_us = self._phases.get(demand.resident_id)
         self._phases[demand.resident_id] = at_us
         if before_us is None:
             return None
-        measured_ppm = (at_us - before_us) * PPM // max(demand.profile.period_us, alone_us)
+        alone_us = alone_us or demand.profile.period_us
+        spent = self._spent.setdefault(demand.resident_id, Spent(since_us=before_us))
+        spent.alone_us += alone_us
+        measured_ppm = (at_us - before_us) * PPM // alone_us
         pace = self._paces.get(demand.resident_id, PPM)
         pace += (measured_ppm - pace) // SMOOTHING
         self._paces[demand.resident_id] = pace
@@ -59,6 +73,20 @@ class Paces:
     def measured(self, resident_id: ResidentId) -> int | None:
         """Return a job's averaged cycle over its cycle alone, in ppm; None before two cycles."""
         return self._paces.get(resident_id)
+
+    def used_ppm(self, demand: Demand, *, now_us: int) -> int:
+        """Return how much of its bound a job has used since its first cycle; PPM: all of it.
+
+        The cycle under way counts as one that takes its period alone.
+        """
+        spent = self._spent.get(demand.resident_id)
+        if spent is None:
+            return 0
+        open_us = now_us - self._phases[demand.resident_id]
+        alone_us = spent.alone_us + min(open_us, demand.profile.period_us)
+        lost_us = max(0, now_us - spent.since_us - alone_us)
+        allowed_us = alone_us * (demand.max_slowdown_ppm - PPM) // PPM
+        return lost_us * PPM // max(1, allowed_us)
 
     def phase_us(self, resident_id: ResidentId, *, default_us: int) -> int:
         """Return when a job's cycle was last seen to start."""

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
     Spot,
+    is_over,
     predicted,
     refusal,
 )
@@ -95,6 +96,7 @@ class Planner:
         self._late_news = False
         self._queue_news = False
         self._has_reopened = False
+        self._relearned: dict[int, None] = {}
 
     def submit(self, demand: Demand) -> None:
         """Queue a job."""
@@ -160,11 +162,13 @@ class Planner:
         """Plan a resident by its measured cycle, last seen to start at `at_us`.
 
         A cold job's group opens to others; a group that is now over its bounds takes no further job
-        and is left to repacking.
+        and is to be relieved.
         """
         self.board.relearn(resident_id, profile, anchor_slot=at_us // self.board.slot_us)
         self.paces.restart(resident_id)
-        self.touch(self.board.group_of[resident_id])
+        group_id = self.board.group_of[resident_id]
+        self._relearned[group_id] = None
+        self.touch(group_id)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's parked state has on each of its units."""
@@ -191,8 +195,26 @@ class Planner:
 
     @property
     def needs_relief(self) -> bool:
-        """Whether some job's measured cycle passed its bound, or one is paused for another."""
-        return any(group.late or group.paused for group in self.board.groups.values())
+        """Whether a job is late or paused for another, or a group is over its bounds."""
+        groups = self.board.groups.values()
+        return any(g.late or g.paused for g in groups) or bool(
+            self._relearned and self.in_trouble()
+        )
+
+    def in_trouble(self) -> list[Group]:
+        """Return the groups in which a job is late, or that are over their bounds by now.
+
+        Bounds are predicted anew for groups in which a cycle was learned, where that grew clearly
+        since its job was placed.
+        """
+        groups = self.board.groups
+        for group_id in list(self._relearned):
+            group = groups.get(group_id)
+            has_grown = group is not None and any(r.grew_ppm for r in group.residents.values())
+            if group is None or not (has_grown and is_over(group, policy=self.policy)):
+                del self._relearned[group_id]
+        late = [g.group_id for g in groups.values() if g.late and len(g.residents) > 1]
+        return [groups[group_id] for group_id in dict.fromkeys([*late, *self._relearned])]
 
     @property
     def has_news(self) -> bool:
@@ -397,16 +419,29 @@ class Planner:
         self._rebook(resident_id, tuple(units), now_us=now_us)
 
     def best_spot(
-        self, demand: Demand, *, other_than: int, taken: Mapping[int, Sequence[Demand]]
+        self,
+        demand: Demand,
+        *,
+        other_than: int,
+        taken: Mapping[int, Sequence[Demand]],
+        onto_idle: Collection[UnitId] | None = None,
     ) -> Spot | None:
-        """Return the place a placed job could move to, in a group to which nobody moves yet."""
+        """Return the place a placed job could move to, in a group to which nobody moves yet.
+
+        With `onto_idle`, also on idle units that are not among these.
+        """
         groups = [
             group
             for group in whole_groups(self.board, demand)
             if group.group_id != other_than and group.group_id not in taken
         ]
-        spots = self._that_take(demand, groups, barred=self.kept_units())
-        return best(self.board, demand, spots, policy=self.policy)
+        kept = self.kept_units()
+        spots = self._that_take(demand, groups, barred=kept)
+        spot = best(self.board, demand, spots, policy=self.policy)
+        if spot is None and onto_idle is not None:
+            gang = self.board.idle_gang(demand.num_units, barred=kept.union(onto_idle))
+            spot = None if gang is None else Spot(units=gang)
+        return spot
 
     def _offer(
         self, demand: Demand, changed: Sequence[Group], hopes: dict[int, bool], *, now_us: int

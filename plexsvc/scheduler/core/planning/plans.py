@@ -19,7 +19,7 @@ class Goal(StrEnum):
     """What a plan is for."""
 
     RELIEF = "relief"
-    """Help the groups in which a job waits past its bound."""
+    """Help the groups that are over their bounds, or in which a job waits past its own."""
 
     REPACK = "repack"
     """Empty groups for those who wait."""
@@ -45,7 +45,7 @@ def compute(question: Question) -> Relief:
     """Return the plan: moves, pauses, and pauses that end."""
     planner, busy, rules = question.planner, question.busy, question.rules
     if question.goal is Goal.RELIEF:
-        return relieve(planner, busy=busy, rules=rules)
+        return relieve(planner, busy=busy, rules=rules, now_us=question.now_us)
     wanted = len(planner.board.rooms) if question.goal is Goal.EMPTY else None
     moves = propose(planner, busy=busy, rules=rules, now_us=question.now_us, wanted=wanted)
     return Relief(moves=tuple(moves))

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
-from plexsvc.ids import ResidentId
+from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import slowdowns_ppm
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
+
+NEW_GROUP: Final = 0
+
+ROOM_PPM: Final = 750_000
+"""A job is paused until it has used this share of its own bound, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,8 @@ class Move:
 
     resident_id: ResidentId
     to_group: int
+    """`NEW_GROUP`: to idle units."""
+
     units: Gang
     """The units of that group it will use."""
 
@@ -98,28 +106,36 @@ def propose(
 
 
 def relieve(
-    planner: Planner, *, busy: AbstractSet[ResidentId], rules: Repacking, max_moves: int = 8
+    planner: Planner,
+    *,
+    busy: AbstractSet[ResidentId],
+    rules: Repacking,
+    now_us: int,
+    max_moves: int = 8,
 ) -> Relief:
-    """Return what helps the groups in which a job is late; `book` books the pauses.
+    """Return what helps the groups that are over their bounds; `book` books the pauses.
 
-    The worst-fitting job goes elsewhere: the one without which the others' predicted slowdowns sum
-    to least, of equals the busiest. Where no job has another place, the worst-fitting one that is
-    not late itself is paused, and resumed when the others' measured cycles are well within their
-    bounds. Such a group stays closed to further jobs.
+    The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
+    without which the others' predicted slowdowns sum to least, of equals the busiest. Where no job
+    has another place and one is late, another is paused that is further from its own bound: one
+    that grew, else any. It goes on when it is as near to its bound as they are, and the next may
+    have its turn. Such a group stays closed to further jobs.
     """
     moves: list[Move] = []
     paused: list[Pause] = []
     taken: dict[int, list[Demand]] = {}
-    resumed = _resumed(planner)
-    for group in [g for g in planner.board.groups.values() if g.late and len(g.residents) > 1]:
+    claimed: set[UnitId] = set()
+    resumed = _resumed(planner, now_us=now_us)
+    for group in planner.in_trouble():
         if group.group_id in taken or len(moves) == max_moves:
             continue
-        move = _relieving_move(planner, group, taken, busy=busy, rules=rules)
+        move = _relieving_move(planner, group, taken, claimed, busy=busy, rules=rules)
         if move is not None:
             moves.append(move)
+            claimed.update(move.units)
             taken[move.to_group] = [group.residents[move.resident_id].demand]
-        elif not group.paused.keys() - resumed.keys():
-            paused.extend(_pause(group))
+        elif group.late and not group.paused.keys() - resumed.keys():
+            paused.extend(_pause(planner, group, now_us=now_us))
     return Relief(moves=tuple(moves), paused=tuple(paused), resumed=tuple(resumed))
 
 
@@ -139,6 +155,7 @@ def _relieving_move(
     planner: Planner,
     group: Group,
     taken: dict[int, list[Demand]],
+    claimed: set[UnitId],
     *,
     busy: AbstractSet[ResidentId],
     rules: Repacking,
@@ -146,37 +163,48 @@ def _relieving_move(
     for resident_id in _worst_first(group):
         if resident_id not in busy:
             demand = group.residents[resident_id].demand
-            move = _move(planner, demand, group, taken, rules=rules)
+            move = _move(planner, demand, group, taken, rules=rules, onto_idle=claimed)
             if move is not None:
                 return move
     return None
 
 
-def _pause(group: Group) -> list[Pause]:
-    """Return the pause of the worst-fitting job that is not late; none when all are."""
-    for resident_id in _worst_first(group):
-        if resident_id not in group.late:
-            late = ", ".join(group.late)
-            why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
-            return [Pause(resident_id=resident_id, why=why)]
-    return []
+def _pause(planner: Planner, group: Group, *, now_us: int) -> list[Pause]:
+    """Return the pause of the job that is to make room; none when all are as late."""
+    used = _used(planner, group, now_us=now_us)
+    worst = max(used[j] for j in group.late)
+    able = [r for j, r in group.residents.items() if used[j] < min(worst, ROOM_PPM)]
+    grown = [r for r in able if r.grew_ppm]
+    late = ", ".join(group.late)
+    why = f"{late} waits past its bound (max_slowdown) and no group takes a job of theirs"
+    in_turn = sorted(grown or able, key=lambda r: used[r.demand.resident_id])
+    return [Pause(resident_id=r.demand.resident_id, why=why) for r in in_turn[:1]]
 
 
-def _resumed(planner: Planner) -> dict[ResidentId, None]:
-    """Return the pauses of groups whose other jobs are at most half way to their bounds again."""
+def _resumed(planner: Planner, *, now_us: int) -> dict[ResidentId, None]:
+    """Return the pauses for which nobody is late any more, and those that cost as much by now."""
     resumed: dict[ResidentId, None] = {}
     for group in planner.board.groups.values():
-        others = [r.demand for j, r in group.residents.items() if j not in group.paused]
-        halves = ((d.resident_id, (PPM + d.max_slowdown_ppm) // 2) for d in others)
-        if group.paused and all((planner.paces.measured(j) or PPM) <= half for j, half in halves):
-            resumed.update(dict.fromkeys(group.paused))
+        if group.paused:
+            used = _used(planner, group, now_us=now_us)
+            worst = max((used[j] for j in group.late if j not in group.paused), default=0)
+            over = (j for j in group.paused if used[j] >= min(worst, ROOM_PPM))
+            resumed.update(dict.fromkeys(over))
     return resumed
 
 
+def _used(planner: Planner, group: Group, *, now_us: int) -> dict[ResidentId, int]:
+    """Return how much of its bound each job of a group has used."""
+    residents = group.residents.items()
+    return {j: planner.paces.used_ppm(r.demand, now_us=now_us) for j, r in residents}
+
+
 def _worst_first(group: Group) -> list[ResidentId]:
-    def cost(resident_id: ResidentId) -> tuple[int, int, ResidentId]:
+    def cost(resident_id: ResidentId) -> tuple[int, int, int, ResidentId]:
+        resident = group.residents[resident_id]
         others = [r.load for j, r in group.residents.items() if j != resident_id]
-        return sum(slowdowns_ppm(others)), -group.residents[resident_id].load.duty_ppm, resident_id
+        sum_ppm = sum(slowdowns_ppm(others))
+        return -resident.grew_ppm, sum_ppm, -resident.load.duty_ppm, resident_id
 
     return sorted(group.residents, key=cost)
 
@@ -225,14 +253,15 @@ def _move(
     taken: dict[int, list[Demand]],
     *,
     rules: Repacking,
+    onto_idle: AbstractSet[UnitId] | None = None,
 ) -> Move | None:
     """Return the move of a job out of a group, to one nobody moves to yet; None without such."""
-    spot = planner.best_spot(demand, other_than=group.group_id, taken=taken)
+    spot = planner.best_spot(demand, other_than=group.group_id, taken=taken, onto_idle=onto_idle)
     if spot is None:
         return None
     return Move(
         resident_id=demand.resident_id,
-        to_group=spot.groups[0].group_id,
+        to_group=spot.groups[0].group_id if spot.groups else NEW_GROUP,
         units=spot.units,
         charge_us=demand.state_bytes * SECOND_US // max(1, rules.link_bytes_s),
         nbytes=demand.state_bytes * len(spot.units),

@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question
-from plexsvc.scheduler.core.planning.repack import Repacking, book
+from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book
 from plexsvc.scheduler.core.relocate import departures
 
 RELIEF_EVERY_US: Final = 10_000_000
@@ -29,7 +29,7 @@ MAX_ATTEMPTS: Final = 3
 
 _REASONS: Final = MappingProxyType(
     {
-        Goal.RELIEF: "a job of its group waits past its bound",
+        Goal.RELIEF: "its group is over its bounds",
         Goal.REPACK: "its group is emptied into others",
         Goal.EMPTY: "its group is emptied into others",
     }
@@ -151,7 +151,11 @@ def _stands(devices: Devices, planner: Planner, event: PlanComputed) -> bool:
     if any(_is_busy(devices, move.resident_id) for move in plan.moves):
         return False
     kept = {unit_id for made in planner.reservations.values() for unit_id in made.units}
-    groups = {board.group_of[key] for key in concerned} | {move.to_group for move in plan.moves}
+    groups = {board.group_of[key] for key in concerned}
+    groups.update(move.to_group for move in plan.moves if move.to_group != NEW_GROUP)
+    new = [unit for move in plan.moves if move.to_group == NEW_GROUP for unit in move.units]
+    if any(unit_id not in board.idle for unit_id in new):
+        return False
     return not any(unit_id in kept for move in plan.moves for unit_id in move.units) and all(
         group_id in board.groups and board.groups[group_id].version <= event.base
         for group_id in groups

@@ -8,11 +8,19 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.repack import Move, Repacking, book, propose, relieve
+from plexsvc.scheduler.core.planning.repack import (
+    NEW_GROUP,
+    Move,
+    Repacking,
+    book,
+    propose,
+    relieve,
+)
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
 RULES = Repacking(link_bytes_s=10)
+NOW_US = 40 * 170 * SECOND_US
 
 
 def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10) -> Demand:
@@ -60,7 +68,7 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other_and_is_charged() -> No
 def test_a_job_that_runs_stays() -> None:
     planner = two_lonely_groups()
     planner.submit(demand("big", units=2))
-    assert propose(planner, busy={ResidentId("a"), ResidentId("b")}, rules=RULES, now_us=0) == []
+    assert propose(planner, busy=set(planner.board.group_of), rules=RULES, now_us=0) == []
 
 
 def test_moves_that_cost_more_than_they_gain_are_not_made() -> None:
@@ -88,7 +96,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
-    moves = relieve(planner, busy=set(), rules=RULES).moves
+    moves = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
     assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
     planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
@@ -102,17 +110,92 @@ def test_where_no_job_has_another_place_the_worst_fitting_one_is_paused_until_al
     planner.board.commit(group, demand("b2", busy=35), anchor_slot=0, shift_slots=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), cycle * 170 * SECOND_US)
-    relief = relieve(planner, busy=set(), rules=RULES)
+    relief = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US)
     assert (relief.moves, [pause.resident_id for pause in relief.paused]) == ((), ["b2"])
     assert "a waits past its bound (max_slowdown)" in relief.paused[0].why
     assert not group.paused
     book(planner, relief)
     assert list(group.paused) == ["b2"]
-    assert relieve(planner, busy=set(), rules=RULES).paused == ()
+    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).paused == ()
     assert planner.needs_relief
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
-    relief = relieve(planner, busy=set(), rules=RULES)
+    relief = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US)
     assert relief.resumed == ("b2",)
     book(planner, relief)
+    assert not planner.needs_relief
+
+
+def crowd(*busy: int, units: int = 1) -> Planner:
+    """Return one group of jobs `j0`, `j1`, ... that ran one cycle alone, and `units - 1` idle."""
+    rooms = [UnitRoom(unit_id=UnitId(f"n{i}")) for i in range(units)]
+    planner = Planner(Board(rooms, ring=Ring(1200)), policy=PLEX)
+    group = planner.board.open_group(planner.board.idle_gang(1) or ())
+    for at, one in enumerate(busy):
+        asked = demand(f"j{at}", busy=one)
+        planner.board.commit(group, asked, anchor_slot=0, shift_slots=0)
+        planner.note_phase(asked.resident_id, 0)
+        planner.note_phase(asked.resident_id, 100 * SECOND_US)
+    return planner
+
+
+def grow(planner: Planner, name: str, *, busy: int) -> ResidentId:
+    profile = demand(name, busy=busy).profile
+    planner.learned(ResidentId(name), profile, at_us=100 * SECOND_US)
+    return ResidentId(name)
+
+
+def test_pauses_take_turns_and_each_ends_within_the_paused_jobs_own_bound() -> None:
+    planner = crowd(40, 40, 40, 40)
+    (group,) = planner.board.groups.values()
+    late, *others = group.residents
+    cycles = dict.fromkeys(others, 1)
+    turns: list[ResidentId] = []
+    for second in range(110, 12_000, 10):
+        if second % 200 == 0:
+            planner.note_phase(late, second * SECOND_US, alone_us=100 * SECOND_US)
+        for other in others:  # whoever is paused stands still, the others have a cycle in 100 s
+            if second % 100 == 0 and other not in group.paused:
+                planner.note_phase(other, second * SECOND_US, alone_us=100 * SECOND_US)
+                cycles[other] += 1
+        relief = relieve(planner, busy=set(), rules=RULES, now_us=second * SECOND_US)
+        book(planner, relief)
+        turns.extend(pause.resident_id for pause in relief.paused)
+        assert len(group.paused) <= 1
+        assert all(2 * second <= 3 * 100 * (cycles[other] + 1) for other in group.paused), second
+    assert set(turns) == set(others)
+    assert min(turns.count(other) for other in others) > 1
+
+
+def test_a_job_that_grew_is_paused_rather_than_one_that_is_as_it_was_placed() -> None:
+    planner = crowd(40, 20, 20)
+    grown = grow(planner, "j2", busy=45)
+    for cycle in range(1, 40):
+        planner.note_phase(ResidentId("j0"), cycle * 200 * SECOND_US, alone_us=100 * SECOND_US)
+        planner.note_phase(grown, cycle * 200 * SECOND_US, alone_us=190 * SECOND_US)
+        planner.note_phase(ResidentId("j1"), cycle * 200 * SECOND_US, alone_us=200 * SECOND_US)
+    relief = relieve(planner, busy=set(), rules=RULES, now_us=39 * 200 * SECOND_US)
+    assert [pause.resident_id for pause in relief.paused] == [grown]
+
+
+def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody_is_late() -> None:
+    planner = crowd(40, 20, 20, units=2)
+    assert not planner.needs_relief
+    grown = grow(planner, "j2", busy=45)
+    assert planner.needs_relief
+    assert (
+        relieve(planner, busy=set(planner.board.group_of), rules=RULES, now_us=NOW_US).moves == ()
+    )
+    (move,) = relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
+    assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
+    planner.move(grown, move.units, now_us=NOW_US)
+    assert not relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves
+    assert not planner.needs_relief
+    planner.board.check()
+
+
+def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
+    planner = crowd(20, 20, units=2)
+    grow(planner, "j1", busy=30)
+    assert relieve(planner, busy=set(), rules=RULES, now_us=NOW_US).moves == ()
     assert not planner.needs_relief
