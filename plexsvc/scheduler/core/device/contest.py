@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import Mode, Profile
+from plexsvc.scheduler.core.planning.profile import Mode, Profile, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
@@ -143,6 +143,7 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
                 at_us=at_us,
                 spread_us=spread_us(profile.period_us, profile.jitter_ppm),
                 switch_us=switch_us(devices, wpg),
+                has_slack=profile.slack_us > 0 and profile.sync_at is SyncAt.UPDATE,
             )
         )
     if not expected:

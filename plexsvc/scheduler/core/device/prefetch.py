@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isqrt
 
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.profile import PPM
@@ -22,6 +23,9 @@ class Expected:
     switch_us: int
     """What bringing its state in takes; 0 when that costs nothing."""
 
+    has_slack: bool = False
+    """Whether a wait for its state costs the job nothing, mostly."""
+
 
 def next_arrival(
     candidates: Iterable[Expected],
@@ -34,8 +38,9 @@ def next_arrival(
     """Return the job whose state should come in now, None to leave the devices as they are.
 
     `resident` is on the devices, `prefetched` the last one brought in ahead that has not run since.
-    The first arrival must lead the one after by `rules.confidence_ppm` of its spread, and a job
-    that was brought in is left alone until its time has come. `O(candidates)`.
+    The first arrival must lead every other by `rules.confidence_ppm` of the spread of the two
+    together; that of a job with slack, which has little to gain, by `rules.slack_confidence_ppm`. A
+    job that was brought in is left alone until its time has come. `O(candidates)`.
 
     >>> from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
     >>> soon = Expected(resident_id=ResidentId("a"), at_us=50, spread_us=10, switch_us=5)
@@ -51,11 +56,18 @@ def next_arrival(
     first, others = in_order[0], in_order[1:]
     if first.resident_id == resident or first.switch_us == 0:
         return None
-    if others and (others[0].at_us - first.at_us) * PPM < first.spread_us * rules.confidence_ppm:
+    needed_ppm = rules.slack_confidence_ppm if first.has_slack else rules.confidence_ppm
+    if any(_lead_ppm(first, other) < needed_ppm for other in others):
         return None
     if prefetched is not None and prefetched == resident and now_us < first.at_us:
         return None
     return first.resident_id
+
+
+def _lead_ppm(first: Expected, other: Expected) -> int:
+    """Return by how much of the spread of their difference one arrival leads another."""
+    both_us = isqrt(first.spread_us**2 + other.spread_us**2)
+    return (other.at_us - first.at_us) * PPM // max(1, both_us)
 
 
 def spread_us(period_us: int, jitter_ppm: int) -> int:

@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.structures.bit_slices import BitSlice
 from plexsvc.scheduler.core.structures.footprint import Footprint
 from plexsvc.scheduler.core.structures.interval_set import IntervalSet, gang_windows
 
-NOISE_SHARE: Final = 8
+NOISE_SHARE: Final = 4
 """A duty that is above another by less than one over this is as it was."""
 
 

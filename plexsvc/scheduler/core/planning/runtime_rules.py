@@ -43,7 +43,10 @@ class Rules:
     """Times its effective service an operation may wait before it goes ahead of all others."""
 
     confidence_ppm: int = 0
-    """How far the next arrival must lead the one after, in its jitter, to be prefetched."""
+    """How far the next arrival must lead others to be prefetched, in the spread of the two."""
+
+    slack_confidence_ppm: int = 0
+    """The same where a wait for a switch costs the next one nothing."""
 
 
 HRRS: Final = Rules(order=Order.HRRS)
@@ -52,7 +55,8 @@ PLEX_RULES: Final = Rules(
     keeps_bursts=True,
     prefetches=True,
     uses_slack=True,
-    confidence_ppm=700_000,
+    confidence_ppm=500_000,
+    slack_confidence_ppm=2_000_000,
 )
 
 

@@ -48,7 +48,20 @@ def test_a_job_brought_in_is_left_alone_until_its_time_has_come() -> None:
     assert choose(*candidates, resident=B, prefetched=B, now_us=50) == A
 
 
-def test_confidence_is_a_share_of_the_firsts_spread() -> None:
+def test_confidence_is_a_share_of_the_spread_of_both_whoever_else_there_is() -> None:
     sure = replace(PLEX_RULES, confidence_ppm=1_000_000)
-    assert choose(expected(A, 50, spread_us=40), expected(B, 90), rules=sure) == A
-    assert choose(expected(A, 50, spread_us=41), expected(B, 90), rules=sure) is None
+    first = expected(A, 50, spread_us=30)
+    assert choose(first, expected(B, 100, spread_us=40), rules=sure) == A
+    assert choose(first, expected(B, 99, spread_us=40), rules=sure) is None
+    clear = expected(ResidentId("c"), 200, spread_us=1)
+    assert choose(first, clear, expected(B, 300, spread_us=40), rules=sure) == A
+    assert choose(first, clear, expected(B, 300, spread_us=400), rules=sure) is None
+
+
+def test_a_job_with_slack_is_brought_in_only_when_that_is_clearer() -> None:
+    rules = replace(PLEX_RULES, confidence_ppm=500_000, slack_confidence_ppm=2_000_000)
+    first, other = expected(A, 50, spread_us=30), expected(B, 100, spread_us=40)
+    assert choose(first, other, rules=rules) == A
+    assert choose(replace(first, has_slack=True), other, rules=rules) is None
+    later = expected(B, 150, spread_us=40)
+    assert choose(replace(first, has_slack=True), later, rules=rules) == A
