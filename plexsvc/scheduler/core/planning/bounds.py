@@ -79,9 +79,9 @@ def refusal(
     `phases` is asked first, if the job's phases stay. `without` is a resident that is about to
     leave.
     """
-    for group in spot.groups:
-        if group.is_closed or group.late or (group.probing and not policy.cold_shares):
-            return why_closed(group)
+    shut = _why_shut(spot, demand, policy=policy, without=without)
+    if shut is not None:
+        return shut
     num_jobs, duty_ppm, spare_bytes = spot.crowd()
     if num_jobs >= policy.max_jobs:
         return f"holds {policy.max_jobs} jobs (max_jobs)"
@@ -98,6 +98,23 @@ def refusal(
     if is_late is None:
         is_late = _breaks_bound(spot, load, policy=policy, without=without)
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
+
+
+def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId) -> str | None:
+    """Return why a place takes no job, or not this one beside a cycle that is not known yet.
+
+    A guess cannot keep a bound that is tighter than the default.
+    """
+    for group in spot.groups:
+        if group.is_closed or group.late or (group.probing and not policy.cold_shares):
+            return why_closed(group)
+    if not (demand.is_cold or spot.is_probing):
+        return None
+    for one in [demand, *(r.demand for r in spot.met(without=without))]:
+        if one.max_slowdown_ppm < policy.default_bound_ppm:
+            name = one.resident_id
+            return f"{name} asked for a tighter bound than a cycle not known yet can keep"
+    return None
 
 
 def is_over(group: Group, *, policy: Policy) -> bool:

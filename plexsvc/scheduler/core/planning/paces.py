@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from plexsvc.ids import ResidentId
@@ -18,7 +18,7 @@ DRIFT_SHARE: Final = 20
 """A resident is re-anchored when it drifted by more than one over this of its period."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
     """Since when a job's cycles are measured, and how long they would have taken alone."""
 
@@ -62,8 +62,9 @@ class Paces:
         if before_us is None:
             return None
         alone_us = alone_us or demand.profile.period_us
-        spent = self._spent.setdefault(demand.resident_id, Spent(since_us=before_us))
-        spent.alone_us += alone_us
+        spent = self._spent.get(demand.resident_id) or Spent(since_us=before_us)
+        spent = replace(spent, alone_us=spent.alone_us + alone_us)
+        self._spent[demand.resident_id] = spent
         measured_ppm = (at_us - before_us) * PPM // alone_us
         pace = self._paces.get(demand.resident_id, PPM)
         pace += (measured_ppm - pace) // SMOOTHING

@@ -36,6 +36,7 @@ PRIOR_JOB_US: Final = 3_600_000_000
 def live_policy(limits: Limits) -> Policy:
     """Return the configured policy as the service runs it, `plex` within the configured bounds."""
     policy = in_service(policy_named(limits.policy))
+    policy = replace(policy, default_bound_ppm=limits.max_slowdown_ppm)
     if policy.preference is not Preference.PLEX:
         return policy
     return replace(

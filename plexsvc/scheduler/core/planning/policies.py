@@ -59,6 +59,9 @@ class Policy:
     is_bounded: bool = False
     """Whether a placement predicted to break someone's `max_slowdown` is refused."""
 
+    default_bound_ppm: int = 1_500_000
+    """The bound of a job that asked for none; only such jobs share with one never measured."""
+
     target_slowdown_ppm: int = 1_500_000
     """With `is_bounded`, also the bound of jobs with slack that ask for a looser one."""
 

@@ -241,6 +241,19 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     assert asked == [f"out-{at}" for at in range(9)]
 
 
+def test_a_cold_job_shares_with_nobody_who_asked_for_a_tighter_bound_than_the_default() -> None:
+    planner = live(a=1)
+    strict = replace(demand("strict"), max_slowdown_ppm=1_000_000)
+    admit(planner, strict, demand("cold", is_cold=True))
+    assert shape(planner) == {"a:0": ["strict"]}
+    assert "strict asked for a tighter bound" in why(planner, ResidentId("cold"), now_us=0)
+    planner.remove(ResidentId("strict"))
+    assert admit(planner) == {"cold": "a:0"}
+    assert admit(planner, replace(strict, resident_id=ResidentId("later"))) == {}, "nor the reverse"
+    planner.learned(ResidentId("cold"), demand("x", busy=5).profile, at_us=0)
+    assert "tighter bound" not in why(planner, ResidentId("later"), now_us=0)
+
+
 def test_a_cold_job_without_leave_to_share_waits_for_idle_units() -> None:
     planner = live(policy=replace(LIVE, cold_shares=False), a=1)
     admit(planner, demand("one"), demand("cold", is_cold=True))
