@@ -17,6 +17,7 @@ from pathlib import Path
 from plexsvc.scheduler.driver import encoding
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
+from tests.rigs.live_cluster import KEPT_STATES
 
 HERE = Path(__file__).parent
 SYSTEM, UNIT = "tests/system", "tests/unit/scheduler"
@@ -47,16 +48,20 @@ RUNS = {
 """Name of each journal: the tests that leave it behind, and in which temporary folder."""
 
 
-def run(tests: str, folder: Path) -> None:
-    """Run tests; what they make stays below `folder`."""
+def run(tests: str, folder: Path, *, states: str) -> None:
+    """Run tests; what they make stays below `folder`, state directories below `states`."""
     command = [sys.executable, "-m", "pytest", "-q", "--run-slow", "-p", "no:cacheprovider"]
     keeping = ["-o", "tmp_path_retention_policy=all", "--basetemp", str(folder)]
-    subprocess.run([*command, *keeping, tests], check=True)
+    environment = {**os.environ, KEPT_STATES: states}  # noqa: TID251 - hands ours on
+    subprocess.run([*command, *keeping, tests], check=True, env=environment)
 
 
 def keep(name: str, folder: Path) -> None:
     """Write the journal below a folder as the recording of that name, if it replays."""
-    database = next(folder.rglob("*.db"))
+    below = os.walk(folder, followlinks=True)
+    database = next(
+        Path(at, file) for at, _, files in below for file in files if file[-3:] == ".db"
+    )
     lines = [
         encoding.Line(idx=row.idx, kind=row.kind, body=row.body)
         for row in read_journal(str(database)).rows
@@ -73,10 +78,13 @@ def main(names: list[str]) -> None:
     """Record the journals of these names, or all."""
     wanted = {name: RUNS[name] for name in names or RUNS}
     os.chdir(HERE.parents[1])
-    with tempfile.TemporaryDirectory(prefix="px") as root:
+    with (
+        tempfile.TemporaryDirectory(prefix="px") as root,
+        tempfile.TemporaryDirectory(prefix="px", dir="/var/tmp") as states,
+    ):
         for number, tests in enumerate(sorted({tests for tests, _ in wanted.values()})):
             base = Path(root, str(number))
-            run(tests, base)
+            run(tests, base, states=states)
             for name, (made_by, folder) in wanted.items():
                 if made_by == tests:
                     keep(name, base / folder)

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -105,15 +105,21 @@ class LiveCluster:
             return getattr(stub, method)(request, timeout=10, metadata=metadata)
 
 
+KEPT_STATES: Final = "PLEX_TEST_KEPT_STATES"
+"""Environment variable: where state directories of clusters outlive the tests."""
+
+
 def state_beside(directory: Path) -> Path:
     """Return `directory`'s state directory, a link to one outside `ROOT`: no root may hold it.
 
-    It goes when this process ends.
+    It goes when this process ends, unless `KEPT_STATES` names a directory to keep it in.
     """
     link = directory / "state"
     if not link.is_symlink():
-        place = tempfile.mkdtemp(prefix="plex-state-", dir="/var/tmp")
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        kept = os.environ.get(KEPT_STATES)  # noqa: TID251 - of the recorder of journals
+        place = tempfile.mkdtemp(prefix="plex-state-", dir=kept or "/var/tmp")
+        if not kept:
+            atexit.register(shutil.rmtree, place, ignore_errors=True)
         link.symlink_to(place)
     return link
 
