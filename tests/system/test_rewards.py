@@ -111,8 +111,9 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
         if processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(processes), signal.SIGKILL)
-        found = [(score.value, score.verdict) for score in code.result()]
-        assert found == [(value, "scored") for value in expected], seed
+        scores = code.result()
+        found = [(score.value, score.verdict) for score in scores]
+        assert found == [(value, "scored") for value in expected], (seed, scores)
         assert [score.value for score in quick.result()] == [1.0, 0.0] * 100, seed
         assert [score.index for score in quick.result()] == list(range(200)), seed
 

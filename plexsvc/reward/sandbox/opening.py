@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
 from plexsvc.reward.sandbox.namespaces import NamespaceSandbox
+
+MAX_TRIES: Final = 3
 
 
 class NoSandbox:
@@ -43,19 +46,24 @@ class NoSandbox:
 def open_sandbox() -> Sandbox:
     """Return what isolates untrusted code on this machine, or what refuses it.
 
-    It is tried once, with a command that does nothing.
+    It is tried with a command that does nothing, and again if that fails: where something killed
+    it, a worker would refuse all code for the rest of its life.
     """
-    try:
-        sandbox = NamespaceSandbox()
-        sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
-    except ImportError as error:
-        return NoSandbox(
-            f"no sandbox: {error}; install pyseccomp (requirements/base.txt) and the system's "
-            "libseccomp2"
-        )
-    except (PlexError, OSError) as error:
-        return NoSandbox(
-            f"no sandbox: {error}; run the service as root, or allow unprivileged user namespaces "
-            "(sysctl kernel.unprivileged_userns_clone=1, or an AppArmor profile with userns)"
-        )
-    return sandbox
+    failure: Exception | None = None
+    for _ in range(MAX_TRIES):
+        try:
+            sandbox = NamespaceSandbox()
+            sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
+        except ImportError as error:
+            return NoSandbox(
+                f"no sandbox: {error}; install pyseccomp (requirements/base.txt) and the system's "
+                "libseccomp2"
+            )
+        except (PlexError, OSError) as error:
+            failure = error
+        else:
+            return sandbox
+    return NoSandbox(
+        f"no sandbox: {failure}; run the service as root, or allow unprivileged user namespaces "
+        "(sysctl kernel.unprivileged_userns_clone=1, or an AppArmor profile with userns)"
+    )

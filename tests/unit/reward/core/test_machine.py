@@ -147,6 +147,7 @@ def test_a_program_that_fails_is_tried_on_other_workers_then_reported(how: str) 
 def test_workers_that_never_come_up_end_what_waits_with_the_reason() -> None:
     core = RewardCore(Limits(max_workers=1))
     orders, now_us, pauses = core.handle(arrived(0)), 0, []
+    answers: list[Order] = []
     for _ in range(MAX_FAILED_STARTS):
         (started,) = [order for order in orders if isinstance(order, StartWorker)]
         lost = WorkerLost(at_us=now_us, worker=started.worker, reason="no module x")
