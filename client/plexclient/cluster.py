@@ -87,8 +87,9 @@ class Cluster:
         """Return a job to be used as `with cluster.job(name) as job:`.
 
         The service cancels it when it heard nothing for `session_ttl_s` (0: the service's default).
-        Of jobs that wait for devices one of higher `priority` goes first. `max_slowdown` bounds how
-        much longer a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
+        Of jobs that wait for devices one of higher `priority` goes first; above 0 an operator must
+        grant it (`scheduler.tenant_priorities`). `max_slowdown` bounds how much longer
+        a cycle may get by sharing devices, 1.2 = 20 % (0: the service's default).
         `expected_steps` says how many rounds of its loop the job will train (0: not said): with it
         the service knows how long the job will hold its devices. It promises nothing.
         In a controller that `plexctl submit` started, the first job is the submitted one.

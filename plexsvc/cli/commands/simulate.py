@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from plexsvc.scheduler.core.planning.policies import Policy
     from plexsvc.sim.presets import Workload
     from plexsvc.sim.summary import Summary
 
@@ -48,8 +49,32 @@ def simulate(
     believed and grown. A cluster needs {"nodes": N}.
     docs/simulator.md says what they mean, and what else there is.
     """
-    from plexsvc.errors import PlexError
     from plexsvc.scheduler.core.planning.policies import policy_named
+
+    chosen = [policy_named(name) for name in policy or ["plex"]]
+    workload = _workload(
+        trace, cluster=cluster, preset=preset, seed=seed, has_lengths=not unknown_lengths
+    )
+    if export is not None:
+        _export(export, workload, json=json)
+        return
+    what = f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes"
+    title = f"{trace.name if trace else preset}, seed {seed}{', cold' if cold else ''}: {what}"
+    _play(workload, chosen, seed=seed, cold=cold, out=out, title=title, json=json)
+
+
+def _play(
+    workload: Workload,
+    chosen: list[Policy],
+    *,
+    seed: int,
+    cold: bool,
+    out: Path | None,
+    title: str,
+    json: bool,
+) -> None:
+    """Play a workload under each policy, and show and write what came of it."""
+    from plexsvc.errors import PlexError
     from plexsvc.sim.output import (
         FILES,
         make_directory,
@@ -59,23 +84,14 @@ def simulate(
     )
     from plexsvc.sim.run import Timed, baseline, compare
 
-    chosen = [policy_named(name) for name in policy or ["plex"]]
-    workload = _workload(
-        trace, cluster=cluster, preset=preset, seed=seed, has_lengths=not unknown_lengths
-    )
-    if export is not None:
-        _export(export, workload, json=json)
-        return
     outs = _directories(out, [one.name for one in chosen])
     for folder in outs.values():
         make_directory(folder, without=FILES)
-    what = f"{len(workload.jobs)} jobs on {workload.cluster.nodes} nodes"
-    typer.echo(what, err=True)
+    typer.echo(title, err=True)
     isolated = baseline(workload, seed=seed)
     outcomes = [isolated.outcome] if isinstance(isolated, Timed) else []
     if isinstance(isolated, PlexError):
         typer.echo(f"isolated never ends, so there are no ratios: {isolated.message}", err=True)
-    title = f"{trace.name if trace else preset}, seed {seed}{', cold' if cold else ''}: {what}"
     bound_s = 0.0
     for one in chosen:
         try:

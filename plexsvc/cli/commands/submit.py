@@ -37,7 +37,9 @@ def submit(
     priority: Annotated[
         int,
         typer.Option(
-            min=-(2**31), max=2**31 - 1, help="Of jobs that wait for devices, higher go first."
+            min=-(2**31),
+            max=2**31 - 1,
+            help="Of jobs that wait, higher go first; above 0 by an operator's grant.",
         ),
     ] = 0,
     max_slowdown: Annotated[

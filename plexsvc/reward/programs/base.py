@@ -1,4 +1,4 @@
-"""What a program is: stages with limits, and functions that run them."""
+"""Programs of rewards: stages with limits, and the functions that run them."""
 
 from __future__ import annotations
 

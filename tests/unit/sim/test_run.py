@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.fairness import few_over_many
 from plexsvc.cli.main import app
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId, ResidentId
@@ -540,14 +541,7 @@ def test_identical_jobs_started_together_settle_into_turns() -> None:
 def test_ten_times_the_jobs_get_no_more_device_time_where_tenants_take_turns(
     policy: str, low: float, high: float
 ) -> None:
-    records = play(tenants(seed=2, nodes=3), policy=policy_named(policy), seed=2).outcome.records
-    few = sorted(r.start_us or 0 for r in records if r.job.demand.tenant == "few")
-    until_us = few[len(few) * 3 // 4]  # both have jobs that wait until then
-    used = Counter[str]()
-    for record in records:
-        spans = ((start, min(end, until_us)) for start, end in record.busy if start < until_us)
-        used[record.job.demand.tenant] += sum(end - start for start, end in spans)
-    assert low < used["few"] / used["many"] < high
+    assert low < few_over_many(tenants(seed=2, nodes=3), policy=policy, seed=2) < high
 
 
 @pytest.mark.slow
