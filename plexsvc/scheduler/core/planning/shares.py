@@ -3,10 +3,9 @@
 A tenant's *service* is its dominant share summed over time (dominant resource fairness, Ghodsi et
 al., NSDI 2011): the part it has booked of the devices of a kind or of host memory, whichever is
 larger. Training devices are booked by a job's duty, devices that instances hold in full, host
-memory by parked bytes. Of tenants
-that wait the one with the least service for its weight goes first. Whoever comes back after a pause
-starts with the least service among those present, as in start-time fair queueing (Goyal et al.,
-SIGCOMM 1996): nobody saves up shares by being away.
+memory by parked bytes. Of tenants that wait the one with the least service for its weight goes
+first. Whoever comes back after a pause starts with the least service among those present, as in
+start-time fair queueing (Goyal et al., SIGCOMM 1996): nobody saves up shares by being away.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ HOST: Final = "host memory"
 AHEAD_US: Final = 600_000_000
 """How long bookings are counted ahead: jobs placed in one go count before they have run."""
 
-
 T = TypeVar("T")
-
 
 Turn = tuple[TenantId, tuple[int, ...]]
 """Whose something is, and its rank: what has the lowest goes before all tenants' turns."""
