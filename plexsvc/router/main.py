@@ -6,18 +6,11 @@ address; SIGTERM lets running calls end for a few seconds.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 
-from plexsvc import config as configuration
-from plexsvc import log as logging
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.router.api import RemoteScheduler
@@ -60,32 +53,5 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
         await channel.close()
 
 
-async def run(config: RouterConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopped.set)
-    async with serving(config) as address:
-        loops.keep_what_is_there()
-        sys.stdout.write(json.dumps({"address": address}) + "\n")
-        sys.stdout.flush()
-        await stopped.wait()
-
-
-def main() -> int:
-    """Run a router; return the exit status."""
-    parser = argparse.ArgumentParser(prog="plexsvc.router", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="TOML file of RouterConfig")
-    arguments = parser.parse_args()
-    logging.setup()
-    try:
-        loops.run(run(configuration.load(arguments.config, RouterConfig)))
-    except PlexError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(loops.serve(RouterConfig, serving))

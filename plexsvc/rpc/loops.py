@@ -1,14 +1,27 @@
-"""The event loop of every process that serves gRPC."""
+"""Event loop of every process that serves gRPC, and the main program of one that only serves."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import gc
-from collections.abc import Coroutine
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
+from plexsvc import config as configuration
+from plexsvc import log as logging
+from plexsvc.errors import PlexError
+from plexsvc.tether import die_with_parent
+
 Result = TypeVar("Result")
+Config = TypeVar("Config")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
@@ -23,3 +36,36 @@ def keep_what_is_there() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def serve(into: type[Config], serving: Callable[[Config], AbstractAsyncContextManager[str]]) -> int:
+    """Serve by the arguments of the command line until SIGTERM or SIGINT; return the exit status.
+
+    `--config` names a TOML file of `into`; `--parent-death` a process to die with. When clients can
+    connect, one JSON line says the address that `serving` yields. Status 2: it could not serve, and
+    stderr says why.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True, help=f"TOML file: {into.__name__}")
+    parser.add_argument("--parent-death", type=int, metavar="PID", help="die when PID dies")
+    arguments = parser.parse_args()
+    if arguments.parent_death is not None:
+        die_with_parent(arguments.parent_death)
+    logging.setup()
+    try:
+        run(_until_stopped(serving(configuration.load(arguments.config, into))))
+    except PlexError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+async def _until_stopped(serving: AbstractAsyncContextManager[str]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serving as address:
+        keep_what_is_there()
+        sys.stdout.write(json.dumps({"address": address}) + "\n")
+        sys.stdout.flush()
+        await stopped.wait()

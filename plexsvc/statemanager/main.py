@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -39,10 +38,10 @@ from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
 from plexsvc.statemanager.servicer import StateManagerServicer
+from plexsvc.tether import die_with_parent
 
 log = Log(__name__)
 
-_PR_SET_PDEATHSIG: Final = 1
 _GRACE_S: Final = 2.0
 
 BEAT_S: Final = 1.0
@@ -109,21 +108,13 @@ async def beat(node: Node) -> None:
             await asyncio.sleep(BEAT_S)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; end now if it has already."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent of this state manager is gone")
-
-
 def main() -> None:
     """Run one state manager."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="TOML file")
     parser.add_argument("--vault-fd", type=int, help="socket to who keeps the memory files")
     arguments = parser.parse_args()
-    die_with_parent()
+    die_with_parent(os.getppid())
     logs.setup()
     allow_many_files()
     try:
