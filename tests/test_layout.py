@@ -1,7 +1,9 @@
-"""Tests mirror the tree: a unit test lies where the module it is named after lies."""
+"""Tests mirror the tree: a unit test lies where its module lies. Names mean one thing in a room."""
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,36 @@ def test_fakes_lie_apart_from_rigs() -> None:
     names = {room: [path.name for path in (ROOT / "tests" / room).glob("*.py")] for room in ROOMS}
     assert [name for name in names["fakes"] if not name.startswith("fake_")] == []
     assert [name for name in names["rigs"] if name.startswith("fake_")] == []
+
+
+def modules() -> list[Path]:
+    found = [path for root in PRODUCTS.values() for path in root.rglob("*.py")]
+    return sorted(p for p in found if p.name != "__init__.py" and "v1" not in p.parts)
+
+
+def room_of(module: Path, *, depth: int) -> Path:
+    """Return the folder, at most `depth` levels below the repository's, that a module lies in."""
+    return Path(*module.relative_to(ROOT).parts[:-1][:depth])
+
+
+def doubles(names: list[tuple[Path, str, Path]]) -> dict[str, list[str]]:
+    """Return the names that stand more than once in a room, of (room, name, where)."""
+    found = defaultdict(list)
+    for room, name, where in names:
+        found[f"{name} in {room}"].append(str(where.relative_to(ROOT)))
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_class_name_stands_for_one_thing_in_a_package() -> None:
+    names = [
+        (room_of(module, depth=2), node.name.lstrip("_"), module)
+        for module in modules()
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert doubles(names) == {}
+
+
+def test_a_module_name_stands_for_one_thing_in_a_room() -> None:
+    names = [(room_of(module, depth=3), module.stem, module) for module in modules()]
+    assert doubles(names) == {}

@@ -32,7 +32,7 @@ class Loadable(Deployment):
         return self._run(body, read=facts)
 
 
-class Scores(Deployment):
+class Scorer(Deployment):
     """A deployment that scores the targets of a batch."""
 
     @call
@@ -136,7 +136,7 @@ class Trained(Loadable):
         return self._run(body, arrays=arrays, read=read)
 
 
-class Actor(Trained, Scores):
+class Actor(Trained, Scorer):
     """The policy under training."""
 
     @call
@@ -236,7 +236,7 @@ class Critic(Trained):
         )
 
 
-class Reference(Loadable, Synced, Scores):
+class Reference(Loadable, Synced, Scorer):
     """A model that only scores; it holds no gradients and no optimizer state."""
 
 

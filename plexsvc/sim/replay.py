@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from plexsvc.scheduler.driver.encoding import Entry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.encoding import JournalEntry, Recording, Snapshot, Tail
 from plexsvc.scheduler.driver.replaying import Replay
 
 
@@ -81,7 +81,7 @@ class _Count:
         )
 
 
-def _step(replay: Replay, entry: Entry, count: _Count) -> Difference | None:
+def _step(replay: Replay, entry: JournalEntry, count: _Count) -> Difference | None:
     try:
         actions, encoded, digest = replay.take(entry)
     except Exception as error:  # noqa: BLE001 - the core met what it never met live
@@ -96,7 +96,7 @@ def _step(replay: Replay, entry: Entry, count: _Count) -> Difference | None:
     return _difference(entry, replayed=encoded, why=_why(entry, encoded))
 
 
-def _same_state(replay: Replay, snapshot: Snapshot, entry: Entry) -> Difference | None:
+def _same_state(replay: Replay, snapshot: Snapshot, entry: JournalEntry) -> Difference | None:
     found = replay.snapshot()
     if (found.chain, bytes(found.state)) == (snapshot.chain, bytes(snapshot.state)):
         return None
@@ -104,7 +104,7 @@ def _same_state(replay: Replay, snapshot: Snapshot, entry: Entry) -> Difference 
     return _difference(entry, replayed=b"[]", why=f"the snapshot behind it has another {what}")
 
 
-def _why(entry: Entry, encoded: bytes) -> str:
+def _why(entry: JournalEntry, encoded: bytes) -> str:
     if entry.actions is None:
         return "other actions followed, or the row is not what was journaled"
     if entry.actions.encode() == encoded:
@@ -112,7 +112,7 @@ def _why(entry: Entry, encoded: bytes) -> str:
     return "other actions followed"
 
 
-def _difference(entry: Entry, *, replayed: bytes, why: str) -> Difference:
+def _difference(entry: JournalEntry, *, replayed: bytes, why: str) -> Difference:
     return Difference(
         idx=entry.idx,
         kind=type(entry.event).__name__,

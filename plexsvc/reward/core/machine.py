@@ -52,7 +52,7 @@ HistoryKey = tuple[TenantId, JobId, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PoolLimits:
     """Bounds of the pool."""
 
     min_workers: int = 1
@@ -108,7 +108,7 @@ class Worker:
 class RewardCore:
     """The decisions of one proxy. `handle` is its only way in; the rest is to look at."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.workers: dict[WorkerId, Worker] = {}
         self.queue = PoolQueue()

@@ -63,7 +63,7 @@ _DENIED: Final = {
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class _Program(ctypes.Structure):
+class _Filter(ctypes.Structure):
     _fields_: ClassVar[Any] = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
@@ -105,7 +105,7 @@ def load_filter(instructions: bytes) -> None:
     """Let this process, and what it starts, make only the calls that the filter allows."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     address = ctypes.cast(buffer, ctypes.c_void_p)
-    program = _Program(len(instructions) // _INSTRUCTION_BYTES, address)
+    program = _Filter(len(instructions) // _INSTRUCTION_BYTES, address)
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     done = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
     _check(done, "prctl(PR_SET_SECCOMP)")

@@ -31,7 +31,7 @@ MAX_TENANTS: Final = 4096
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Asker:
     free_us: int = 0
     waiting: int = 0
 
@@ -41,7 +41,7 @@ class Pace:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turns = Newest[str, _Turn](MAX_TENANTS)
+        self._turns = Newest[str, _Asker](MAX_TENANTS)
 
     async def answer(self, tenant: str, ask: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return what `ask()` returns, once it is the tenant's turn.
@@ -49,7 +49,7 @@ class Pace:
         Raises:
             PlexError: `queue_full` when too many of its questions wait.
         """
-        turn = self._turns.get(tenant) or _Turn()
+        turn = self._turns.get(tenant) or _Asker()
         self._turns[tenant] = turn
         if turn.waiting >= MAX_WAITING:
             raise PlexError(

@@ -75,7 +75,7 @@ _NOTES: Final[dict[str, msgspec.json.Decoder[Configured] | msgspec.json.Decoder[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One event as it was journaled; `digest` is empty where the journal ends before its note."""
 
     idx: int
@@ -90,7 +90,7 @@ class Recording:
     """A journal of one epoch: how its core was made, and its events in order."""
 
     configured: Configured
-    entries: tuple[Entry, ...]
+    entries: tuple[JournalEntry, ...]
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events."""
@@ -113,7 +113,7 @@ class Tail:
     """What a journal still tells: from its beginning, or from a snapshot, on."""
 
     configured: Configured
-    entries: Iterator[Entry]
+    entries: Iterator[JournalEntry]
     """Read once, as far as they are wanted."""
     snapshots: tuple[Snapshot, ...] = ()
     """Oldest first; the entries begin behind the first."""
@@ -217,9 +217,9 @@ def follow(lines: Iterable[Line], snapshots: tuple[Snapshot, ...] = ()) -> Tail:
     return Tail(configured=made, entries=_entries(lines, after=1))
 
 
-def _entries(lines: Iterable[Line], *, after: int) -> Iterator[Entry]:
+def _entries(lines: Iterable[Line], *, after: int) -> Iterator[JournalEntry]:
     """Yield events in order, each when its note has come, the last ones without."""
-    waiting: deque[Entry] = deque()
+    waiting: deque[JournalEntry] = deque()
     for expected, line in enumerate(lines, start=after + 1):
         if line.idx != expected:
             raise _unreadable(expected, f"it is missing; row {line.idx} follows")
@@ -230,7 +230,7 @@ def _entries(lines: Iterable[Line], *, after: int) -> Iterator[Entry]:
             case Decided():
                 yield from _told(waiting, value, after=after, line=line)
             case _:
-                waiting.append(Entry(idx=line.idx, event=value, body=line.body))
+                waiting.append(JournalEntry(idx=line.idx, event=value, body=line.body))
     yield from waiting
 
 
@@ -245,7 +245,9 @@ def _decode(line: Line) -> Event | Configured | Decided:
         raise _unreadable(line.idx, f"{line.kind}: {error}") from error
 
 
-def _told(waiting: deque[Entry], note: Decided, *, after: int, line: Line) -> Iterator[Entry]:
+def _told(
+    waiting: deque[JournalEntry], note: Decided, *, after: int, line: Line
+) -> Iterator[JournalEntry]:
     """Yield the events that a note tells of, with their digests (and actions)."""
     if note.actions and len(note.actions) != len(note.digests):
         raise _unreadable(line.idx, f"{len(note.digests)} digests, {len(note.actions)} actions")

@@ -6,7 +6,7 @@ import msgspec
 import xxhash
 
 from plexsvc.scheduler.driver import encoding
-from plexsvc.scheduler.driver.encoding import Entry, Recording, Snapshot, Tail
+from plexsvc.scheduler.driver.encoding import JournalEntry, Recording, Snapshot, Tail
 from plexsvc.scheduler.driver.freezing import freeze, thaw
 
 
@@ -23,7 +23,7 @@ class Replay:
         self.chain = "" if snapshot is None else snapshot.chain
         """32 hex digits of all digests so far, those before a snapshot included."""
 
-    def take(self, entry: Entry) -> tuple[int, bytes, str]:
+    def take(self, entry: JournalEntry) -> tuple[int, bytes, str]:
         """Tell the core an event; return how many actions follow, their JSON, and the digest."""
         actions = self.core.handle(entry.event)
         encoded = encoding.encode_actions(actions)

@@ -199,13 +199,13 @@ def journal_of(
 ) -> encoding.Recording:
     """Return what a live run of these jobs would have journaled."""
     made = encoding.configured(Limits(), epoch=1)
-    entries: list[encoding.Entry] = []
+    entries: list[encoding.JournalEntry] = []
 
     def note(event: Event, actions: Sequence[Action]) -> None:
         body = encoding.encode(event)
         encoded = encoding.encode_actions(actions)
         entries.append(
-            encoding.Entry(
+            encoding.JournalEntry(
                 idx=len(entries) + 2,
                 event=event,
                 body=body.decode(),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.machine import MAX_FAILED_STARTS, MAX_TRIES, Limits, RewardCore
+from plexsvc.reward.core.machine import MAX_FAILED_STARTS, MAX_TRIES, PoolLimits, RewardCore
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
     BatchId,
@@ -54,7 +54,7 @@ def arrived(
 
 
 def core_with_a_worker(*, max_workers: int = 1) -> RewardCore:
-    core = RewardCore(Limits(max_workers=max_workers))
+    core = RewardCore(PoolLimits(max_workers=max_workers))
     assert core.handle(TimePassed(at_us=0)) == [StartWorker(worker=W1)]
     assert core.handle(WorkerReady(at_us=0, worker=W1)) == []
     return core
@@ -145,7 +145,7 @@ def test_a_program_that_fails_is_tried_on_other_workers_then_reported(how: str) 
 
 
 def test_workers_that_never_come_up_end_what_waits_with_the_reason() -> None:
-    core = RewardCore(Limits(max_workers=1))
+    core = RewardCore(PoolLimits(max_workers=1))
     orders, now_us, pauses = core.handle(arrived(0)), 0, []
     answers: list[Order] = []
     for _ in range(MAX_FAILED_STARTS):
@@ -164,7 +164,7 @@ def test_workers_that_never_come_up_end_what_waits_with_the_reason() -> None:
 
 
 def test_a_worker_that_is_not_ready_in_time_is_stopped() -> None:
-    core = RewardCore(Limits(max_workers=1, start_us=S))
+    core = RewardCore(PoolLimits(max_workers=1, start_us=S))
     core.handle(TimePassed(at_us=0))
     assert core.next_deadline_us() == S
     orders = core.handle(TimePassed(at_us=S))
@@ -204,7 +204,7 @@ def test_the_next_batch_of_a_job_is_expected_to_take_as_long_as_the_last() -> No
 
 
 def test_endless_programs_of_one_tenant_leave_the_others_their_share() -> None:
-    core = RewardCore(Limits(min_workers=4, max_workers=4))
+    core = RewardCore(PoolLimits(min_workers=4, max_workers=4))
     core.handle(TimePassed(at_us=0))
     for number in range(1, 5):
         core.handle(WorkerReady(at_us=0, worker=WorkerId(number)))
@@ -236,7 +236,7 @@ class World:
     """Workers that do what a test draws, and the count of the core's answers."""
 
     def __init__(self) -> None:
-        self.core = RewardCore(Limits(max_workers=3))
+        self.core = RewardCore(PoolLimits(max_workers=3))
         self.now_us = 0
         self.starting: list[WorkerId] = []
         self.idle: list[WorkerId] = []
