@@ -47,7 +47,7 @@ class Operations:
         self._open_call = open_call
         self._check = check
         self._method = method
-        self._stream: _Stream | None = None
+        self._stream: _OpenStream | None = None
 
     async def ask(self, operation: operations_pb2.Operation, *, timeout_s: float) -> Result:
         """Return the answer.
@@ -60,8 +60,11 @@ class Operations:
         _check_size(operation)
         stream = self._stream
         if stream is None or stream.is_lost:
-            stream = self._stream = _Stream(self._open_call(), method=self._method)
-        answer = stream.send(operation)
+            stream = self._stream = _OpenStream(self._open_call(), method=self._method)
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        stream.due.setdefault(operation.operation_id, []).append(answer)
+        stream.unsent[operation.operation_id] = operation
+        stream.has_unsent.set()
         try:
             async with asyncio.timeout(timeout_s):
                 result = await answer
@@ -80,39 +83,29 @@ class Operations:
             await self._stream.aclose()
 
 
-class _Stream:
+class _OpenStream:
     """One stream: what waits to be written, and who waits for which answer."""
 
     def __init__(self, call: Any, *, method: str) -> None:  # noqa: ANN401 - gRPC's call object is untyped
         self._call = call
         self._method = method
         self._server = f"the {method.partition('.')[0].lower()}"
-        self._unsent: dict[bytes, operations_pb2.Operation] = {}
-        self._has_unsent = asyncio.Event()
-        self._due: dict[bytes, list[asyncio.Future[Result]]] = {}
+        self.unsent: dict[bytes, operations_pb2.Operation] = {}
+        self.has_unsent = asyncio.Event()
+        self.due: dict[bytes, list[asyncio.Future[Result]]] = {}
         self._is_write_broken = False
         self.is_lost = False
-        self._loop = asyncio.get_running_loop()
-        self._carrying = self._loop.create_task(self._carry())
-
-    def send(self, operation: operations_pb2.Operation) -> asyncio.Future[Result]:
-        """Have an operation written; return the future of its answer, to be left in any case."""
-        operation_id = operation.operation_id
-        future: asyncio.Future[Result] = self._loop.create_future()
-        self._due.setdefault(operation_id, []).append(future)
-        self._unsent[operation_id] = operation
-        self._has_unsent.set()
-        return future
+        self._carrying = asyncio.get_running_loop().create_task(self._carry())
 
     def leave(self, operation_id: bytes, future: asyncio.Future[Result]) -> None:
         """Wait for an answer no more; an operation that nobody waits for is not sent."""
-        waiting = self._due.get(operation_id)
+        waiting = self.due.get(operation_id)
         if waiting is None:
             return
         waiting.remove(future)
         if not waiting:
-            del self._due[operation_id]
-            self._unsent.pop(operation_id, None)
+            del self.due[operation_id]
+            self.unsent.pop(operation_id, None)
 
     async def aclose(self) -> None:
         """End the stream; whoever waits is cancelled."""
@@ -141,7 +134,7 @@ class _Stream:
                 if result is None:  # what gRPC makes of bytes it cannot parse
                     text = f"an answer from {self._server} is no OperationResult"
                     return _lost(text, status="OK")
-                for future in self._due.pop(result.operation_id, ()):
+                for future in self.due.pop(result.operation_id, ()):
                     if not future.done():
                         future.set_result(result)
         except grpc.aio.AioRpcError as failure:
@@ -152,10 +145,10 @@ class _Stream:
         try:
             await self._call.initial_metadata()
             while True:
-                await self._has_unsent.wait()
-                self._has_unsent.clear()
-                while self._unsent:
-                    operation = self._unsent.pop(next(iter(self._unsent)))
+                await self.has_unsent.wait()
+                self.has_unsent.clear()
+                while self.unsent:
+                    operation = self.unsent.pop(next(iter(self.unsent)))
                     await self._call.write(operation)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             self._is_write_broken = True  # the reader hears why
@@ -175,7 +168,7 @@ class _Stream:
         return error_of(failure, text=f"{self._server} did not answer:")
 
     def _fail(self, why: PlexError | None) -> None:
-        for futures in self._due.values():
+        for futures in self.due.values():
             for future in futures:
                 if future.done():
                     continue

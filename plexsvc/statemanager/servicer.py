@@ -233,13 +233,13 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         upload: Upload | None = None
         try:
             header = await _first(request_iterator)
-            upload = self._node.staging.begin(header)
-            if upload is None:
+            begun = upload = self._node.staging.begin(header)
+            if begun is None:
                 return service_pb2.StageReply(nbytes=header.nbytes)
-            await self._reserve(upload)
+            await self._run(lambda _: begun.reserve())
             async for request in request_iterator:
-                upload.write(request.chunk)
-            nbytes = await self._finish(upload)
+                begun.write(request.chunk)
+            nbytes = await self._run(lambda _: begun.finish())
             upload = None
             return service_pb2.StageReply(nbytes=nbytes)
         except PlexError as error:
@@ -299,12 +299,6 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         done = work(caller)
         self._node.book.settle()
         return done
-
-    async def _reserve(self, upload: Upload) -> None:
-        await self._run(lambda _: upload.reserve())
-
-    async def _finish(self, upload: Upload) -> int:
-        return await self._run(lambda _: upload.finish())
 
     def _move(self, request: statemanager_pb2.MoveRequest, caller: Caller) -> MoveOutcome:
         if request.to not in TARGETS:

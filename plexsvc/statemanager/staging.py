@@ -333,17 +333,13 @@ class Upload:
             found = f"stream ended after {self._received} of {self._header.nbytes} bytes"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{found}; send it again")
         if self._header.HasField("rules"):
-            self._validate()
+            with self._staging.holding(self._key, self._bundle):
+                mapped = self._bundle.file.map(is_writable=False)
+            views = tensors.views(self._header.tensors, memoryview(mapped)[: self._header.nbytes])
+            check_batch(self._header.tensors, views, self._header.rules)
         self._staging.seal_upload(self._key, self._bundle)
         return int(self._header.nbytes)
 
     def abandon(self) -> None:
         """Drop what came so far."""
         self._staging.abandon(self._key, self._bundle)
-
-    def _validate(self) -> None:
-        with self._staging.holding(self._key, self._bundle):
-            mapped = self._bundle.file.map(is_writable=False)
-        data = memoryview(mapped)[: self._header.nbytes]
-        views = tensors.views(self._header.tensors, data)
-        check_batch(self._header.tensors, views, self._header.rules)

@@ -39,6 +39,7 @@ from plexsvc.worker.operations import (
     Prepared,
     Run,
     StateMemory,
+    operation_seed,
 )
 
 log = Log(__name__)
@@ -200,11 +201,13 @@ class Executor:
         self.ledger.begin(operation.seq)
         kind = operation.WhichOneof("body")
         try:
-            answer = self._built().run(operation, run)
-        except PlexError as error:
-            return Outcome(reply=self._failed(operation, error), must_exit=kind in REPLACES)
-        except Exception as error:  # noqa: BLE001 - as above
-            must_exit = self._config.world_size > 1 or kind in REWRITES
+            self._backend.reseed(operation_seed(self._config.seed, operation.seq))
+            answer = run()
+        except Exception as error:  # noqa: BLE001 - the rank's boundary: becomes an answer
+            self._built().broken(kind, error)
+            is_bug = not isinstance(error, PlexError)
+            is_open = self._config.world_size > 1 or kind in REWRITES
+            must_exit = kind in REPLACES or (is_bug and is_open)
             return Outcome(reply=self._failed(operation, error), must_exit=must_exit)
         result = results.to_wire(answer, operation_id=operation.operation_id)
         return Outcome(reply=worker_pb2.ExecuteReply(result=result, digest=results.digest(answer)))

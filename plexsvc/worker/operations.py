@@ -123,10 +123,8 @@ class Operations:
                 return self._initialize(published)
             case "forward":
                 return self._forward(operation, held)
-            case "forward_backward":
-                return self._forward_backward(operation, held)
-            case "backward":
-                return self._backward(operation, held)
+            case "forward_backward" | "backward":
+                return self._train(operation, held)
             case "step":
                 return self._step(operation.step)
             case "zero_grad":
@@ -141,21 +139,10 @@ class Operations:
                     f"{kind or 'an empty operation'} does not run on a training rank",
                 )
 
-    def run(self, operation: Operation, run: Run) -> Answer:
-        """Run a prepared operation.
-
-        Raises:
-            Exception: whatever it met. It may have changed something: if it can, the window is
-                broken from here on.
-        """
-        kind = operation.WhichOneof("body")
-        try:
-            self._backend.reseed(operation_seed(self._config.seed, operation.seq))
-            return run()
-        except Exception as error:
-            if kind in CHANGES:
-                self._broken_by = f"an earlier {kind} failed ({error})"
-            raise
+    def broken(self, kind: str | None, error: Exception) -> None:
+        """Note that an operation failed while it ran: if it can change anything, it may have."""
+        if kind in CHANGES:
+            self._broken_by = f"an earlier {kind} failed ({error})"
 
     def _initialize(self, copies: PublishedVersion) -> Run:
         if self.is_initialized:
@@ -207,39 +194,18 @@ class Operations:
             self._backend.forward(batch, temperature=temperature), batch, room
         )
 
-    def _forward_backward(self, operation: Operation, held: ExitStack) -> Prepared:
-        body = operation.forward_backward
-        loss = losses.resolve(body.loss, body.loss_args, role=self._config.role)
-        return self._train(
-            operation,
-            loss,
-            temperature=body.temperature,
-            keep_outputs=body.return_logprobs,
-            held=held,
-        )
-
-    def _backward(self, operation: Operation, held: ExitStack) -> Prepared:
-        return self._train(
-            operation,
-            losses.given_gradient,
-            temperature=operation.backward.temperature,
-            keep_outputs=False,
-            held=held,
-        )
-
-    def _train(
-        self,
-        operation: Operation,
-        loss: TokenLoss,
-        *,
-        temperature: float,
-        keep_outputs: bool,
-        held: ExitStack,
-    ) -> Prepared:
+    def _train(self, operation: Operation, held: ExitStack) -> Prepared:
+        loss: TokenLoss = losses.given_gradient
+        keep_outputs = False
+        body: operations_pb2.ForwardBackward | operations_pb2.Backward = operation.backward
+        if operation.HasField("forward_backward"):
+            body = operation.forward_backward
+            loss = losses.resolve(body.loss, body.loss_args, role=self._config.role)
+            keep_outputs = body.return_logprobs
         self._check_trains(str(operation.WhichOneof("body")))
         batch = self._batch(operation, held)
         room = self._room(batch, held) if keep_outputs else None
-        temperature = temperature or 1.0
+        temperature = body.temperature or 1.0
 
         def run() -> Answer:
             found = self._backend.forward_backward(
