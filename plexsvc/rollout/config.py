@@ -58,7 +58,13 @@ class RolloutConfig:
     max_samples_per_operation: int = 65_536
     """Prompts times n of one generate."""
     max_tries_per_sample: int = 3
-    """Instances that may be lost under one sample before its operation fails."""
+    """Instances that may be lost under one sample, in a row and without a token of it in between,
+    before its operation fails."""
+    max_pending: int = 64
+    """Samples that an instance is given before it has sent a token of them; others wait, and go to
+    whichever instance has room first."""
+    balance_us: int = 500_000
+    """How often loads of instances are measured and samples moved from full to idle ones."""
     probe_us: int = 500_000
     """Pause between two looks at a lost instance."""
     stall_us: int = 120_000_000

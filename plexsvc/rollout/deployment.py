@@ -10,7 +10,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
@@ -20,10 +20,6 @@ from plexsvc.rpc.keys import ClusterKeys
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
 FAILED = operations_pb2.OPERATION_STATE_FAILED
 REFUSED = operations_pb2.OPERATION_STATE_REFUSED
-
-
-GivenUp = Callable[[str, str, str], None]
-"""Takes a WPG, the address of one of its instances, and why that is given up."""
 
 
 class RolloutDeployment:
@@ -38,7 +34,7 @@ class RolloutDeployment:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
-        given_up: GivenUp,
+        gone: Callable[[RolloutDeployment, Gone], None],
     ) -> None:
         self.deployment_id, self.wpg_id = deployment_id, wpg_id
         self.applied_seq = 0
@@ -51,7 +47,7 @@ class RolloutDeployment:
             clock=clock,
             group=group,
             keys=keys,
-            given_up=lambda address, because: given_up(self.wpg_id, address, because),
+            gone=lambda order: gone(self, order),
         )
         self._config, self._clock = config, clock
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)

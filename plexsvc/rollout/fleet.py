@@ -11,7 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import grpc.aio
 
@@ -31,6 +31,7 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import InstanceId
+from plexsvc.rollout.core.instances import DEDICATED, Instance
 from plexsvc.rollout.core.machine import RolloutCore
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.errors import error_from
@@ -81,6 +82,9 @@ class Line:
                 limit.reschedule(at_s)
 
 
+Gone: TypeAlias = orders.GiveUpInstance | orders.ReleaseInstance
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What an instance serves, and the checksum of its bytes."""
@@ -100,10 +104,14 @@ class Fleet:
         clock: Clock,
         group: asyncio.TaskGroup,
         keys: ClusterKeys,
-        given_up: Callable[[str, str], None],
+        gone: Callable[[Gone], None],
     ) -> None:
-        """Tell `given_up` the address of an instance that does not come back, and why."""
-        self.core = RolloutCore(deployment_id, max_losses=config.max_tries_per_sample)
+        """Tell `gone` of each instance that does not come back, or was drained."""
+        self.core = RolloutCore(
+            deployment_id,
+            max_losses=config.max_tries_per_sample,
+            max_pending=config.max_pending,
+        )
         self.fence = common_pb2.Fence()
         self.generates: dict[OperationId, Callable[[orders.SampleOrder], None]] = {}
         """Who performs the orders of each generate."""
@@ -112,7 +120,8 @@ class Fleet:
         self.sources: dict[VersionId, statemanager_pb2.PublishedVersion] = {}
         """Where the wanted version lies and, while that is loaded, of the one before."""
         self._config, self._clock, self._group, self._keys = config, clock, group, keys
-        self._given_up = given_up
+        self._gone = gone
+        self._ticking: asyncio.Task[None] | None = None
         self.progress = 0
         """Grows while instances load."""
         self._is_served = asyncio.Event()
@@ -136,22 +145,52 @@ class Fleet:
 
     def _perform(self, order: orders.Order) -> None:
         match order:
-            case orders.StartSamples() | orders.RecordTokens() | orders.AnswerSamples():
+            case (
+                orders.StartSamples()
+                | orders.StopSamples()
+                | orders.RecordTokens()
+                | orders.AnswerSamples()
+            ):
                 self.generates[order.operation_id](order)
             case orders.SeekInstance():
                 if order.probe == 1:
-                    self._log_loss(order.instance_id, "instance lost")
+                    lost = self.core.instances[order.instance_id]
+                    log.warning("instance lost", address=lost.address, because=lost.lost_because)
                 self._group.create_task(self._seek(order))
             case orders.GiveUpInstance():
-                self._log_loss(order.instance_id, "instance given up")
-                instance = self.core.instances[order.instance_id]
-                self._given_up(instance.address, instance.lost_because)
+                log.warning("instance given up", address=order.address, because=order.because)
+                self._let_go(order)
+            case orders.ReleaseInstance():
+                log.info("instance drained", address=order.address)
+                self._let_go(order)
             case orders.UpdateInstance():
                 self._group.create_task(self._update(order))
 
-    def _log_loss(self, instance_id: InstanceId, phrase: str) -> None:
-        instance = self.core.instances[instance_id]
-        log.warning(phrase, address=instance.address, because=instance.lost_because)
+    def _let_go(self, order: Gone) -> None:
+        """Say that an instance is gone; close its line unless a successor is to take its place."""
+        if order.instance_id not in self.core.instances:
+            self._group.create_task(self.lines.pop(order.instance_id).channel.close())
+        self._gone(order)
+
+    def begin(
+        self, operation_id: OperationId, perform: Callable[[orders.SampleOrder], None]
+    ) -> None:
+        """Have `perform` do what the core orders for a generate; loads are balanced meanwhile."""
+        self.generates[operation_id] = perform
+        if self._ticking is None:
+            self._ticking = self._group.create_task(self._tick())
+
+    def end(self, operation_id: OperationId) -> None:
+        """Forget a generate that is over."""
+        del self.generates[operation_id]
+        if not self.generates and self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
+    async def _tick(self) -> None:
+        while True:
+            self.post(events.Ticked(at_us=self._clock.monotonic_us()))
+            await self._clock.sleep(self._config.balance_us)
 
     async def _seek(self, order: orders.SeekInstance) -> None:
         await self._clock.sleep(self._config.probe_us)
@@ -213,7 +252,8 @@ class Fleet:
             InstanceId(next(self._ids)): Line(address, open_channel(address, self._keys))
             for address in addresses
         }
-        before = self.lines
+        instances = self.core.instances
+        before = {one: line for one, line in self.lines.items() if _is_dedicated(instances, one)}
         try:
             described = [await self._describe(line) for line in fresh.values()]
             found = {one: await self._probe(line) for one, line in fresh.items()}
@@ -223,7 +263,8 @@ class Fleet:
         except BaseException:
             await _close(fresh)
             raise
-        self.lines = fresh
+        kept = {one: line for one, line in self.lines.items() if one not in before}
+        self.lines = fresh | kept
         self.fence.CopyFrom(fence)
         joined = tuple(
             events.InstanceJoined(
@@ -261,12 +302,52 @@ class Fleet:
         self.post(events.SuccessorJoined(of=gone, joined=joined))
         await before.channel.close()
 
+    async def add(self, address: str, *, kind: str) -> None:
+        """Take one more instance; it gets the version in use by itself, then samples.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer.
+        """
+        line = Line(address, open_channel(address, self._keys))
+        try:
+            found = await self._probe(line)
+        except BaseException:
+            await line.channel.close()
+            raise
+        one = InstanceId(next(self._ids))
+        self.lines[one] = line
+        log.info("instance added", address=address, kind=kind, version=found.version)
+        self.post(
+            events.InstanceJoined(
+                instance_id=one,
+                address=address,
+                version=found.version,
+                checksum=found.checksum,
+                kind=kind,
+            )
+        )
+
+    def drain(self, address: str) -> None:
+        """Have an instance's samples go on elsewhere, and let it go then."""
+        for one, line in self.lines.items():
+            if line.address == address:
+                self.post(events.InstanceDrained(instance_id=one))
+                return
+
+    def drop(self, address: str, *, because: str) -> None:
+        """Forget an instance whose process has ended; its calls break by themselves."""
+        for one, line in list(self.lines.items()):
+            if line.address == address and not _is_dedicated(self.core.instances, one):
+                self.post(events.InstanceEnded(instance_id=one, because=because))
+                self._group.create_task(self.lines.pop(one).channel.close())
+
     async def load(
         self, source: statemanager_pb2.PublishedVersion
     ) -> list[rollout_pb2.LoadVersionReply]:
-        """Load a version on all instances at once; return the replies of those that have it.
+        """Load a version on all instances at once; return the replies of the dedicated ones.
 
-        When all are lost meanwhile, whoever takes their place loads it.
+        Those of other kinds load it in their own time, and serve then. When all dedicated ones are
+        lost meanwhile, whoever takes their place loads it.
 
         Raises:
             PlexError: what an instance refused with.
@@ -274,12 +355,14 @@ class Fleet:
         version = VersionId.of(source)
         self.sources[version] = source
         ordered = self._decide(events.VersionWanted(version=version))
+        updates = [order for order in ordered if isinstance(order, orders.UpdateInstance)]
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._update(order))
-                for order in ordered
-                if isinstance(order, orders.UpdateInstance)
-            ]
+            tasks = []
+            for order in updates:
+                if _is_dedicated(self.core.instances, order.instance_id):
+                    tasks.append(group.create_task(self._update(order)))
+                else:
+                    self._group.create_task(self._update(order))
         outcomes = [task.result() for task in tasks]
         self.sources = {
             wanted: given for wanted, given in self.sources.items() if wanted == self.core.version
@@ -391,6 +474,11 @@ class Fleet:
                 f"{error_from(error).message}",
                 instance=line.address,
             ) from error
+
+
+def _is_dedicated(instances: Mapping[InstanceId, Instance], one: InstanceId) -> bool:
+    """Whether an instance is dedicated, as one is that the core has forgotten."""
+    return one not in instances or instances[one].kind is DEDICATED
 
 
 def _is_cancelled() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import grpc.aio
@@ -12,13 +13,13 @@ import grpc.aio
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import OperationId, VersionId, show
+from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import FINISH_ABORT
-from plexsvc.rollout.fleet import Fleet, Line
+from plexsvc.rollout.fleet import PROBE_CALL_S, Fleet, Line
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
 from plexsvc.rpc.errors import error_from, first_failure
@@ -54,15 +55,19 @@ class Generation:
             PlexError: `worker_died`, or what an instance refused the request with.
         """
         self._answer = asyncio.get_running_loop().create_future()
-        self._fleet.generates[self._id] = self.perform
+        self._fleet.begin(self._id, self.perform)
         samples = {key: len(one.tokens) for key, one in self._record.samples.items()}
+        prompts = self._record.operation.generate.prompts
+        submitted = events.SamplesSubmitted(
+            operation_id=self._id,
+            samples=samples,
+            prompt_tokens=tuple(len(prompt.token_ids) for prompt in prompts),
+        )
         try:
             async with asyncio.TaskGroup() as self._group:
                 try:
                     pump = self._group.create_task(self._pump())
-                    self._fleet.post(
-                        events.SamplesSubmitted(operation_id=self._id, samples=samples)
-                    )
+                    self._fleet.post(submitted)
                     answer = await self._answer
                     pump.cancel()
                     if answer.error is not None:
@@ -70,7 +75,7 @@ class Generation:
                     return answer.losses
                 finally:  # before the group ends: no order may come for one that takes no tasks
                     self._fleet.post(events.OperationEnded(operation_id=self._id))
-                    del self._fleet.generates[self._id]
+                    self._fleet.end(self._id)
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
 
@@ -81,25 +86,31 @@ class Generation:
             await self._clock.sleep(self._config.frame_us)
             self._record.seal()
 
-    def perform(
-        self, order: orders.StartSamples | orders.RecordTokens | orders.AnswerSamples
-    ) -> None:
+    def perform(self, order: orders.SampleOrder) -> None:
         """Do what the core orders for this generate."""
         match order:
             case orders.StartSamples():
-                if any(self._tries[key] for key in order.samples):
-                    name, count = show(self._id), len(order.samples)
-                    log.warning("samples continue elsewhere", operation=name, samples=count)
-                line = self._fleet.lines[order.instance_id]
-                for requests in self._calls(order.samples):
-                    self._group.create_task(self._follow(line, order, requests))
+                self._start(order)
+            case orders.StopSamples():
+                self._group.create_task(self._stop(order))
             case orders.RecordTokens():
-                for (delta, at), known in zip(self._arrived, order.known, strict=True):
-                    if known is not None:
-                        self._record.add(at.key, delta, known=known, is_last=at.is_last)
+                self._keep(order)
             case orders.AnswerSamples():
                 if not self._answer.done():
                     self._answer.set_result(order)
+
+    def _start(self, order: orders.StartSamples) -> None:
+        if any(self._tries[key] for key in order.samples):
+            name, count = show(self._id), len(order.samples)
+            log.warning("samples continue elsewhere", operation=name, samples=count)
+        line = self._fleet.lines[order.instance_id]
+        for requests in self._calls(order.samples):
+            self._group.create_task(self._follow(line, order, requests))
+
+    def _keep(self, order: orders.RecordTokens) -> None:
+        for (delta, at), known in zip(self._arrived, order.known, strict=True):
+            if known is not None:
+                self._record.add(at.key, delta, known=known, is_last=at.is_last)
 
     def _calls(self, keys: list[SampleKey]) -> Iterator[list[rollout_pb2.InstanceRequest]]:
         """Yield the requests of one instance in calls of at most `rollout.call_bytes`."""
@@ -131,7 +142,7 @@ class Generation:
         attempt = self._tries[key]
         self._tries[key] += 1
         return rollout_pb2.InstanceRequest(
-            request_id=f"{operation.operation_id.hex()}/{prompt_index}/{sample_index}/{attempt}",
+            request_id=self._request_id(key, attempt=attempt),
             prompt=operations_pb2.Prompt(
                 token_ids=given.token_ids,
                 generated=sample.tokens,
@@ -142,13 +153,26 @@ class Generation:
             sample_index=sample_index,
         )
 
+    def _request_id(self, key: SampleKey, *, attempt: int) -> str:
+        return f"{self._id.hex()}/{key[0]}/{key[1]}/{attempt}"
+
+    async def _stop(self, order: orders.StopSamples) -> None:
+        """Have an instance abort samples; one that does not hear it sends them to their end."""
+        line = self._fleet.lines.get(order.instance_id)
+        if line is None:
+            return
+        ids = [self._request_id(key, attempt=self._tries[key] - 1) for key in order.samples]
+        request = rollout_pb2.InstanceAbortRequest(request_ids=ids)
+        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+            await line.stub.Abort(request, timeout=PROBE_CALL_S)
+
     async def _follow(
         self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         """Read one call to its end and report that."""
         error = PlexError(ErrorCode.UNAVAILABLE, "its stream ended early")
         try:
-            await self._read(line, order.version, requests)
+            await self._read(line, order, requests)
         except grpc.aio.AioRpcError as failure:
             error = error_from(failure)
         except TimeoutError:
@@ -161,6 +185,7 @@ class Generation:
             error = PlexError(ErrorCode.UNAVAILABLE, "its channel was closed")
         ended = events.CallEnded(
             operation_id=self._id,
+            call=order.call,
             instance_id=order.instance_id,
             address=line.address,
             samples=[(request.prompt_index, request.sample_index) for request in requests],
@@ -169,10 +194,10 @@ class Generation:
         self._fleet.post(ended)
 
     async def _read(
-        self, line: Line, version: VersionId, requests: list[rollout_pb2.InstanceRequest]
+        self, line: Line, order: orders.StartSamples, requests: list[rollout_pb2.InstanceRequest]
     ) -> None:
         request = rollout_pb2.InstanceGenerateRequest(
-            fence=self._fleet.fence, requests=requests, version=version._asdict()
+            fence=self._fleet.fence, requests=requests, version=order.version._asdict()
         )
         stream = line.stub.Generate(request)
         try:
@@ -181,7 +206,10 @@ class Generation:
                     line.hear(self._config.stall_us)
                     arrivals = [arrival_of(delta) for delta in frame.deltas]
                     self._arrived = zip(frame.deltas, arrivals, strict=True)
-                    self._fleet.post(events.TokensArrived(operation_id=self._id, arrivals=arrivals))
+                    arrived = events.TokensArrived(
+                        operation_id=self._id, instance_id=order.instance_id, arrivals=arrivals
+                    )
+                    self._fleet.post(arrived)
         finally:
             stream.cancel()
 
@@ -193,6 +221,7 @@ def arrival_of(delta: operations_pb2.SampleDelta) -> events.Arrival:
         delta.position,
         len(delta.token_ids),
         delta.finish_reason not in UNFINISHED,
+        delta.finish_reason == FINISH_ABORT,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -25,20 +25,25 @@ from plexsvc.fencing import Gate
 from plexsvc.ids import VersionId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.core import orders
+from plexsvc.rollout.core.instances import DEDICATED
 from plexsvc.rollout.deployment import (
     FAILED,
     REFUSED,
-    GivenUp,
     RolloutDeployment,
     failure,
     success,
 )
+from plexsvc.rollout.fleet import Gone
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
+
+GivenUp = Callable[[str, str, str], None]
+"""Takes a WPG, the address of one of its instances, and why that is given up."""
 
 MAX_ANSWERS: Final = 4096
 """Finished operations whose answer is kept, beside their token records."""
@@ -366,7 +371,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 clock=self._clock,
                 group=self._group,
                 keys=self._keys,
-                given_up=self._give_up,
+                gone=self._gone,
             )
         reply = await deployment.initialize(request)
         if deployment.wpg_id != request.wpg_id:
@@ -375,9 +380,12 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._deployments[deployment_id] = deployment
         return reply
 
-    def _give_up(self, wpg_id: str, address: str, because: str) -> None:
+    def _gone(self, deployment: RolloutDeployment, order: Gone) -> None:
+        """Have a dedicated instance that was given up replaced."""
+        if isinstance(order, orders.ReleaseInstance) or order.kind != DEDICATED.name:
+            return
         if self._report is not None:
-            self._report(wpg_id, address, because)
+            self._report(deployment.wpg_id, order.address, order.because)
 
     async def _open_stream(self, request: worker_pb2.StreamFramesRequest) -> OperationRecord:
         """Return the record to read, counted as an open stream."""

@@ -1,31 +1,53 @@
-"""Assignment of samples to instances by load."""
+"""Assignment of samples to instances: join the shortest queue that has room."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from plexsvc.rollout.core.events import SampleKey
 
 
-def deal(keys: Sequence[SampleKey], loads: Sequence[int]) -> list[list[SampleKey]]:
-    """Return which keys each instance gets, given how many samples each has.
+def deal(
+    keys: Sequence[SampleKey], loads: Sequence[int], rooms: Sequence[int]
+) -> tuple[list[list[SampleKey]], list[SampleKey]]:
+    """Return which keys each instance gets, and those that no instance has room for.
 
-    Samples of one prompt stay together, where its prefill is cached, unless that would leave an
-    instance idle.
+    `loads` are the samples that each has, `rooms` how many more it takes. Samples of one prompt
+    stay together, where its prefill is cached, unless that would leave an instance idle or they
+    do not fit. `O((keys + instances) log instances)`.
 
-    >>> deal([(0, 0), (0, 1), (1, 0), (1, 1)], [0, 0])
-    [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
-    >>> deal([(0, 0), (0, 1)], [0, 0])
-    [[(0, 0)], [(0, 1)]]
+    >>> deal([(0, 0), (0, 1), (1, 0), (1, 1)], [0, 0], [9, 9])
+    ([[(0, 0), (0, 1)], [(1, 0), (1, 1)]], [])
+    >>> deal([(0, 0), (0, 1)], [0, 0], [9, 9])
+    ([[(0, 0)], [(0, 1)]], [])
+    >>> deal([(0, 0), (0, 1), (1, 0)], [0, 4], [1, 1])
+    ([[(0, 0)], [(0, 1)]], [(1, 0)])
     """
+    groups = _groups(keys, instances=len(loads))
+    room = list(rooms)
+    hands: list[list[SampleKey]] = [[] for _ in loads]
+    queues = [(load, index) for index, load in enumerate(loads) if room[index] > 0]
+    heapq.heapify(queues)
+    while groups and queues:
+        load, index = heapq.heappop(queues)
+        group = groups.popleft()
+        hand, rest = group[: room[index]], group[room[index] :]
+        hands[index] += hand
+        room[index] -= len(hand)
+        if rest:
+            groups.appendleft(rest)
+        if room[index]:
+            heapq.heappush(queues, (load + len(hand), index))
+    return hands, [key for group in groups for key in group]
+
+
+def _groups(keys: Iterable[SampleKey], *, instances: int) -> deque[list[SampleKey]]:
+    """Return the keys prompt by prompt, or one by one where there are fewer prompts."""
     prompts: dict[int, list[SampleKey]] = {}
     for key in keys:
         prompts.setdefault(key[0], []).append(key)
-    groups = list(prompts.values()) if len(prompts) >= len(loads) else [[key] for key in keys]
-    hands: list[list[SampleKey]] = [[] for _ in loads]
-    load = list(loads)
-    for group in groups:
-        least = min(range(len(load)), key=lambda index: (load[index], index))
-        hands[least].extend(group)
-        load[least] += len(group)
-    return hands
+    if len(prompts) >= instances:
+        return deque(prompts.values())
+    return deque([key] for keys in prompts.values() for key in keys)

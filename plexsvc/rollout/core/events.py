@@ -24,11 +24,12 @@ class InstanceJoined:
     version: VersionId
     checksum: str = ""
     """Of the version's bytes; empty for the model's own weights."""
+    kind: str = "dedicated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancesReplaced:
-    """These instances took the place of all others."""
+    """These dedicated instances took the place of all others of that kind."""
 
     instances: tuple[InstanceJoined, ...]
 
@@ -39,6 +40,21 @@ class SuccessorJoined:
 
     of: InstanceId
     joined: InstanceJoined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDrained:
+    """An instance is to end: whoever lent it wants it back, or somebody asked for that."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceEnded:
+    """The process of an instance is no more, and nobody takes its place."""
+
+    instance_id: InstanceId
+    because: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +91,8 @@ class SamplesSubmitted:
 
     operation_id: OperationId
     samples: dict[SampleKey, int]
+    prompt_tokens: tuple[int, ...] = ()
+    """Length of each prompt."""
 
 
 @dataclass(slots=True)  # made for every delta of every sample; a frozen one takes thrice the time
@@ -85,6 +103,8 @@ class Arrival:
     position: int
     count: int
     is_last: bool
+    is_aborted: bool = False
+    """Whether the instance stopped this sample before its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +112,7 @@ class TokensArrived:
     """An instance sent tokens of some samples."""
 
     operation_id: OperationId
+    instance_id: InstanceId
     arrivals: list[Arrival]
 
 
@@ -100,6 +121,8 @@ class CallEnded:
     """A call that carried samples to an instance ended, whether they are complete or not."""
 
     operation_id: OperationId
+    call: int
+    """Number of the `StartSamples` that ordered it."""
     instance_id: InstanceId
     address: str
     samples: list[SampleKey]
@@ -114,9 +137,19 @@ class OperationEnded:
     operation_id: OperationId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """A little time went by: loads are measured and balanced."""
+
+    at_us: int
+
+
 Event: TypeAlias = (
     InstancesReplaced
     | SuccessorJoined
+    | InstanceJoined
+    | InstanceDrained
+    | InstanceEnded
     | InstanceAnswered
     | VersionWanted
     | InstanceLost
@@ -124,4 +157,5 @@ Event: TypeAlias = (
     | TokensArrived
     | CallEnded
     | OperationEnded
+    | Ticked
 )

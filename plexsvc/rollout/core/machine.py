@@ -1,26 +1,35 @@
 """The rollout core of one deployment: which instance serves and which sample goes where.
 
-Theory of operation. An instance *serves* while it answers and has the wanted version, with the
-checksum that the others report of it. A broken call makes it *lost*: it gets no samples and is
-sought. When it answers, it is updated if it has another version, and serves again. After
-`MAX_PROBES` probes in vain it is given up, and the scheduler starts a successor or ends the
-deployment. Samples go to the least loaded serving instances, and wait while there is none. When a
-call ends before its samples are complete, each of them continues elsewhere from its recorded
-tokens; draws depend on the position, so it continues exactly. A sample that loses `max_losses`
-instances fails its operation. Every operation is answered once.
+Theory of operation. The life of an instance is the table of `instances`. It *serves* while it
+answers and has the wanted version, with the checksum that the others report of it. A broken call
+makes a dedicated one *lost*: it gets no samples and is sought. When it answers, it is updated if it
+has another version, and serves again. After `MAX_PROBES` probes in vain it is given up, and the
+scheduler starts a successor or ends the deployment. A spot one that is lost is gone.
+
+Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
+sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch). A
+sample leaves an instance when its call ends, or when it is *stopped* there, because the instance is
+drained or `balance` gives it to another. It goes on elsewhere from its recorded tokens; draws
+depend on the position, so it continues exactly. A sample that loses `max_losses` instances in a row
+without a token fails its operation. Every operation is answered once.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.rollout.core import events, orders
+from plexsvc.rollout.core.balance import choose
 from plexsvc.rollout.core.dealing import deal
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
+from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
+from plexsvc.rollout.core.profile import Profile
 
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
@@ -32,29 +41,18 @@ FATAL: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Instance:
-    """One engine process."""
-
-    address: str
-    version: VersionId
-    checksum: str = ""
-    is_serving: bool = False
-    is_sought: bool = False
-    """Whether a probe is under way."""
-    probes: int = 0
-    """Probes since it was lost."""
-    lost_because: str = ""
-    load: int = 0
-    """Incomplete samples that it has."""
-
-
-@dataclass(slots=True)
 class Sample:
     """One sample of a generate."""
 
     num_tokens: int
+    prompt_tokens: int = 0
     instance_id: InstanceId | None = None
+    call: int = 0
+    """The latest that carried it."""
+    is_leaving: bool = False
+    """Whether its instance was told to stop it."""
     losses: int = 0
+    """Instances that it lost since its last token."""
     is_complete: bool = False
 
 
@@ -64,16 +62,18 @@ class Generate:
 
     samples: dict[SampleKey, Sample]
     incomplete: int
-    waiting: list[SampleKey] = field(default_factory=list)
-    """Samples that wait for an instance to serve."""
+    waiting: deque[SampleKey] = field(default_factory=deque)
+    """Samples that wait for an instance with room."""
     losses: int = 0
 
 
 class RolloutCore:
     """State of one deployment's instances and unanswered generates."""
 
-    def __init__(self, deployment_id: str, *, max_losses: int) -> None:
+    def __init__(self, deployment_id: str, *, max_losses: int, max_pending: int) -> None:
         self.deployment_id, self.max_losses = deployment_id, max_losses
+        self.max_pending = max_pending
+        self.profile = Profile()
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -85,29 +85,48 @@ class RolloutCore:
         """Instances whose answer to the latest `VersionWanted` is outstanding."""
         self._is_refused = False
         """Whether one of them refused it."""
+        self._calls = 0
+        self._leaving = 0
+        """Samples that were told to stop and have not."""
+        self._ticks, self._ticked_us = 0, 0
+        self._emptied: list[InstanceId] = []
+        """Instances that lost their last sample by this event."""
 
-    def handle(self, event: Event) -> list[Order]:  # noqa: PLR0911 - one case an event
+    def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
+        ordered = self._apply(event)
+        emptied, self._emptied = self._emptied, []
+        for one in emptied:
+            ordered += self._release(one)
+        return ordered
+
+    def _apply(self, event: Event) -> list[Order]:  # noqa: C901, PLR0911 - one case an event
         match event:
             case events.InstancesReplaced():
                 return self._replace(event)
             case events.SuccessorJoined():
                 return self._succeed(event)
+            case events.InstanceJoined():
+                return self._join(event)
+            case events.InstanceDrained():
+                return self._drain(event.instance_id)
+            case events.InstanceEnded():
+                return self._end(event)
             case events.InstanceAnswered() | events.InstanceLost():
                 return self._hear(event)
             case events.VersionWanted():
                 return self._want(event.version)
             case events.SamplesSubmitted():
-                samples = {key: Sample(num_tokens) for key, num_tokens in event.samples.items()}
-                self.generates[event.operation_id] = Generate(samples, len(samples))
-                return self._spread(event.operation_id, list(samples))
+                return self._submit(event)
             case events.TokensArrived():
                 return self._record(event)
             case events.CallEnded():
                 return self._end_call(event)
             case events.OperationEnded():
                 self._forget(event.operation_id)
-                return []
+                return self._spread_waiting()
+            case events.Ticked():
+                return self._tick(event.at_us)
         assert_never(event)
 
     @property
@@ -134,15 +153,17 @@ class RolloutCore:
     # ---- instances
 
     def _replace(self, event: events.InstancesReplaced) -> list[Order]:
-        """Take new instances; the calls of those before end by themselves."""
+        """Take new dedicated instances; the calls of those before end by themselves."""
         if not self.instances:  # a new manager adopts what they have
             self.version = max(joined.version for joined in event.instances)
             self._checksums.clear()
-        self.instances = {
+        kept = {one: has for one, has in self.instances.items() if has.kind is not DEDICATED}
+        fresh = {
             joined.instance_id: Instance(joined.address, joined.version)
             for joined in event.instances
         }
-        self._updating.clear()
+        self.instances = fresh | kept
+        self._updating &= set(kept)
         ordered: list[Order] = []
         for joined in event.instances:
             if wrong := self._serve(joined.instance_id, joined.version, joined.checksum):
@@ -153,8 +174,12 @@ class RolloutCore:
         """Let a new process take an instance's place; the calls of that end by themselves."""
         self.instances.pop(event.of, None)
         self._updating.discard(event.of)
-        joined = event.joined
-        self.instances[joined.instance_id] = Instance(joined.address, joined.version)
+        return self._join(event.joined)
+
+    def _join(self, joined: events.InstanceJoined) -> list[Order]:
+        """Take one more instance, whatever else goes on; it is updated before it serves."""
+        made = Instance(joined.address, joined.version, kind=KINDS[joined.kind])
+        self.instances[joined.instance_id] = made
         answered = events.InstanceAnswered(
             instance_id=joined.instance_id, version=joined.version, checksum=joined.checksum
         )
@@ -175,7 +200,7 @@ class RolloutCore:
             return self._refuse(one, refusal)
         if instance.is_serving:
             return self._settle(one)
-        if one in self._updating:
+        if one in self._updating or instance.phase is Phase.DRAINING:
             return []
         return [orders.UpdateInstance(instance_id=one, version=self.version)]
 
@@ -183,27 +208,69 @@ class RolloutCore:
         """Note an instance's version; it serves if that is the wanted one. Return what is wrong."""
         instance = self.instances[instance_id]
         instance.version, instance.checksum = version, checksum
-        instance.is_serving = False
         if version != self.version:
+            instance.enter(Trigger.OUTDATED)
             return ""
         known = self._checksums.setdefault(version, checksum)
         if checksum != known:
             return f"its {version} has checksum {checksum or 'none'}, the others' has {known}"
-        instance.is_serving, instance.lost_because, instance.probes = True, "", 0
+        instance.enter(Trigger.VERIFIED)
+        instance.lost_because, instance.probes = "", 0
         return ""
 
     def _lose(self, instance_id: InstanceId, because: str) -> list[Order]:
         """Give an instance no more samples; seek it unless that is under way or was in vain."""
         instance = self.instances[instance_id]
-        instance.is_serving, instance.lost_because = False, because
+        instance.enter(Trigger.BROKE)
+        instance.lost_because = because
+        if instance.phase is Phase.GONE or not instance.kind.is_sought:
+            del self.instances[instance_id]
+            return [self._give_up(instance_id, instance)]
         if instance.is_sought:
             return []
         if instance.probes >= MAX_PROBES:
             instance.probes = 0
-            return [orders.GiveUpInstance(instance_id=instance_id)]
+            return [self._give_up(instance_id, instance)]
         instance.is_sought = True
         instance.probes += 1
         return [orders.SeekInstance(instance_id=instance_id, probe=instance.probes)]
+
+    @staticmethod
+    def _give_up(instance_id: InstanceId, instance: Instance) -> orders.GiveUpInstance:
+        return orders.GiveUpInstance(
+            instance_id=instance_id,
+            kind=instance.kind.name,
+            address=instance.address,
+            because=instance.lost_because,
+        )
+
+    def _drain(self, instance_id: InstanceId) -> list[Order]:
+        """Have an instance stop its samples, which go elsewhere; then it is released."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
+            return []
+        instance.enter(Trigger.DRAINED)
+        ordered = self._settle(instance_id)
+        if not instance.load:
+            return ordered + self._release(instance_id)
+        return ordered + self._stop(instance_id, self._samples_of(instance_id))
+
+    def _release(self, instance_id: InstanceId) -> list[Order]:
+        """Let a drained instance go once it has no samples."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.phase is not Phase.DRAINING or instance.load:
+            return []
+        instance.enter(Trigger.ENDED)
+        del self.instances[instance_id]
+        return [orders.ReleaseInstance(instance_id=instance_id, address=instance.address)]
+
+    def _end(self, event: events.InstanceEnded) -> list[Order]:
+        """Forget an instance; its calls end by themselves."""
+        instance = self.instances.pop(event.instance_id, None)
+        if instance is None:
+            return []
+        instance.enter(Trigger.ENDED)
+        return self._settle(event.instance_id)
 
     # ---- versions
 
@@ -211,10 +278,11 @@ class RolloutCore:
         self._version_before, self.version = self.version, version
         kept = {self._version_before, version}
         self._checksums = {known: sum_ for known, sum_ in self._checksums.items() if known in kept}
-        self._updating, self._is_refused = set(self.instances), False
-        for instance in self.instances.values():
-            instance.is_serving = False
-        return [orders.UpdateInstance(instance_id=one, version=version) for one in self.instances]
+        living = {i: one for i, one in self.instances.items() if one.phase is not Phase.DRAINING}
+        self._updating, self._is_refused = set(living), False
+        for instance in living.values():
+            instance.enter(Trigger.OUTDATED)
+        return [orders.UpdateInstance(instance_id=one, version=version) for one in living]
 
     def _refuse(self, instance_id: InstanceId, refusal: str) -> list[Order]:
         if instance_id not in self._updating:
@@ -237,81 +305,132 @@ class RolloutCore:
 
     # ---- samples
 
-    def _spread(self, operation_id: OperationId, keys: list[SampleKey]) -> list[Order]:
-        """Give samples to serving instances; without one they wait."""
-        generate = self.generates[operation_id]
-        serving = [(one, i) for one, i in self.instances.items() if i.is_serving]
-        if not serving:
-            generate.waiting += keys
-            return []
-        started: list[Order] = []
-        hands = deal(keys, [instance.load for _, instance in serving])
-        for (instance_id, instance), hand in zip(serving, hands, strict=True):
-            if not hand:
-                continue
-            instance.load += len(hand)
-            for key in hand:
-                generate.samples[key].instance_id = instance_id
-            started.append(
-                orders.StartSamples(
-                    operation_id=operation_id,
-                    instance_id=instance_id,
-                    samples=hand,
-                    version=self.version,
-                )
-            )
-        return started
+    def _submit(self, event: events.SamplesSubmitted) -> list[Order]:
+        lengths = event.prompt_tokens
+        samples = {
+            key: Sample(num_tokens, prompt_tokens=lengths[key[0]] if lengths else 0)
+            for key, num_tokens in event.samples.items()
+        }
+        self.generates[event.operation_id] = Generate(samples, len(samples))
+        return self._spread(event.operation_id, list(samples))
 
-    def _spread_waiting(self) -> list[Order]:
-        if not self.is_served:
-            return []
+    def _spread(
+        self,
+        operation_id: OperationId,
+        keys: list[SampleKey],
+        among: Iterable[InstanceId] | None = None,
+    ) -> list[Order]:
+        """Give samples to serving instances with room; what finds none waits."""
+        generate = self.generates[operation_id]
+        serving = self._serving(among)
+        hands, left = deal(
+            keys,
+            [instance.load for _, instance in serving],
+            [self._room(instance) for _, instance in serving],
+        )
+        generate.waiting.extendleft(reversed(left))
+        return [
+            self._start(operation_id, instance_id, hand)
+            for (instance_id, _), hand in zip(serving, hands, strict=True)
+            if hand
+        ]
+
+    def _start(
+        self, operation_id: OperationId, instance_id: InstanceId, keys: list[SampleKey]
+    ) -> orders.StartSamples:
+        generate, instance = self.generates[operation_id], self.instances[instance_id]
+        self._calls += 1
+        instance.load += len(keys)
+        for key in keys:
+            sample = generate.samples[key]
+            sample.instance_id, sample.call = instance_id, self._calls
+            instance.context_tokens += sample.prompt_tokens + sample.num_tokens
+            instance.pending[operation_id, key] = self._ticks
+        return orders.StartSamples(
+            operation_id=operation_id,
+            call=self._calls,
+            instance_id=instance_id,
+            samples=keys,
+            version=self.version,
+        )
+
+    def _serving(
+        self, among: Iterable[InstanceId] | None = None
+    ) -> list[tuple[InstanceId, Instance]]:
+        """Return the instances that serve and have room, of all or of these."""
+        asked = self.instances if among is None else among
+        found = ((one, self.instances[one]) for one in asked if one in self.instances)
+        return [(i, one) for i, one in found if one.is_serving and self._room(one)]
+
+    def _room(self, instance: Instance) -> int:
+        return max(0, self.max_pending - len(instance.pending))
+
+    def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
+        """Give samples that wait to instances that may have got room."""
         started: list[Order] = []
         for operation_id, generate in self.generates.items():
-            if generate.waiting:
-                keys, generate.waiting = generate.waiting, []
-                started += self._spread(operation_id, keys)
+            if generate.waiting and (serving := self._serving(among)):
+                count = sum(self._room(instance) for _, instance in serving)
+                taken = min(count, len(generate.waiting))
+                keys = [generate.waiting.popleft() for _ in range(taken)]
+                started += self._spread(operation_id, keys, among)
         return started
 
     def _record(self, event: events.TokensArrived) -> list[Order]:
         """Take each position of each sample once; a gap fails the operation."""
-        generate = self.generates.get(event.operation_id)
+        operation_id = event.operation_id
+        generate = self.generates.get(operation_id)
         if generate is None:
             return []
         known: list[int | None] = []
+        moved: list[SampleKey] = []
         for arrival in event.arrivals:
             sample = generate.samples.get(arrival.key)
             if sample is None or arrival.position > sample.num_tokens:
-                has = "not been asked for" if sample is None else sample.num_tokens
-                error = PlexError(
-                    ErrorCode.INTERNAL,
-                    f"{show(event.operation_id)}: an instance sent position {arrival.position} "
-                    f"of sample {arrival.key}, which has {has} tokens",
-                )
-                return [self._answer(event.operation_id, error)]
+                return [self._answer(operation_id, _gap(operation_id, arrival, sample))]
             if sample.is_complete:
                 known.append(None)
                 continue
             known.append(sample.num_tokens - arrival.position)
-            sample.num_tokens = max(sample.num_tokens, arrival.position + arrival.count)
+            self._grow(event, arrival, sample)
             if arrival.is_last:
                 sample.is_complete = True
                 generate.incomplete -= 1
-                self._unload(sample)
-        recorded = orders.RecordTokens(operation_id=event.operation_id, known=known)
-        if generate.incomplete:
-            return [recorded]
-        return [recorded, self._answer(event.operation_id)]
+                self._unload(operation_id, arrival.key, sample)
+            elif arrival.is_aborted and sample.is_leaving:
+                self._unload(operation_id, arrival.key, sample)
+                moved.append(arrival.key)
+        ordered: list[Order] = [orders.RecordTokens(operation_id=operation_id, known=known)]
+        if not generate.incomplete:
+            ordered.append(self._answer(operation_id))
+        if moved:
+            ordered += self._spread(operation_id, moved)
+        return ordered + self._spread_waiting((event.instance_id,))
+
+    def _grow(self, event: events.TokensArrived, arrival: events.Arrival, sample: Sample) -> None:
+        """Count the new tokens of a sample, and for the instance that sent them."""
+        grown = arrival.position + arrival.count - sample.num_tokens
+        if grown <= 0:
+            return
+        sample.num_tokens += grown
+        sample.losses = 0
+        sender = self.instances.get(event.instance_id)
+        if sender is not None and sample.instance_id == event.instance_id:
+            sender.tokens += grown
+            sender.context_tokens += grown
+            sender.pending.pop((event.operation_id, arrival.key), None)
 
     def _end_call(self, event: events.CallEnded) -> list[Order]:
         """Continue elsewhere what a call left incomplete."""
         generate = self.generates.get(event.operation_id)
         if generate is None:
             return []
-        left = [key for key in event.samples if not generate.samples[key].is_complete]
+        carried = ((key, generate.samples[key]) for key in event.samples)
+        left = [key for key, has in carried if has.call == event.call and not has.is_complete]
         if not left:
             return []
         if event.error.code in FATAL:
-            return [self._answer(event.operation_id, event.error)]
+            return [self._answer(event.operation_id, event.error), *self._spread_waiting()]
         instance, because = self.instances.get(event.instance_id), event.error.message
         sought: list[Order] = []
         if instance is not None and instance.is_serving:
@@ -319,21 +438,53 @@ class RolloutCore:
         generate.losses += 1
         for key in left:
             sample = generate.samples[key]
-            self._unload(sample)
-            sample.losses += 1
+            sample.losses += not sample.is_leaving
+            self._unload(event.operation_id, key, sample)
             if sample.losses >= self.max_losses:
                 error = self.death(
                     f"sample {key} of {show(event.operation_id)} lost {sample.losses} instances "
                     f"(rollout.max_tries_per_sample), the last at {event.address}: {because}; "
                     "instances"
                 )
-                return [*sought, self._answer(event.operation_id, error)]
-        return sought + self._spread(event.operation_id, left)
+                return [*sought, self._answer(event.operation_id, error), *self._spread_waiting()]
+        return [*sought, *self._spread(event.operation_id, left), *self._spread_waiting()]
 
-    def _unload(self, sample: Sample) -> None:
-        if sample.instance_id in self.instances:
-            self.instances[sample.instance_id].load -= 1
-        sample.instance_id = None
+    def _stop(
+        self, instance_id: InstanceId, keys: Iterable[tuple[OperationId, SampleKey]]
+    ) -> list[Order]:
+        """Have an instance stop samples; each goes elsewhere once it has."""
+        stopped: dict[OperationId, list[SampleKey]] = {}
+        for operation_id, key in keys:
+            sample = self.generates[operation_id].samples[key]
+            self._leaving += not sample.is_leaving
+            sample.is_leaving = True
+            stopped.setdefault(operation_id, []).append(key)
+        return [
+            orders.StopSamples(operation_id=one, instance_id=instance_id, samples=samples)
+            for one, samples in stopped.items()
+        ]
+
+    def _samples_of(self, instance_id: InstanceId) -> list[tuple[OperationId, SampleKey]]:
+        """Return the incomplete samples of an instance, the shortest first. `O(all samples)`."""
+        found = [
+            (sample.num_tokens, operation_id, key)
+            for operation_id, generate in self.generates.items()
+            for key, sample in generate.samples.items()
+            if sample.instance_id == instance_id
+        ]
+        return [(operation_id, key) for _, operation_id, key in sorted(found)]
+
+    def _unload(self, operation_id: OperationId, key: SampleKey, sample: Sample) -> None:
+        self._leaving -= sample.is_leaving
+        instance_id, sample.instance_id, sample.is_leaving = sample.instance_id, None, False
+        instance = self.instances.get(instance_id) if instance_id is not None else None
+        if instance is None or instance_id is None:
+            return
+        instance.load -= 1
+        instance.context_tokens -= sample.prompt_tokens + sample.num_tokens
+        instance.pending.pop((operation_id, key), None)
+        if not instance.load:
+            self._emptied.append(instance_id)
 
     def _answer(
         self, operation_id: OperationId, error: PlexError | None = None
@@ -344,5 +495,37 @@ class RolloutCore:
 
     def _forget(self, operation_id: OperationId) -> None:
         generate = self.generates.pop(operation_id, None)
-        for sample in generate.samples.values() if generate else ():
-            self._unload(sample)
+        for key, sample in generate.samples.items() if generate else ():
+            self._unload(operation_id, key, sample)
+
+    # ---- balance
+
+    def _tick(self, at_us: int) -> list[Order]:
+        """Measure what instances do, and move samples from where they wait to where they do not."""
+        elapsed_us, self._ticked_us = at_us - self._ticked_us, at_us
+        self._ticks += 1
+        for instance in self.instances.values():
+            instance.measure(self.profile, elapsed_us=elapsed_us)
+        draining = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
+        if draining:  # what was stopped before it had begun there is told again
+            return [o for one in draining for o in self._stop(one, self._samples_of(one))]
+        if self._leaving or any(generate.waiting for generate in self.generates.values()):
+            return []
+        serving = {i: one for i, one in self.instances.items() if one.is_serving}
+        move = choose(serving, self.profile, tick=self._ticks)
+        if move is None:
+            return []
+        one = serving[move.instance_id]
+        keys = move.queued or [
+            k for k in self._samples_of(move.instance_id) if k not in one.pending
+        ]
+        return self._stop(move.instance_id, keys[: move.count])
+
+
+def _gap(operation_id: OperationId, arrival: events.Arrival, sample: Sample | None) -> PlexError:
+    has = "not been asked for" if sample is None else sample.num_tokens
+    return PlexError(
+        ErrorCode.INTERNAL,
+        f"{show(operation_id)}: an instance sent position {arrival.position} "
+        f"of sample {arrival.key}, which has {has} tokens",
+    )

@@ -15,10 +15,20 @@ class StartSamples:
     """Continue samples on an instance from their recorded tokens; ends in `CallEnded`."""
 
     operation_id: OperationId
+    call: int
     instance_id: InstanceId
     samples: list[SampleKey]
     version: VersionId
     """The version that the instance must have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSamples:
+    """Have an instance abort samples, which go on elsewhere from the tokens that it has sent."""
+
+    operation_id: OperationId
+    instance_id: InstanceId
+    samples: list[SampleKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +61,23 @@ class SeekInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpInstance:
-    """Stop asking for a lost instance; the scheduler starts another one in its place."""
+    """Stop asking for a lost instance.
+
+    The scheduler starts another in the place of a dedicated one; a spot one has been forgotten.
+    """
 
     instance_id: InstanceId
+    kind: str
+    address: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseInstance:
+    """End the process of a drained instance: its samples are elsewhere, and it is forgotten."""
+
+    instance_id: InstanceId
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,5 +88,6 @@ class UpdateInstance:
     version: VersionId
 
 
-SampleOrder: TypeAlias = StartSamples | RecordTokens | AnswerSamples
-Order: TypeAlias = SampleOrder | SeekInstance | GiveUpInstance | UpdateInstance
+SampleOrder: TypeAlias = StartSamples | StopSamples | RecordTokens | AnswerSamples
+InstanceOrder: TypeAlias = SeekInstance | GiveUpInstance | ReleaseInstance | UpdateInstance
+Order: TypeAlias = SampleOrder | InstanceOrder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
@@ -13,6 +13,8 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
+from plexsvc.rollout.core.instances import Phase
+from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
 from plexsvc.rollout.engines.base import MODEL
 
@@ -41,9 +43,12 @@ def submitted(*keys: SampleKey) -> events.SamplesSubmitted:
     return events.SamplesSubmitted(operation_id=OP, samples=dict.fromkeys(keys, 0))
 
 
-def ended(instance_id: InstanceId, *keys: SampleKey, error: PlexError = BROKEN) -> events.CallEnded:
+def ended(
+    instance_id: InstanceId, *keys: SampleKey, call: int, error: PlexError = BROKEN
+) -> events.CallEnded:
     return events.CallEnded(
         operation_id=OP,
+        call=call,
         instance_id=instance_id,
         address=f"i{instance_id}",
         samples=list(keys),
@@ -52,25 +57,42 @@ def ended(instance_id: InstanceId, *keys: SampleKey, error: PlexError = BROKEN) 
 
 
 def started(
-    instance_id: InstanceId, *keys: SampleKey, version: VersionId = MODEL
+    instance_id: InstanceId, *keys: SampleKey, call: int, version: VersionId = MODEL
 ) -> orders.StartSamples:
     return orders.StartSamples(
-        operation_id=OP, instance_id=instance_id, samples=list(keys), version=version
+        operation_id=OP, call=call, instance_id=instance_id, samples=list(keys), version=version
+    )
+
+
+def arrived(instance_id: InstanceId, *arrivals: Arrival) -> events.TokensArrived:
+    return events.TokensArrived(operation_id=OP, instance_id=instance_id, arrivals=list(arrivals))
+
+
+def spot(number: int, version: VersionId = MODEL, checksum: str = "") -> events.InstanceJoined:
+    return events.InstanceJoined(
+        instance_id=InstanceId(number),
+        address=f"s{number}",
+        version=version,
+        checksum=checksum,
+        kind="spot",
     )
 
 
 @pytest.fixture
 def core() -> RolloutCore:
-    made = RolloutCore("job/rollout", max_losses=3)
+    made = RolloutCore("job/rollout", max_losses=3, max_pending=2)
     assert made.handle(joined(v(0), v(0))) == []
     return made
 
 
 def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: RolloutCore) -> None:
-    assert core.handle(submitted((0, 0), (0, 1))) == [started(ONE, (0, 0)), started(TWO, (0, 1))]
-    assert core.handle(ended(ONE, (0, 0))) == [
+    assert core.handle(submitted((0, 0), (0, 1))) == [
+        started(ONE, (0, 0), call=1),
+        started(TWO, (0, 1), call=2),
+    ]
+    assert core.handle(ended(ONE, (0, 0), call=1)) == [
         orders.SeekInstance(instance_id=ONE, probe=1),
-        started(TWO, (0, 0)),
+        started(TWO, (0, 0), call=3),
     ]
 
 
@@ -79,7 +101,7 @@ def test_samples_wait_until_an_instance_has_the_wanted_version(core: RolloutCore
     assert updates == [orders.UpdateInstance(instance_id=one, version=v(4)) for one in (ONE, TWO)]
     assert core.handle(submitted((0, 0))) == []
     served = core.handle(events.InstanceAnswered(instance_id=TWO, version=v(4)))
-    assert served == [started(TWO, (0, 0), version=v(4))]
+    assert served == [started(TWO, (0, 0), call=1, version=v(4))]
 
 
 def test_samples_wait_for_the_successor_of_the_last_instance(core: RolloutCore) -> None:
@@ -87,17 +109,18 @@ def test_samples_wait_for_the_successor_of_the_last_instance(core: RolloutCore) 
     for one in (ONE, TWO):
         core.handle(events.InstanceAnswered(instance_id=one, version=v(4), checksum="aa"))
     core.handle(submitted((0, 0), (0, 1)))
-    core.handle(ended(ONE, (0, 0)))
-    assert core.handle(ended(TWO, (0, 0), (0, 1))) == [
+    core.handle(ended(ONE, (0, 0), call=1))
+    assert core.handle(ended(TWO, (0, 0), call=3)) == [
         orders.SeekInstance(instance_id=TWO, probe=1)
     ]
+    core.handle(ended(TWO, (0, 1), call=2))
     (three,) = joined(v(0), first=3).instances
     assert core.handle(events.SuccessorJoined(of=TWO, joined=three)) == [
         orders.UpdateInstance(instance_id=InstanceId(3), version=v(4))
     ]
     assert TWO not in core.instances
     back = events.InstanceAnswered(instance_id=InstanceId(3), version=v(4), checksum="aa")
-    assert core.handle(back) == [started(InstanceId(3), (0, 0), (0, 1), version=v(4))]
+    assert core.handle(back) == [started(InstanceId(3), (0, 1), (0, 0), call=4, version=v(4))]
 
 
 def test_an_instance_that_answers_with_another_version_is_updated_first(core: RolloutCore) -> None:
@@ -122,7 +145,9 @@ def test_an_instance_is_given_up_after_so_many_probes(core: RolloutCore) -> None
     for probe in range(1, MAX_PROBES + 1):
         assert ordered == [orders.SeekInstance(instance_id=ONE, probe=probe)]
         ordered = core.handle(silent)
-    assert ordered == [orders.GiveUpInstance(instance_id=ONE)]
+    assert ordered == [
+        orders.GiveUpInstance(instance_id=ONE, kind="dedicated", address="i1", because="gone")
+    ]
 
 
 def test_the_same_number_of_another_source_is_another_version(core: RolloutCore) -> None:
@@ -147,7 +172,7 @@ def test_an_instance_with_other_bytes_under_the_same_version_does_not_serve(
     core.handle(events.InstanceAnswered(instance_id=TWO, version=v(4), checksum="bb"))
     assert [core.instances[one].is_serving for one in (ONE, TWO)] == [True, False]
     assert "has checksum bb, the others' has aa" in core.instances[TWO].lost_because
-    assert core.handle(submitted((0, 0))) == [started(ONE, (0, 0), version=v(4))]
+    assert core.handle(submitted((0, 0))) == [started(ONE, (0, 0), call=1, version=v(4))]
 
 
 def test_a_version_that_all_refuse_leaves_the_one_before_in_service(core: RolloutCore) -> None:
@@ -170,7 +195,7 @@ def test_a_version_that_one_has_stays_wanted_whoever_is_lost_later(core: Rollout
 def test_a_refusal_that_another_instance_would_repeat_ends_the_generate(core: RolloutCore) -> None:
     core.handle(submitted((0, 0)))
     error = PlexError(ErrorCode.BAD_REQUEST, "no such token")
-    assert core.handle(ended(ONE, (0, 0), error=error)) == [
+    assert core.handle(ended(ONE, (0, 0), call=1, error=error)) == [
         orders.AnswerSamples(operation_id=OP, losses=0, error=error)
     ]
 
@@ -186,20 +211,126 @@ def test_tokens_that_leave_a_gap_or_were_not_asked_for_end_the_generate(
     core: RolloutCore, arrival: Arrival, says: str
 ) -> None:
     core.handle(submitted((0, 0)))
-    (answer,) = core.handle(events.TokensArrived(operation_id=OP, arrivals=[arrival]))
+    (answer,) = core.handle(arrived(ONE, arrival))
     assert isinstance(answer, orders.AnswerSamples)
     assert answer.error is not None
     assert answer.error.code == ErrorCode.INTERNAL
     assert says in answer.error.message
 
 
+def test_a_sample_waits_until_an_instance_has_room_and_takes_the_first(core: RolloutCore) -> None:
+    keys = [(prompt, 0) for prompt in range(6)]
+    first, second = core.handle(submitted(*keys))
+    assert first == started(ONE, (0, 0), (2, 0), call=1)
+    assert second == started(TWO, (1, 0), (3, 0), call=2)
+    begun = Arrival((1, 0), 0, 1, is_last=False)
+    recorded, third = core.handle(arrived(TWO, begun))
+    assert recorded == orders.RecordTokens(operation_id=OP, known=[0])
+    assert third == started(TWO, (4, 0), call=3)
+
+
+def test_a_drained_instance_stops_its_samples_and_is_released_when_they_are_elsewhere(
+    core: RolloutCore,
+) -> None:
+    core.handle(spot(3))
+    core.handle(submitted((0, 0), (1, 0), (2, 0)))
+    three = InstanceId(3)
+    core.handle(arrived(three, Arrival((2, 0), 0, 2, is_last=False)))
+    assert core.handle(events.InstanceDrained(instance_id=three)) == [
+        orders.StopSamples(operation_id=OP, instance_id=three, samples=[(2, 0)])
+    ]
+    assert core.instances[three].phase is Phase.DRAINING
+    aborted = Arrival((2, 0), 2, 1, is_last=False, is_aborted=True)
+    assert core.handle(arrived(three, aborted)) == [
+        orders.RecordTokens(operation_id=OP, known=[0]),
+        started(ONE, (2, 0), call=4),
+        orders.ReleaseInstance(instance_id=three, address="s3"),
+    ]
+    assert core.handle(ended(three, (2, 0), call=3)) == [], "its call had nothing left"
+
+
+def test_a_spot_instance_whose_call_breaks_is_gone_at_once(core: RolloutCore) -> None:
+    core.handle(spot(3))
+    core.handle(submitted((0, 0), (1, 0), (2, 0)))
+    given_up, moved = core.handle(ended(InstanceId(3), (2, 0), call=3))
+    assert given_up == orders.GiveUpInstance(
+        instance_id=InstanceId(3), kind="spot", address="s3", because="connection reset"
+    )
+    assert moved == started(ONE, (2, 0), call=4)
+    assert list(core.instances) == [ONE, TWO]
+
+
+def test_an_instance_that_joins_in_mid_step_serves_once_its_checksum_holds(
+    core: RolloutCore,
+) -> None:
+    core.handle(events.VersionWanted(version=v(4)))
+    for one in (ONE, TWO):
+        core.handle(events.InstanceAnswered(instance_id=one, version=v(4), checksum="aa"))
+    core.handle(submitted(*[(prompt, 0) for prompt in range(6)]))
+    three = InstanceId(3)
+    assert core.handle(spot(3)) == [orders.UpdateInstance(instance_id=three, version=v(4))]
+    assert core.instances[three].phase is Phase.CATCHING_UP
+    lies = events.InstanceAnswered(instance_id=three, version=v(4), checksum="bb")
+    (given_up,) = core.handle(lies)
+    assert isinstance(given_up, orders.GiveUpInstance)
+    assert "has checksum bb" in given_up.because
+    core.handle(spot(5))
+    five = InstanceId(5)
+    right = events.InstanceAnswered(instance_id=five, version=v(4), checksum="aa")
+    assert core.handle(right) == [started(five, (4, 0), (5, 0), call=3, version=v(4))]
+
+
+def test_losses_count_only_while_a_sample_gets_no_token(core: RolloutCore) -> None:
+    core.handle(submitted((0, 0)))
+    for number in range(5):
+        holder = core.generates[OP].samples[0, 0].instance_id
+        assert holder is not None
+        core.handle(arrived(holder, Arrival((0, 0), number, 1, is_last=False)))
+        core.handle(ended(holder, (0, 0), call=number + 1))
+        back = events.InstanceAnswered(instance_id=holder, version=MODEL, is_probe=True)
+        core.handle(back)
+    assert core.generates[OP].samples[0, 0].num_tokens == 5
+
+
+def test_samples_that_wait_in_a_full_engine_move_to_one_that_has_none(core: RolloutCore) -> None:
+    core.handle(events.InstanceEnded(instance_id=TWO, because="gone"))
+    core.handle(submitted((0, 0), (1, 0)))
+    core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    core.handle(spot(3))
+    core.handle(events.Ticked(at_us=1))
+    assert core.handle(events.Ticked(at_us=2)) == [
+        orders.StopSamples(operation_id=OP, instance_id=ONE, samples=[(1, 0)])
+    ]
+    assert core.handle(events.Ticked(at_us=3)) == [], "one move at a time"
+    aborted = Arrival((1, 0), 0, 0, is_last=False, is_aborted=True)
+    assert core.handle(arrived(ONE, aborted))[1:] == [started(InstanceId(3), (1, 0), call=2)]
+
+
+def test_samples_beyond_the_plateau_move_to_an_idle_instance() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
+    core.handle(joined(v(0)))
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # the plateau is at 8 samples
+        core.profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
+    keys = [(prompt, 0) for prompt in range(20)]
+    core.handle(submitted(*keys))
+    core.handle(arrived(ONE, *[Arrival(key, 0, 1 + key[0], is_last=False) for key in keys]))
+    assert core.handle(events.Ticked(at_us=1)) == []
+    core.handle(spot(3))
+    (stop,) = core.handle(events.Ticked(at_us=2))
+    assert isinstance(stop, orders.StopSamples)
+    assert stop.samples == keys[:10], "half of them, the shortest"
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A stream to a fake instance; `at` is how far it has sent each sample."""
 
+    number: int
     operation_id: OperationId
     instance_id: InstanceId
     at: dict[SampleKey, int]
+    stopped: list[SampleKey] = field(default_factory=list)
+    """Samples that are to be aborted."""
 
 
 class Course(RuleBasedStateMachine):
@@ -207,9 +338,10 @@ class Course(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = RolloutCore("job/rollout", max_losses=4)
+        self.core = RolloutCore("job/rollout", max_losses=4, max_pending=3)
         self.next_instance = 1
         self.next_operation = 0
+        self.at_us = 0
         self.calls: list[Call] = []
         self.recorded: dict[OperationId, dict[SampleKey, int]] = {}
         """Tokens of each sample of unanswered generates."""
@@ -220,10 +352,12 @@ class Course(RuleBasedStateMachine):
         self.replace(2)
 
     def tell(self, event: events.Event) -> None:
-        for order in self.core.handle(event):
+        ordered = self.core.handle(event)
+        check(self.core)
+        for order in ordered:
             self.perform(order)
 
-    def perform(self, order: orders.Order) -> None:  # noqa: C901 - one case an order
+    def perform(self, order: orders.Order) -> None:  # noqa: C901, PLR0912 - one case an order
         match order:
             case orders.StartSamples():
                 instance = self.core.instances[order.instance_id]
@@ -231,7 +365,18 @@ class Course(RuleBasedStateMachine):
                 assert instance.version == order.version == self.core.version
                 known = self.recorded[order.operation_id]
                 at = {key: known[key] for key in order.samples}
-                self.calls.append(Call(order.operation_id, order.instance_id, at))
+                self.calls.append(Call(order.call, order.operation_id, order.instance_id, at))
+            case orders.StopSamples():
+                for call in self.calls:
+                    if (call.operation_id, call.instance_id) == (
+                        order.operation_id,
+                        order.instance_id,
+                    ):
+                        call.stopped += [key for key in order.samples if key in call.at]
+            case orders.ReleaseInstance():
+                for call in self.calls:
+                    keys = [(call.operation_id, key) for key in call.at]
+                    assert call.instance_id != order.instance_id or self.complete.issuperset(keys)
             case orders.RecordTokens():
                 known = self.recorded[order.operation_id]
                 for arrival, old in zip(self.arriving, order.known, strict=True):
@@ -284,8 +429,46 @@ class Course(RuleBasedStateMachine):
             call.at[key] = max(call.at[key], end)
             self.arriving.append(Arrival(key, start, end - start, is_last=end == LENGTH))
         self.tell(
-            events.TokensArrived(operation_id=call.operation_id, arrivals=list(self.arriving))
+            events.TokensArrived(
+                operation_id=call.operation_id,
+                instance_id=call.instance_id,
+                arrivals=list(self.arriving),
+            )
         )
+
+    @precondition(lambda self: any(call.stopped for call in self.calls))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from([call for call in self.calls if call.stopped]))
+        keys, call.stopped = set(call.stopped) & set(call.at), []
+        at = [(key, call.at.pop(key)) for key in sorted(keys)]
+        self.arriving = [Arrival(key, n, 0, is_last=False, is_aborted=True) for key, n in at]
+        self.tell(
+            events.TokensArrived(
+                operation_id=call.operation_id,
+                instance_id=call.instance_id,
+                arrivals=list(self.arriving),
+            )
+        )
+
+    @rule(version=st.integers(0, 3))
+    def spot_joins(self, version: int) -> None:
+        self.tell(spot(self.next_instance, v(version)))
+        self.next_instance += 1
+
+    @precondition(lambda self: self.core.instances)
+    @rule(data=st.data(), is_noticed=st.booleans())
+    def spot_leaves(self, data: st.DataObject, is_noticed: bool) -> None:
+        one = data.draw(st.sampled_from(sorted(self.core.instances)))
+        if is_noticed:
+            self.tell(events.InstanceDrained(instance_id=one))
+        else:
+            self.tell(events.InstanceEnded(instance_id=one, because="reclaimed"))
+
+    @rule()
+    def tick(self) -> None:
+        self.at_us += 1_000_000
+        self.tell(events.Ticked(at_us=self.at_us))
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -295,6 +478,7 @@ class Course(RuleBasedStateMachine):
         self.tell(
             events.CallEnded(
                 operation_id=call.operation_id,
+                call=call.number,
                 instance_id=call.instance_id,
                 address="i",
                 samples=list(call.at),
@@ -352,27 +536,7 @@ class Course(RuleBasedStateMachine):
             here = [key for c in self.calls if c.operation_id == name for key in c.at]
             open_keys = sorted(key for key in here if (name, key) not in self.complete)
             left = sorted(key for key, one in generate.samples.items() if not one.is_complete)
-            assert sorted(open_keys + generate.waiting) == left
-            assert generate.incomplete == len(left)
-
-    @invariant()
-    def nothing_waits_while_an_instance_serves(self) -> None:
-        if any(one.is_serving for one in self.core.instances.values()):
-            assert not any(generate.waiting for generate in self.core.generates.values())
-
-    @invariant()
-    def an_instance_that_serves_has_the_wanted_version(self) -> None:
-        for one in self.core.instances.values():
-            assert not one.is_serving or one.version == self.core.version
-
-    @invariant()
-    def a_load_counts_the_incomplete_samples_of_an_instance(self) -> None:
-        for name, instance in self.core.instances.items():
-            assert instance.load == sum(
-                sample.instance_id == name and not sample.is_complete
-                for generate in self.core.generates.values()
-                for sample in generate.samples.values()
-            )
+            assert sorted([*open_keys, *generate.waiting]) == left
 
 
 TestCourse = Course.TestCase

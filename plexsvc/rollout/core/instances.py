@@ -1,0 +1,127 @@
+"""Instances as the core sees them: kinds, the table of their life, and what each has to do.
+
+| phase | gets samples | leaves it when |
+|---|---|---|
+| joining | no | it answered and has the wanted version (serving) or another (catching up) |
+| catching up | no | the wanted version is loaded and its checksum is the others' |
+| serving | yes | another version is wanted, a call breaks, or it is drained |
+| lost | no | it answers again, or is given up |
+| draining | no | its last sample is elsewhere |
+| gone | no | never |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.ids import OperationId, VersionId
+from plexsvc.rollout.core.events import SampleKey
+from plexsvc.rollout.core.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What the core does differently for the instances of one kind."""
+
+    name: str
+    is_sought: bool
+    """Whether one that is lost may come back at its address; another is gone at once."""
+
+
+DEDICATED: Final = Kind(name="dedicated", is_sought=True)
+SPOT: Final = Kind(name="spot", is_sought=False)
+KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (DEDICATED, SPOT)}
+
+
+class Phase(StrEnum):
+    """Where an instance is in its life."""
+
+    JOINING = "joining"
+    CATCHING_UP = "catching up"
+    SERVING = "serving"
+    LOST = "lost"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Trigger(StrEnum):
+    """What moves an instance from one phase to the next."""
+
+    VERIFIED = "verified"
+    """It has the wanted version, and the checksum is right."""
+    OUTDATED = "outdated"
+    """It has another version than the wanted one."""
+    BROKE = "broke"
+    DRAINED = "drained"
+    ENDED = "ended"
+
+
+_LIVING: Final = (Phase.JOINING, Phase.CATCHING_UP, Phase.SERVING, Phase.LOST)
+PHASES: Final[Mapping[tuple[Phase, Trigger], Phase]] = {
+    **{(phase, Trigger.VERIFIED): Phase.SERVING for phase in _LIVING},
+    **{(phase, Trigger.OUTDATED): Phase.CATCHING_UP for phase in _LIVING},
+    **{(phase, Trigger.BROKE): Phase.LOST for phase in _LIVING},
+    **{(phase, Trigger.DRAINED): Phase.DRAINING for phase in _LIVING},
+    (Phase.DRAINING, Trigger.VERIFIED): Phase.DRAINING,
+    (Phase.DRAINING, Trigger.OUTDATED): Phase.DRAINING,
+    (Phase.DRAINING, Trigger.DRAINED): Phase.DRAINING,
+    (Phase.DRAINING, Trigger.BROKE): Phase.GONE,
+    **{(phase, Trigger.ENDED): Phase.GONE for phase in (*_LIVING, Phase.DRAINING)},
+}
+"""Legal changes; what is not here is a bug."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """One engine process."""
+
+    address: str
+    version: VersionId
+    kind: Kind = DEDICATED
+    phase: Phase = Phase.JOINING
+    checksum: str = ""
+    is_sought: bool = False
+    """Whether a probe is under way."""
+    probes: int = 0
+    """Probes since it was lost."""
+    lost_because: str = ""
+    load: int = 0
+    """Incomplete samples that it has."""
+    pending: dict[tuple[OperationId, SampleKey], int] = field(default_factory=dict)
+    """Those of them that it has sent no token of, oldest first; with the tick of their start."""
+    context_tokens: int = 0
+    """Prompts and tokens of the samples that it has."""
+    tokens: int = 0
+    """Tokens it has sent since it joined."""
+    tokens_per_s: float = 0.0
+    """Between the last two ticks."""
+    tokens_then: int = 0
+    running_then: int = 0
+    """As of the last tick."""
+
+    def enter(self, trigger: Trigger) -> None:
+        """Change the phase by the table."""
+        assert (self.phase, trigger) in PHASES, (self, trigger)
+        self.phase = PHASES[self.phase, trigger]
+
+    def measure(self, profile: Profile, *, elapsed_us: int) -> None:
+        """Note what it did since the last tick; a steady batch goes into the profile."""
+        sent, self.tokens_then = self.tokens - self.tokens_then, self.tokens
+        before, self.running_then = self.running_then, self.running
+        self.tokens_per_s = sent * 1e6 / max(1, elapsed_us)
+        if sent and self.running and self.running == before:
+            context = self.context_tokens / self.load
+            profile.observe(batch=before, context=context, tokens_per_s=self.tokens_per_s)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it gets samples."""
+        return self.phase is Phase.SERVING
+
+    @property
+    def running(self) -> int:
+        """Samples that it has sent tokens of."""
+        return self.load - len(self.pending)

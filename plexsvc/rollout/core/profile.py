@@ -1,0 +1,56 @@
+"""Throughput profile of a deployment's instances, taken while they generate.
+
+A decoding step of `B` samples with `L` tokens of context each takes `a + b B + c B L`: a fixed part
+(the weights are read once), and a part for each sample that grows with its context. The three are
+fitted to what instances did between ticks; older observations count less. From them follows the
+batch from which on a larger one adds little throughput.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+PLATEAU: Final = 0.8
+"""Share of the highest throughput at which a batch counts as large enough."""
+
+KEPT: Final = 0.98
+"""What an observation counts for when the next one has come."""
+
+MIN_OBSERVATIONS: Final = 8
+
+
+class Profile:
+    """Fit of step times.
+
+    >>> profile = Profile()
+    >>> for batch in (2, 4, 8, 16, 32, 64) * 2:
+    ...     profile.observe(batch=batch, context=100, tokens_per_s=batch / (0.008 + 0.001 * batch))
+    >>> profile.plateau(context=100)
+    32
+    """
+
+    def __init__(self) -> None:
+        self._normal = np.zeros((3, 3))
+        self._seen = np.zeros(3)
+        self._count = 0
+
+    def observe(self, *, batch: float, context: float, tokens_per_s: float) -> None:
+        """Take in that `batch` samples of `context` tokens each made so many tokens a second."""
+        # Times grow with the batch; weighted by its inverse, every observation counts alike.
+        row = np.array([1.0, batch, batch * context / 1000]) / batch
+        self._normal = self._normal * KEPT + np.outer(row, row)
+        self._seen = self._seen * KEPT + row / tokens_per_s
+        self._count += 1
+
+    def plateau(self, *, context: float) -> int | None:
+        """Return the batch that has `PLATEAU` of the highest throughput; None if not known yet."""
+        if self._count < MIN_OBSERVATIONS:
+            return None
+        ridge = 1e-9 * np.eye(3)  # without variety of contexts the last two cannot be told apart
+        fixed, each, more = np.linalg.solve(self._normal + ridge, self._seen)
+        growing = each + more * context / 1000
+        if fixed <= 0 or growing <= 0:
+            return None
+        return max(1, round(PLATEAU / (1 - PLATEAU) * float(fixed / growing)))
