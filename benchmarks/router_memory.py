@@ -126,7 +126,7 @@ max_batch_tokens = {1 << 30}
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(text)
         config.flush()
-        process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(  # noqa: TID251 - no gRPC runs yet
             *(sys.executable, "-m", "plexsvc.router.main", "--config", config.name),
             stdout=asyncio.subprocess.PIPE,
         )

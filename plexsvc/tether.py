@@ -1,14 +1,15 @@
 """Parent-death signal: the kernel kills a process when its parent dies, for whatever cause.
 
 And who dies first when memory runs out. As a program, `python -m plexsvc.tether PARENT_PID
-COMMAND ...` ties itself and then becomes COMMAND: the tie survives `exec`. It imports only the
-standard library, so a zygote may use it.
+[--user NAME] COMMAND ...` ties itself and then becomes COMMAND, as that user: the tie survives
+`exec`. It imports only the standard library, so a zygote may use it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
@@ -55,10 +56,22 @@ def set_process_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[-_MAX_NAME_BYTES:], 0, 0, 0)
 
 
+def become(user: str) -> None:
+    """Go on as another user, with its groups alone. Only root may; the tie has to be made anew."""
+    found = pwd.getpwnam(user)
+    os.setgroups(os.getgrouplist(user, found.pw_gid))
+    os.setgid(found.pw_gid)
+    os.setuid(found.pw_uid)
+
+
 def main() -> NoReturn:
     """Tie this process to argument 1 and become the rest."""
-    die_with_parent(int(sys.argv[1]))
-    os.execvp(sys.argv[2], sys.argv[2:])
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if command[0] == "--user":
+        become(command[1])
+        command = command[2:]
+    die_with_parent(parent)
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pwd
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc.aio
 
@@ -88,11 +88,10 @@ class Supervisor:
 
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *tether(),
+            *tether(self._order.user),
             *self._order.argv,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            **_as_user(self._order.user),
         )
 
     async def _stop_when_job_ends(self, process: asyncio.subprocess.Process) -> None:
@@ -204,17 +203,14 @@ async def _leaves(process: asyncio.subprocess.Process) -> bool:
     return True
 
 
-def tether() -> tuple[str, ...]:
-    """Return the command that starts another one tied to this process."""
-    return (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
+def tether(user: str) -> tuple[str, ...]:
+    """Return the command that starts another one as a user, tied to this process.
 
-
-def _as_user(name: str) -> dict[str, Any]:
-    """Return what has a process run as a user, with its groups alone."""
-    if not name or (found := pwd.getpwnam(name)).pw_uid == os.geteuid():
-        return {}
-    groups = os.getgrouplist(name, found.pw_gid)
-    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": groups}
+    It changes the user, not `subprocess`, which would have to fork for it, beside gRPC's threads.
+    """
+    own = not user or pwd.getpwnam(user).pw_uid == os.geteuid()
+    who = () if own else ("--user", user)
+    return (sys.executable, "-m", "plexsvc.tether", str(os.getpid()), *who)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -93,7 +93,7 @@ class Sidecar:
         ours, theirs = socket.socketpair()
         argv = (*self._argv(), "--config", str(self._write_config()))
         with theirs, self._log_path.open("ab") as log_file:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await asyncio.create_subprocess_exec(  # noqa: TID251 - on asyncio's own loop
                 *argv,
                 *("--vault-fd", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],

@@ -146,7 +146,7 @@ class WarmImage:
 
     async def _start(self, control: socket.socket) -> asyncio.subprocess.Process:
         with self._log_path.open("ab") as log_file:
-            return await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(  # noqa: TID251 - on asyncio's own loop
                 *(sys.executable, "-u", "-m", "plexsvc.node.zygote"),
                 *("--preload", self._image.preload),
                 *("--control-fd", str(control.fileno()), "--parent", str(os.getpid())),

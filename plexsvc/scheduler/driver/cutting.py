@@ -10,6 +10,7 @@ deleted.
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from functools import partial
 from typing import Final
@@ -59,25 +60,28 @@ async def keep_short(
 
 async def _took_snapshot(store: Store) -> bool:
     """Have a process take a snapshot; return whether it did."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", snapshots.__name__),
-        stdin=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     told = msgspec.json.encode(Told(url=store.url, epoch=store.epoch))
+    process = _start()
     try:
-        async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
-            _, said = await process.communicate(told)
-    except TimeoutError:
+        _, said = await asyncio.to_thread(process.communicate, told, SNAPSHOT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
         said = f"it took more than {SNAPSHOT_TIMEOUT_S} s".encode()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
+        process.kill()  # nothing happens when it has ended; else the thread above reaps it
+    if code := await asyncio.to_thread(process.wait):
         why = said.decode(errors="replace").strip().rsplit("\n", 1)[-1]
         log.warning("no snapshot was taken; the journal is kept whole", why=why)
-    return process.returncode == 0
+    return code == 0
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Start the process by vfork.
+
+    uvloop's own subprocesses fork, which runs gRPC's fork handlers: in a process that serves, they
+    now and then wait for ever, and the event loop with them.
+    """
+    pipe = subprocess.PIPE
+    return subprocess.Popen((sys.executable, "-m", snapshots.__name__), stdin=pipe, stderr=pipe)
 
 
 async def _cut(store: Store, storing: Storing, *, clock: Clock) -> None:

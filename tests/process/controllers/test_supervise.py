@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user: NOT RUN")
 @pytest.mark.parametrize("user", ["nobody", ""])
 async def test_a_controller_is_the_user_that_its_order_names(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, user: str
+    tmp_path_factory: pytest.TempPathFactory, user: str
 ) -> None:
     place = tmp_path_factory.mktemp("job")
     order = JobOrder(
@@ -36,9 +36,6 @@ async def test_a_controller_is_the_user_that_its_order_names(
         user=user,
     )
     (place / LOG).touch()
-    monkeypatch.setattr(
-        supervise, "tether", lambda: ("/usr/bin/env",)
-    )  # this Python may be root's alone
     supervisor = Supervisor(
         order,
         place=place,
