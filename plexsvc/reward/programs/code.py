@@ -26,7 +26,7 @@ from plexsvc.reward.programs.base import (
     TimedOut,
     Work,
 )
-from plexsvc.reward.sandbox.base import Limits, Ran
+from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran
 
 MAX_TESTS: Final = 256
 _RUN: Final = Limits(wall_us=30_000_000)
@@ -80,8 +80,7 @@ def _python(work: Work) -> Outcome:
 
 
 def _python_case(test: Mapping[str, Any], source: bytes, work: Work) -> _Case:
-    flags = ("-I",) if work.settings.get("packages", False) else ("-I", "-S")
-    python = (sys.executable, *flags)
+    python = (sys.executable, "-I") if work.settings.get("packages", False) else PYTHON
     files = {"solution.py": source}
     if "stdout" in test:
         return _Case(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
+
+PYTHON: Final = (sys.executable, "-I", "-S")
+"""A Python without packages. A command that begins so and goes on with a script does not wait for
+an interpreter to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,13 @@ NEW_NET: Final = 0x40000000
 NAMESPACES: Final = (NEW_NS, NEW_CGROUP, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET)
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
 _PR_SET_SECCOMP: Final = 22
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+_CAPABILITY_VERSION: Final = 0x20080522
 _SECCOMP_MODE_FILTER: Final = 2
 _SYS_MOUNT_SETATTR: Final = 442
 _AT_FDCWD: Final = -100
@@ -112,10 +116,26 @@ def load_filter(instructions: bytes) -> None:
 
 
 def drop_capabilities() -> None:
-    """Let nothing that this process becomes have a capability."""
+    """Let neither this process nor what it becomes have a capability."""
     for capability in range(_MAX_CAPABILITY):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # the kernel knows no more
+    _check(
+        _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)"
+    )
+    head = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    none = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, 64 bits each
+    _check(_libc.capset(head, none), "capset")
+
+
+def let_itself_be_read() -> None:
+    """Let this process open its own `/proc`, which it may not after it became another user."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def enter(namespace: int, kind: int) -> None:
+    """Enter a namespace that a descriptor names."""
+    _check(_libc.setns(namespace, kind), f"setns({kind:#x})")
 
 
 def unshare(flags: int) -> None:

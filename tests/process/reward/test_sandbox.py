@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -14,22 +15,26 @@ from pathlib import Path
 import pytest
 
 from plexsvc.errors import PlexError
-from plexsvc.reward.sandbox.base import Limits, Ran, Sandbox
+from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran, Sandbox
 from plexsvc.reward.sandbox.opening import NoSandbox
+from plexsvc.reward.sandbox.zygote import ENVIRONMENT
 from tests.rigs.hostile_code import GREEDY, HARMLESS, PRIVILEGED
-from tests.rigs.sandbox_process import sandbox_process
+from tests.rigs.sandbox_process import SandboxProcess, sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 QUICK = Limits(wall_us=20_000_000)
-MARK = f"mark-{secrets.token_hex(8)}"
 SMALL = Limits(wall_us=2_000_000, memory_bytes=128 << 20, disk_bytes=8 << 20, max_processes=16)
 """A greedy attempt is ended by these."""
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with sandbox_process() as found:
-        assert found.is_available(), found.describe()
+USERS = ["", "nobody"] if os.geteuid() == 0 else [""]
+
+
+@pytest.fixture(scope="module", params=USERS, ids=lambda user: user or "as it is")
+def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxProcess]:
+    with sandbox_process(request.param) as found:
+        how = "as root" if os.geteuid() == 0 and not request.param else "unprivileged"
+        assert how in found.describe()
         yield found
 
 
@@ -69,21 +74,21 @@ def filled(code: str, host: Mapping[str, str]) -> str:
 
 def run(sandbox: Sandbox, code: str, *, limits: Limits = QUICK, keeps_files: bool = False) -> Ran:
     return sandbox.run(
-        [sys.executable, "-I", "-S", "main.py", MARK],
+        [*PYTHON, "main.py"],
         files={"main.py": code.encode()},
         limits=limits,
         keeps_files=keeps_files,
     )
 
 
-def left_processes(mark: str = MARK) -> list[int]:
-    """Return the processes that commands of these tests left, by an argument that all have."""
-    found = []
+def left_processes(zygote: int) -> set[int]:
+    """Return the processes that commands left: those in the zygote's namespace of networks."""
+    inside, found = Path(f"/proc/{zygote}/ns/net").readlink(), set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
+            if entry.name.isdigit() and (entry / "ns/net").readlink() == inside:
+                found.add(int(entry.name))
+    return found - {zygote}
 
 
 def test_there_are_enough_attempts() -> None:
@@ -121,7 +126,7 @@ def test_the_same_attempt_succeeds_outside(
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_greed_is_ended_and_leaves_nothing(name: str, sandbox: Sandbox) -> None:
+def test_greed_is_ended_and_leaves_nothing(name: str, sandbox: SandboxProcess) -> None:
     ran = run(sandbox, GREEDY[name], limits=SMALL)
     if name == "leave a daemon":
         assert ran.exit_code == 0
@@ -129,7 +134,8 @@ def test_greed_is_ended_and_leaves_nothing(name: str, sandbox: Sandbox) -> None:
         assert ran.hit or ran.exit_code != 0, ran
     assert ran.run_us < 10_000_000
     assert len(ran.stdout) + len(ran.stderr) <= 4 * SMALL.output_bytes
-    assert left_processes() == []
+    while left_processes(sandbox.zygote):
+        pass  # the keeper, which ends when it has said how the command did
 
 
 def test_a_command_gets_its_input_and_files_and_gives_its_output(sandbox: Sandbox) -> None:
@@ -141,7 +147,7 @@ def test_a_command_gets_its_input_and_files_and_gives_its_output(sandbox: Sandbo
     )
     files = {"main.py": code.encode(), "in/data": b" there"}
     ran = sandbox.run(
-        [sys.executable, "-I", "-S", "main.py"],
+        [*PYTHON, "main.py"],
         files=files,
         stdin=b"hello",
         limits=QUICK,
@@ -176,22 +182,83 @@ def test_a_file_name_does_not_leave_the_sandbox(sandbox: Sandbox) -> None:
             sandbox.run(["/bin/true"], files={name: b""}, limits=QUICK)
 
 
-def test_a_command_dies_with_the_worker() -> None:
-    mark = f"mark-{secrets.token_hex(8)}"
+@pytest.mark.parametrize("command", [("/bin/sleep", "600"), (*PYTHON, "main.py")])
+def test_a_command_dies_with_the_worker(command: tuple[str, ...]) -> None:
     code = (
-        "import sys\nfrom plexsvc.reward.sandbox.opening import open_sandbox\n"
+        "from plexsvc.reward.sandbox.opening import open_sandbox\n"
         "from plexsvc.reward.sandbox.base import Limits\n"
-        "box = open_sandbox(); print('up', flush=True)\n"
-        f"box.run(['/bin/sh', '-c', 'sleep 600; true', '{mark}'], files={{}}, limits=Limits())\n"
+        "box = open_sandbox(); print(box._zygote.pid, flush=True)\n"
+        "files = {'main.py': b'import time; time.sleep(600)'}\n"
+        f"box.run({command!r}, files=files, limits=Limits())\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
-        worker.stdout.readline()
-        while len(left_processes(mark)) < 2:  # the worker itself, and the command
+        zygote = int(worker.stdout.readline())
+        while len(left_processes(zygote)) < 2:  # keeper and command
             pass
+        left = left_processes(zygote)
         worker.kill()
-    while left_processes(mark):
+    while any(Path(f"/proc/{process}").exists() for process in [zygote, *left]):
         pass
+
+
+def test_a_zygote_that_dies_fails_what_runs_next() -> None:
+    with sandbox_process() as sandbox:
+        assert run(sandbox, "print(1)").stdout == "1\n"
+        os.kill(sandbox.zygote, signal.SIGKILL)
+        with pytest.raises(PlexError, match=r"zygote died|could not be run"):
+            run(sandbox, "print(1)")
+
+
+def test_what_ran_before_is_not_in_the_memory_of_what_runs_now(sandbox: Sandbox) -> None:
+    ran, never_ran = secrets.token_hex(16), secrets.token_hex(16)
+    run(sandbox, f"held = '{ran}'; print(held)")
+    assert times_in_memory(sandbox, ran) == times_in_memory(sandbox, never_ran)
+
+
+def times_in_memory(sandbox: Sandbox, word: str) -> int:
+    """Return how often a script that knows a word in two halves finds it in its own memory."""
+    return int(
+        run(
+            sandbox,
+            "import re\n"
+            f"want, found = ({word[:16]!r} + chr(0)[1:] + {word[16:]!r}).encode(), 0\n"
+            "for line in open('/proc/self/maps'):\n"
+            "    low, high, kind = re.match('([0-9a-f]+)-([0-9a-f]+) (....)', line).groups()\n"
+            "    if kind[0] == 'r' and '[v' not in line:\n"
+            "        with open('/proc/self/mem', 'rb') as memory:\n"
+            "            memory.seek(int(low, 16))\n"
+            "            found += memory.read(int(high, 16) - int(low, 16)).count(want)\n"
+            "print(found)\n",
+        ).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "exit_code"),
+    [
+        ("import sys; print(sys.argv, __name__)", "['main.py'] __main__\n", 0),
+        ("import sys; sys.exit(3)", "", 3),
+        ("raise SystemExit('why')", "", 1),
+        ("1 / 0", "", 1),
+        ("import atexit; atexit.register(print, 'last'); print('first')", "first\nlast\n", 0),
+        ("import threading; threading.Timer(0.1, print, ['late']).start()", "late\n", 0),
+        ("import os; print(sorted(os.environ))", "{environment}\n", 0),
+        (
+            "import sys; print([m for m in sys.modules if 'plexsvc' in m], sys.flags.isolated)",
+            "[] 1\n",
+            0,
+        ),
+        ("import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(2)'])", "2\n", 0),
+    ],
+)
+def test_a_script_runs_as_in_an_interpreter_of_its_own(
+    code: str, stdout: str, exit_code: int, sandbox: Sandbox
+) -> None:
+    ran = run(sandbox, code)
+    expected = stdout.replace("{environment}", str(sorted(ENVIRONMENT)))
+    assert (ran.stdout, ran.exit_code) == (expected, exit_code), ran
+    assert "zygote" not in ran.stderr
 
 
 def test_where_nothing_isolates_nothing_runs() -> None:
