@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plexclient.errors import ErrorCode, PlexError
     from plexclient.job import Job
     from plexclient.options import ClientOptions
+    from plexclient.programs import Stage
     from plexclient.results import Answer, ForwardResult, LossResult, ValueResult
     from plexclient.rollouts import Rollout
     from plexclient.samples import Delta, Sample, Samples
@@ -52,6 +53,7 @@ __all__ = [
     "SamplingOptions",
     "Score",
     "Scores",
+    "Stage",
     "Tokenizer",
     "ValueResult",
     "connect",
@@ -66,6 +68,7 @@ _MODULES = {
     "errors": ("ErrorCode", "PlexError"),
     "job": ("Job",),
     "options": ("ClientOptions",),
+    "programs": ("Stage",),
     "results": ("Answer", "ForwardResult", "LossResult", "ValueResult"),
     "rollouts": ("Rollout",),
     "samples": ("Delta", "Sample", "Samples"),

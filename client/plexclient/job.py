@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from plexclient import programs
 from plexclient.background import Background
 from plexclient.calls import call
 from plexclient.checks import real, whole
 from plexclient.deployment import Deployment
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import JobId, new_deployment_id
+from plexclient.programs import Stage
 from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.scoring import Scoring
@@ -98,12 +100,42 @@ class Job:
     @property
     def score(self) -> Scoring:
         """Scores of samples by a program of the reward service; call it, or use its other forms."""
-        if not self._is_open:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                "score outside its job: use it inside `with cluster.job(...) as job:`",
-            )
+        self._check_open("score")
         return Scoring(self.session)
+
+    @call
+    def reward(
+        self,
+        name: str,
+        program: str | Path | Sequence[Stage],
+        *,
+        files: Sequence[str | Path] | None = None,
+        timeout_s: float = 60.0,
+        timeout_score: float = -1.0,
+    ) -> Future[str]:
+        """Register a reward program of your own for `score(name, ...)`; return its version.
+
+        `program` is a Python file with `score(sample)`, which may take `timeout_s`, or a list of
+        `Stage`s. `sample.text` is what the model wrote, `sample.reference` its reference or None,
+        `sample.settings` the further keywords of `score`; the score is a finite number, or a dict
+        with `score` and `detail`. `files` are further files, and directories for what is in them;
+        without any, those that the stages' commands name. Programs run in a sandbox. They belong to
+        the tenant and stay until removed. The same name again makes a new version; a batch keeps
+        the one it began with. A sample that exceeds a limit gets `timeout_score`.
+
+        Raises:
+            PlexError: `bad_request`, `payload_too_large`.
+        """
+        self._check_open("reward")
+        request = programs.to_wire(
+            name, program, files=files, timeout_s=timeout_s, timeout_score=timeout_score
+        )
+
+        async def add() -> str:
+            kept = await self._call("AddProgram", request)
+            return str(kept.version)
+
+        return self.background.start(add)
 
     def report(self, **metrics: float) -> None:
         """Show progress figures in `plexctl status`, e.g. `report(step=3, reward=0.4)`."""
@@ -167,11 +199,7 @@ class Job:
         return self._create(name, spec=spec)
 
     def _create(self, name: str, *, spec: service_pb2.DeploymentSpec) -> Future[Deployment]:
-        if not self._is_open:
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"deploy({name!r}) outside its job: use it inside `with cluster.job(...) as job:`",
-            )
+        self._check_open(f"deploy({name!r})")
         self.session.check_open()
         request = service_pb2.CreateDeploymentRequest(
             deployment_id=new_deployment_id(self.job_id, name),
@@ -187,6 +215,13 @@ class Job:
             return CLASSES[spec.role](info, session=self.session, cache_dir=self._cache_dir)
 
         return self.background.start(create)
+
+    def _check_open(self, what: str) -> None:
+        if not self._is_open:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"{what} outside its job: use it inside `with cluster.job(...) as job:`",
+            )
 
     async def _deployed(self, request: service_pb2.CreateDeploymentRequest) -> Any:  # noqa: ANN401 - as `_call`
         """Return the deployment once it is ready; say now and then what it waits for."""

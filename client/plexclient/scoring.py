@@ -205,6 +205,7 @@ class ScoreBatch:
         self._done: asyncio.Queue[Score | PlexError] = asyncio.Queue()
         self._calls: set[Any] = set()
         self._is_left = False
+        self._version = ""
 
     def ask(self, samples: Sequence[reward_pb2.ScoreSample]) -> None:
         """Have samples scored; the batch is whole once `size` were given."""
@@ -251,6 +252,7 @@ class ScoreBatch:
                 async with aclosing(self._replies(left.values())) as replies:
                     async for reply in replies:
                         retry.progress()
+                        self._check_version(reply)
                         del left[reply.index]
                         self._done.put_nowait(_score(reply))
                         if not left:
@@ -258,6 +260,16 @@ class ScoreBatch:
             except PlexError as error:
                 if not await self._may_go_on(error, retry):
                     return
+
+    def _check_version(self, reply: reward_pb2.ScoreReply) -> None:
+        """Take the version of a tenant's own program from the first reply, and no other."""
+        self._version = self._version or reply.version
+        if reply.version != self._version:  # a new proxy was asked before it could be told
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"a score is by version {reply.version} of {self._program}, others of the batch by "
+                f"{self._version}",
+            )
 
     async def _may_go_on(self, error: PlexError, retry: Retry) -> bool:
         try:
@@ -277,6 +289,7 @@ class ScoreBatch:
             settings=self._settings,
             batch_size=self._size,
             samples=samples,
+            version=self._version,
         )
         timeout_s = self._session.options.attempt_timeout_s
         call = self._session.link.open_stream("Score", request, timeout_s=timeout_s)

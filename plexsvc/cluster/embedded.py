@@ -133,7 +133,7 @@ class ClusterConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """The rollout manager's limits."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """The reward service's limits; `listen` and `keys_file` are not used here."""
+    """The reward service's limits; `listen`, `keys_file` and `programs_dir` are not used here."""
 
     def __post_init__(self) -> None:
         names = [node.node_id for node in self.nodes]
@@ -234,6 +234,7 @@ class EmbeddedCluster:
             self._config.reward,
             listen=f"unix:{directory / 'proxy.sock'}",
             keys_file=keys_file(self._config.state_dir),
+            programs_dir=place.absolute() / "programs",
         )
         proxy = RewardProcess(config, directory=directory, log_path=place / "proxy.log")
         await proxy.start()

@@ -10,7 +10,10 @@ from plexsvc.errors import ErrorCode, PlexError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """The `[reward]` table. Under `plexctl up`, `listen` and `keys_file` are filled in."""
+    """The `[reward]` table.
+
+    Under `plexctl up`, `listen`, `keys_file` and `programs_dir` are filled in.
+    """
 
     listen: str = ""
     """Where routers reach the proxy: `unix:PATH` or `HOST:PORT`."""
@@ -40,6 +43,18 @@ class RewardConfig:
 
     max_bytes: int = 1 << 30
     """Bytes of the samples that one tenant has waiting; more are refused with `queue_full`."""
+
+    programs_dir: Path = Path()
+    """Where tenants' own programs are kept. Under `plexctl up` filled in: `rewards/programs` in the
+    state directory."""
+
+    max_program_bytes: int = 64 << 20
+    """Bytes of the programs of one tenant, with the older versions that are kept; more are refused
+    with `payload_too_large`."""
+
+    max_stage_bytes: int = 8 << 30
+    """Memory that a stage of a tenant's own program may ask for; more is refused with
+    `bad_request`."""
 
     def __post_init__(self) -> None:
         if self.max_workers and self.min_workers > self.max_workers:

@@ -18,6 +18,7 @@ from plexsvc.clock import ServiceClock, SystemClock
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
 from plexsvc.reward.core.machine import PoolLimits, RewardCore
+from plexsvc.reward.programs.library import Library
 from plexsvc.reward.proxy import RewardProxy
 from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc import loops
@@ -48,12 +49,17 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
             start_us=config.worker_start_us,
         )
     )
-    proxy = RewardProxy(config, clock, core, LocalWorkers)
+    library = Library(config.programs_dir, max_bytes=config.max_program_bytes)
+    proxy = RewardProxy(config, clock, core, LocalWorkers, library)
     server = new_server(keys)
     add_service(
         server,
         SERVICE,
-        calls={"GetRewards": lambda request, _: proxy.view(request)},
+        calls={
+            "GetRewards": lambda request, _: proxy.view(request),
+            "AddProgram": lambda request, _: proxy.add_program(request),
+            "RemoveProgram": lambda request, _: proxy.remove_program(request),
+        },
         streams={"Score": lambda request, _: proxy.score(request)},
     )
     address = listen(server, config.listen, keys, key="reward.listen")

@@ -28,6 +28,8 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     reference: str
     settings: str
     files: dict[str, bytes]
+    definition: bytes = b""
+    """Of a tenant's own program; empty: it is a shipped one."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -36,10 +37,12 @@ from plexsvc.reward.core.vocabulary import (
     WorkerReady,
 )
 from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.programs.adding import from_wire
 from plexsvc.reward.programs.base import cut
-from plexsvc.reward.programs.registry import check_settings, find
+from plexsvc.reward.programs.library import Library
+from plexsvc.reward.programs.registry import check_settings
 from plexsvc.reward.record import BatchRecord
-from plexsvc.reward.view import rewards_view
+from plexsvc.reward.view import program_view, rewards_view
 from plexsvc.reward.workers import Heard, Workers
 
 log = Log(__name__)
@@ -59,8 +62,11 @@ class RewardProxy:
         clock: Clock,
         core: RewardCore,
         launch: Callable[[Heard], AbstractAsyncContextManager[Workers]],
+        library: Library,
     ) -> None:
         self.core = core
+        self._library = library
+        self._changing = asyncio.Lock()
         self.records: dict[BatchId, BatchRecord] = {}
         self.sandbox = "not known yet: no worker has started"
         self._config = config
@@ -107,16 +113,41 @@ class RewardProxy:
     async def view(self, request: pb.GetRewardsRequest) -> pb.RewardsReply:
         """Return programs, pool and batches; only an operator sees batches of other tenants."""
         now_us = self._clock.monotonic_us()
-        return rewards_view(self.core, request, sandbox=self.sandbox, now_us=now_us)
+        own = self._library.of(TenantId(request.tenant))
+        return rewards_view(self.core, request, own=own, sandbox=self.sandbox, now_us=now_us)
+
+    async def add_program(self, request: pb.AddProgramRequest) -> pb.RewardProgram:
+        """Keep a program of a tenant's own; return it when it is on disk.
+
+        Raises:
+            PlexError: `bad_request`, `payload_too_large`.
+        """
+        definition = from_wire(request, max_memory_bytes=self._config.max_stage_bytes)
+        async with self._changing:
+            add = self._library.add
+            return program_view(await asyncio.to_thread(add, TenantId(request.tenant), definition))
+
+    async def remove_program(self, request: pb.RemoveProgramRequest) -> pb.RewardProgram:
+        """Forget a program of a tenant's own; batches under way keep it.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        async with self._changing:
+            remove = self._library.remove
+            return program_view(
+                await asyncio.to_thread(remove, TenantId(request.tenant), request.name)
+            )
 
     def _admit(self, batch_id: BatchId, request: pb.ScoreRequest) -> BatchRecord:
         """Return the record of a batch with the samples of a request in it, or change nothing."""
-        record = self.records.get(batch_id) or _new_record(request)
-        if (record.program.name, record.settings) != (request.program, request.settings):
+        record = self.records.get(batch_id) or _new_record(request, self._library)
+        program, asked = record.program, (request.program, request.settings)
+        if (program.name, record.settings) != asked or request.version not in {"", program.version}:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
-                f"the batch is scored by {record.program.name} with settings {record.settings!r}; "
-                "a batch has one program and one set of settings",
+                f"the batch is scored by {program.name} {program.version} with settings "
+                f"{record.settings!r}; a batch has one program and one set of settings",
             )
         new = record.new_ones(request.samples)
         if not new:
@@ -196,6 +227,7 @@ class RewardProxy:
             reference=pending.sample.reference,
             settings=record.settings,
             files=pending.files,
+            definition=record.program.definition,
         )
 
     def _answer(self, order: AnswerRequest) -> None:
@@ -209,7 +241,8 @@ class RewardProxy:
                 time_us=order.run_us,
                 queue_us=order.queue_us,
                 output=cut(pending.output),
-                detail=order.reason,
+                detail=pending.detail or order.reason,
+                version=record.program.version,
             )
         )
 
@@ -232,6 +265,7 @@ class RewardProxy:
         pending = self.records[request.batch].pending[request.sample]
         pending.output += done.output
         pending.files = done.files
+        pending.detail = done.detail if done.how in {"scored", "timed_out"} else ""
         self._post(_fact_of(done, worker, at_us=at_us))
 
     def _tick(self) -> None:
@@ -248,7 +282,7 @@ class RewardProxy:
                 del self.records[batch_id]
 
 
-def _new_record(request: pb.ScoreRequest) -> BatchRecord:
+def _new_record(request: pb.ScoreRequest, library: Library) -> BatchRecord:
     """Return an empty record for the batch of a request.
 
     Raises:
@@ -260,7 +294,7 @@ def _new_record(request: pb.ScoreRequest) -> BatchRecord:
             f"score needs a job_id and a batch_id of {BATCH_ID_BYTES} bytes, not "
             f"{len(request.batch_id)}",
         )
-    program = find(request.program)
+    program = library.find(TenantId(request.tenant), request.program, request.version)
     try:
         settings: Any = json.loads(request.settings or "{}")
     except ValueError as error:

@@ -24,6 +24,8 @@ class Pending:
     sample: pb.ScoreSample
     output: str = ""
     """Of the stages that ran."""
+    detail: str = ""
+    """What the last stage said of its verdict."""
     files: dict[str, bytes] = field(default_factory=dict)
     """That the last stage left."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.reward.core.machine import Batch, RewardCore
 from plexsvc.reward.core.vocabulary import BatchId
@@ -10,7 +12,12 @@ from plexsvc.reward.programs.registry import PROGRAMS
 
 
 def rewards_view(
-    core: RewardCore, request: pb.GetRewardsRequest, *, sandbox: str, now_us: int
+    core: RewardCore,
+    request: pb.GetRewardsRequest,
+    *,
+    own: Iterable[Program],
+    sandbox: str,
+    now_us: int,
 ) -> pb.RewardsReply:
     """Return what `plexctl reward` shows."""
     seen = [
@@ -19,14 +26,15 @@ def rewards_view(
         if request.is_operator or batch_id.tenant == request.tenant
     ]
     return pb.RewardsReply(
-        programs=[_program(program) for program in PROGRAMS.values()],
+        programs=[program_view(program) for program in (*PROGRAMS.values(), *own)],
         pools=[_pool(core)],
         batches=[_batch(batch_id, batch, now_us=now_us) for batch_id, batch in seen],
         sandbox=sandbox,
     )
 
 
-def _program(program: Program) -> pb.RewardProgram:
+def program_view(program: Program) -> pb.RewardProgram:
+    """Return what is shown of a program."""
     return pb.RewardProgram(
         name=program.name,
         text=program.text,
@@ -37,9 +45,12 @@ def _program(program: Program) -> pb.RewardProgram:
                 timeout_us=stage.limits.wall_us,
                 memory_bytes=stage.limits.memory_bytes,
                 is_sandboxed=stage.is_sandboxed,
+                resource=stage.resource,
+                count=stage.limits.cpus,
             )
             for stage in program.stages
         ],
+        version=program.version,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Final
 from plexsvc.errors import PlexError
 from plexsvc.reward import messages
 from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.programs import own
 from plexsvc.reward.programs.base import Passed, RefusedError, Scored, TimedOut, Work, cut
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.base import Sandbox
@@ -26,7 +27,8 @@ from plexsvc.reward.sandbox.opening import open_sandbox
 from plexsvc.tether import die_before_parent, die_with_parent, set_process_name
 
 MAX_MEMORY_BYTES: Final = 4 << 30
-"""Address space of a worker: what a model wrote may make a library compute without end."""
+"""Address space of a worker: what a model wrote may make a library compute without end. Stages in
+a sandbox have limits of their own, which may be higher."""
 
 
 def main() -> int:
@@ -35,7 +37,7 @@ def main() -> int:
     die_with_parent(parent_pid)
     die_before_parent()
     set_process_name("reward-worker")
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.RLIM_INFINITY))
     sandbox = open_sandbox()
     for module in modules:
         importlib.import_module(module)
@@ -50,7 +52,8 @@ def main() -> int:
 
 def run(task: Task, *, sandbox: Sandbox) -> Done:
     """Return how a stage ended; nothing that a program raises gets out."""
-    stage = PROGRAMS[task.program].stages[task.stage]
+    program = own.program_of(task.definition) if task.definition else PROGRAMS[task.program]
+    stage = program.stages[task.stage]
     if stage.is_sandboxed and not sandbox.is_available():
         return Done("refused", detail=f"{task.program}: {sandbox.describe()}")
     try:
@@ -81,8 +84,8 @@ def _done(outcome: Scored | Passed | TimedOut) -> Done:
             return Done("scored", float(score), cut(output), cut(detail))
         case Passed(files=files, output=output):
             return Done("passed", output=cut(output), files=dict(files))
-        case TimedOut(output=output):
-            return Done("timed_out", output=cut(output))
+        case TimedOut(output=output, detail=detail):
+            return Done("timed_out", output=cut(output), detail=detail)
 
 
 def _read(line: socket.socket) -> bytes | None:

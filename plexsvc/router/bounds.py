@@ -53,6 +53,7 @@ POSITIVE: Final = Bound(0, 1e30)
 TEMPERATURE: Final = Bound(1e-6, 1e6)
 
 NUMBERS: Final[Mapping[str, Bound]] = {
+    "AddProgramRequest.timeout_score": FINITE,
     "Backward.temperature": TEMPERATURE,
     "BatchRules.max_sequence_length": UINT64,
     "BatchRules.vocab_size": UINT64,
@@ -101,6 +102,9 @@ NUMBERS: Final[Mapping[str, Bound]] = {
     "Parallel.ep": DEGREE,
     "Parallel.pp": DEGREE,
     "Parallel.tp": DEGREE,
+    "ProgramStage.count": Bound(0, 1 << 20),
+    "ProgramStage.memory_bytes": BYTES,
+    "ProgramStage.timeout_us": YEAR_US,
     "Prompt.draws_used": COUNTER,
     "Prompt.generated": UINT32,
     "Prompt.token_ids": UINT32,

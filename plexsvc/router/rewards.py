@@ -14,8 +14,11 @@ from plexsvc.router.channels import SCORE, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.validation import bad_request
 from plexsvc.rpc import services
+from plexsvc.rpc.services import Reply
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
+
+Request = pb.GetRewardsRequest | pb.AddProgramRequest | pb.RemoveProgramRequest
 
 
 class Rewards:
@@ -53,13 +56,31 @@ class Rewards:
 
     async def view(self, request: pb.GetRewardsRequest, *, tenant: TenantId) -> pb.RewardsReply:
         """Return programs, pool and batches."""
-        request.tenant, request.is_operator = tenant, tenant in self._config.operators
+        request.is_operator = tenant in self._config.operators
+        return await self._call("GetRewards", request, pb.RewardsReply, tenant=tenant)
+
+    async def add_program(
+        self, request: pb.AddProgramRequest, *, tenant: TenantId
+    ) -> pb.RewardProgram:
+        """Keep a program of the tenant's own; return it when it is kept."""
+        return await self._call("AddProgram", request, pb.RewardProgram, tenant=tenant)
+
+    async def remove_program(
+        self, request: pb.RemoveProgramRequest, *, tenant: TenantId
+    ) -> pb.RewardProgram:
+        """Forget a program of the tenant's own; return what it was."""
+        return await self._call("RemoveProgram", request, pb.RewardProgram, tenant=tenant)
+
+    async def _call(
+        self, name: str, request: Request, reply: type[Reply], *, tenant: TenantId
+    ) -> Reply:
+        request.tenant = tenant
         bounds.check(request)
         return await services.call(
             self._channels.to(self._proxy()),
-            SERVICE.methods_by_name["GetRewards"],
+            SERVICE.methods_by_name[name],
             request,
-            pb.RewardsReply,
+            reply,
             timeout_s=self._config.control_timeout_us / 1e6,
         )
 

@@ -200,6 +200,8 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         "SubmitOperation": known(router.submit_operation),
         "StagePayload": known(router.uploads.relay),
         "GetRewards": known(router.rewards.view),
+        "AddProgram": known(router.rewards.add_program),
+        "RemoveProgram": known(router.rewards.remove_program),
         "Operate": operate,
     }
     streams = {

@@ -13,13 +13,25 @@ _MIB = 1 << 20
 
 def programs_view(reply: pb.RewardsReply) -> RenderableType:
     """Return the programs, one line a stage, and what isolates those that run code."""
-    table = table_of("program", "stage", "timeout", "memory", "sandbox", "timeout score", "score")
+    table = table_of(
+        "program",
+        "version",
+        "stage",
+        "timeout",
+        "holds",
+        "memory",
+        "sandbox",
+        "timeout score",
+        "score",
+    )
     for program in reply.programs:
         for number, stage in enumerate(program.stages):
             table.add_row(
                 program.name if number == 0 else "",
+                program.version[:8] if number == 0 else "",
                 stage.name,
                 f"{stage.timeout_us / 1e6:g} s",
+                f"{stage.count} {stage.resource}",
                 f"{stage.memory_bytes // _MIB} MiB" if stage.is_sandboxed else "",
                 "yes" if stage.is_sandboxed else "",
                 f"{program.timeout_score:g}" if number == 0 else "",

@@ -83,6 +83,8 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
     def __init__(self) -> None:
         self.address = ""
         self.scored: list[reward_pb2.ScoreRequest] = []
+        self.programs: list[reward_pb2.AddProgramRequest] = []
+        self.program_version = ""
         self.group = asyncio.TaskGroup()
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.calls: list[str] = []
@@ -456,11 +458,20 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
                 score=len(sample.text),
                 verdict="error" if sample.text == "broken" else "scored",
                 time_us=1000,
+                version=request.version or self.program_version,
             )
             for sample in request.samples
         ]
         async for reply in self._cut(replies, fault, context):
             yield reply
+
+    async def AddProgram(  # noqa: N802
+        self, request: reward_pb2.AddProgramRequest, context: Context
+    ) -> reward_pb2.RewardProgram:
+        """Keep a program; its version is how many were kept."""
+        await self._meet("AddProgram", context)
+        self.programs.append(request)
+        return reward_pb2.RewardProgram(name=request.name, version=str(len(self.programs)))
 
     # ---- faults
 

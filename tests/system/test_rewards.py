@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,66 @@ def test_the_commands_show_programs_and_score_a_text(live: LiveCluster) -> None:
     assert "must be a number" in failed.stdout
     assert "cpu" in plexctl(live, "top").stdout
     assert plexctl(live, "explain", "abc").returncode == 1
+
+
+JUDGE = """
+import json, sys
+sample = json.load(sys.stdin)
+printed = open("input/stdout").read().strip()
+print(json.dumps({"score": printed == sample["reference"], "detail": f"it printed {printed}"}))
+"""
+
+
+def test_own_programs_are_added_used_and_removed_by_command_and_client(
+    live: LiveCluster, job: plex.Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "run.sh").write_text(
+        '#!/bin/sh\npython3 -c \'import json; exec(json.load(open("sample.json"))["text"])\'\n'
+    )
+    (tmp_path / "sample.json").write_text('{"text": "print(6 * 7)", "reference": "42"}')
+    run = ["--stage", "run:cpu=1,timeout=30s,mem=256MiB,untrusted:./run.sh"]
+    judge = ["--stage", "judge:cpu=1,timeout=30s:python3 judge.py"]
+    added = plexctl(live, "add", "answers", *run, *judge)
+    assert added.returncode == 0, added
+    tested = plexctl(live, "test", "answers", "--sample", "sample.json", "--json")
+    found = json.loads(tested.stdout)
+    assert (found["value"], found["detail"]) == (1.0, "it printed 42"), tested
+    texts = ["print(1)", "print('{\"score\": 1}')", "while True: pass"]
+    scores = job.score("answers", texts[:2], references=["1", "1"])
+    assert [score.value for score in scores] == [1.0, 0.0]
+    (tmp_path / "own.py").write_text("def score(sample): return len(sample.text)")
+    version = job.reward("lengths", tmp_path / "own.py")
+    listed = json.loads(plexctl(live, "list", "--json").stdout)["programs"]
+    assert {p["name"]: p["version"] for p in listed if p["version"]}.keys() == {
+        "answers",
+        "lengths",
+    }
+    assert version in {p["version"] for p in listed}
+    assert [score.value for score in job.score("lengths", texts)] == [8.0, 21.0, 16.0]
+    assert plexctl(live, "remove", "answers").returncode == 0
+    with pytest.raises(plex.PlexError, match="no program 'answers'"):
+        job.score("answers", texts)
+    missing = plexctl(live, "add", "answers", "--stage", "run:cpu=1,timeout=1s:./gone.sh")
+    assert missing.returncode == 2
+    assert "'gone.sh', which is not there" in missing.stderr
+
+
+def test_a_killed_proxy_changes_neither_own_programs_nor_the_version_of_a_batch(
+    live: LiveCluster, job: plex.Job, tmp_path: Path
+) -> None:
+    place = tmp_path / "own.py"
+    place.write_text("import time\ndef score(sample):\n    time.sleep(0.05)\n    return 1")
+    job.reward("killed", place)
+    first = job.score.stream("killed", [str(i) for i in range(40)])
+    found = [next(first).value]
+    place.write_text("def score(sample): return 2")
+    job.reward("killed", place)
+    os.kill(_proxy(live), signal.SIGKILL)
+    found += [score.value for score in first]
+    assert found == [1.0] * 40
+    assert [score.value for score in job.score("killed", ["a"])] == [2.0]
 
 
 @pytest.mark.timeout(900)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from plexsvc.cli.app import FAILED, At, Commands, command, live
+from plexsvc.cli.commands import stage_specs
+from plexsvc.cli.commands.stage_specs import FORM
 
 if TYPE_CHECKING:
     from plexclient.wire.v1 import reward_pb2
@@ -17,7 +20,7 @@ _REFRESH_S: Final = 1.0
 reward_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="List programs, try one, and see what is being scored.",
+    help="List, add and remove programs, try one, and see what is being scored.",
     epilog="Example: plexctl reward test exact 'Paris' --reference '\"Paris\"'",
 )
 
@@ -62,13 +65,88 @@ def reward_explain(
     at.show(found[0], explained(found[0]))
 
 
+@command(
+    reward_app,
+    "add",
+    example="plexctl reward add fast --stage compile:cpu=2,mem=2GiB,timeout=120s:./compile.sh "
+    "--stage run:cpu=1,timeout=60s:./run.py",
+)
+def reward_add(
+    at: At,
+    name: Annotated[str, typer.Argument(help="The program's name, for `job.score`.")],
+    python: Annotated[
+        Path | None, typer.Argument(help="A Python file with `score(sample)`, instead of stages.")
+    ] = None,
+    stage: Annotated[list[str] | None, typer.Option(help=f"{FORM}; may be given again.")] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A file, or a directory for what is in it; may be given again. Without any: the "
+            "files that the commands name."
+        ),
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="Of the Python file.")] = "60s",
+    timeout_score: Annotated[float, typer.Option(help="For samples that exceed a limit.")] = -1.0,
+) -> None:
+    """Register a reward program of your own: a Python file, or commands in stages.
+
+    A Python file has `score(sample)`; it returns a number, or a dict with `score` and `detail`.
+    `sample.text` is what the model wrote, `sample.reference` its reference, `sample.settings` the
+    settings that the job gave.
+
+    A command finds the program's files in its directory, and the sample as JSON in sample.json and
+    on stdin: {"text": "...", "reference": ..., "settings": {}}. The last line that it prints, such
+    as {"score": 0.5, "detail": "why"}, is the verdict, and ends the rest. Without one, what it left
+    in output/ is the next stage's input/. Any other exit code than 0 is a failure of the program:
+    the stage runs again, three times in all. A stage that runs what the model wrote should be
+    `untrusted`: what it prints is no verdict, but the next stage finds it in input/stdout,
+    input/stderr and input/exit_code.
+
+    The same name again makes a new version; batches under way keep theirs.
+    """
+    import plexclient as plex
+    from plexclient import programs
+    from plexclient.errors import ErrorCode
+
+    if (python is None) == (not stage):
+        raise plex.PlexError(ErrorCode.BAD_REQUEST, "give either a Python file or stages")
+    try:
+        timeout_s = stage_specs.seconds(timeout)
+    except ValueError as error:
+        raise plex.PlexError(ErrorCode.BAD_REQUEST, f"--timeout: {error}") from error
+    request = programs.to_wire(
+        name,
+        python or [stage_specs.parse(one) for one in stage or ()],
+        files=file,
+        timeout_s=timeout_s,
+        timeout_score=timeout_score,
+    )
+    with at.router() as router:
+        kept = router.AddProgram(request)
+    at.show(kept, f"program {kept.name} is version {kept.version}")
+
+
+@command(reward_app, "remove", example="plexctl reward remove fast")
+def reward_remove(at: At, name: Annotated[str, typer.Argument(help="The program's name.")]) -> None:
+    """Remove a program of your own with all its versions; batches under way keep it."""
+    from plexclient.wire.v1 import reward_pb2
+
+    with at.router() as router:
+        gone = router.RemoveProgram(reward_pb2.RemoveProgramRequest(name=name))
+    at.show(gone, f"program {gone.name} is removed; its last version was {gone.version}")
+
+
 @command(reward_app, "test", example="plexctl reward test numeric 'it is 7' --reference 7")
 def reward_test(
     at: At,
     program: Annotated[str, typer.Argument(help="The program's name.")],
-    text: Annotated[str, typer.Argument(help="What a model might have written.")],
+    text: Annotated[str | None, typer.Argument(help="What a model might have written.")] = None,
     reference: Annotated[str, typer.Option(help="Its reference, as JSON.")] = "null",
     settings: Annotated[str, typer.Option(help="Settings of the program, a JSON object.")] = "{}",
+    sample: Annotated[
+        Path | None,
+        typer.Option(help="A file with text, reference and settings as JSON, instead of those."),
+    ] = None,
 ) -> None:
     """Score one text, as a job would have it scored; exit 1 when there is no score."""
     import json
@@ -80,8 +158,14 @@ def reward_test(
 
     try:
         references, keywords = [json.loads(reference)], dict(json.loads(settings))
-    except ValueError as error:
-        raise plex.PlexError(ErrorCode.BAD_REQUEST, f"not JSON: {error}") from error
+        if sample is not None:
+            given = json.loads(sample.read_text())
+            text, references = str(given["text"]), [given.get("reference")]
+            keywords = dict(given.get("settings", {}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise plex.PlexError(ErrorCode.BAD_REQUEST, f"not a sample in JSON: {error!r}") from error
+    if text is None:
+        raise plex.PlexError(ErrorCode.BAD_REQUEST, "give a text or --sample")
     card = at.card
     with (
         plex.connect(card.address, token=card.token, ca=card.ca or None) as cluster,

@@ -47,9 +47,11 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """The stage took longer than it may."""
+    """The stage took longer, or more, than it may."""
 
     output: str = ""
+    detail: str = ""
+    """What it exceeded; empty: its time."""
 
 
 Outcome = Scored | Passed | TimedOut
@@ -67,7 +69,9 @@ class Stage:
     run: Callable[[Work], Outcome]
     limits: Limits = field(default_factory=Limits)
     is_sandboxed: bool = False
-    """Whether it runs what a model wrote, so that it must not run without a sandbox."""
+    """Whether it runs what a model or a tenant wrote, so that it must not run without a sandbox."""
+    resource: str = "cpu"
+    """What it holds while it runs, `limits.cpus` of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +82,12 @@ class Program:
     text: str
     """What it compares, for people."""
     stages: tuple[Stage, ...]
-    settings: Mapping[str, type]
-    """Names and types of the settings that it takes."""
+    settings: Mapping[str, type] | None
+    """Names and types of the settings that it takes; None: any."""
     timeout_score: float = -1.0
+    definition: bytes = b""
+    """Of a tenant's own program, from which workers make it; empty: it is shipped."""
+    version: str = ""
     imports: tuple[str, ...] = ()
     """Modules that take long to import, for workers that are made warm."""
 

@@ -1,8 +1,8 @@
-"""Registry of the shipped programs."""
+"""Registry of the shipped programs, and what settings a program takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -14,19 +14,13 @@ PROGRAMS: Final[Mapping[str, Program]] = {
 }
 
 
-def find(name: str) -> Program:
-    """Return a program.
-
-    Raises:
-        PlexError: `not_found`.
-    """
-    if name not in PROGRAMS:
-        raise PlexError(
-            ErrorCode.NOT_FOUND,
-            f"there is no program {name[:128]!r}; `plexctl reward list` shows those that there "
-            f"are: {', '.join(PROGRAMS)}",
-        )
-    return PROGRAMS[name]
+def no_such_program(name: str, own: Iterable[str]) -> PlexError:
+    """Return `not_found` for a name that neither the service nor the tenant has."""
+    return PlexError(
+        ErrorCode.NOT_FOUND,
+        f"there is no program {name[:128]!r}; `plexctl reward list` shows those that there "
+        f"are: {', '.join([*PROGRAMS, *own])}",
+    )
 
 
 def check_settings(program: Program, settings: Mapping[str, Any]) -> None:
@@ -35,6 +29,8 @@ def check_settings(program: Program, settings: Mapping[str, Any]) -> None:
     Raises:
         PlexError: `bad_request`, naming the setting.
     """
+    if program.settings is None:
+        return
     for name, value in settings.items():
         wanted = program.settings.get(name)
         if wanted is None:

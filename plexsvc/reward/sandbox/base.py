@@ -26,6 +26,8 @@ class Limits:
     max_processes: int = 32
     """Processes and threads at once."""
     max_open_files: int = 128
+    cpus: int = 1
+    """Processors that its time is counted for: it may use so many times `wall_us`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ def unmount(target: str) -> None:
 
 def set_limits(limits: Limits) -> None:
     """Bound what this process, and each that it starts, may take."""
-    seconds = limits.wall_us // 1_000_000 + 2
+    seconds = limits.cpus * limits.wall_us // 1_000_000 + 2
     for kind, most in (
         (resource.RLIMIT_AS, 2 * limits.memory_bytes),
         (resource.RLIMIT_CPU, seconds),

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,12 @@ class Served:
 async def served(directory: Path, **limits: int) -> AsyncIterator[Served]:
     keys_file = directory / "keys.json"
     write_keys(keys_file, KEYS)
-    config = RewardConfig(listen=f"unix:{directory}/p.sock", keys_file=keys_file, **limits)
+    config = RewardConfig(
+        listen=f"unix:{directory}/p.sock",
+        keys_file=keys_file,
+        programs_dir=directory / "programs",
+        **limits,
+    )
     async with serving(config) as (proxy, address), open_channel(address, KEYS) as channel:
         yield Served(proxy, reward_pb2_grpc.RewardStub(channel))
 
@@ -104,6 +109,15 @@ async def test_each_sample_gets_its_score_with_verdict_and_time(short: Path) -> 
         (0.0, "scored"),
     ]
     assert all(reply.time_us > 0 for reply in found.values())
+
+
+async def test_a_score_comes_with_what_the_program_says_of_it(short: Path) -> None:
+    async with served(short) as live:
+        found = await live.score(asked("numeric", ["it is 7", "none"], [7, 7]))
+    assert [found[i].detail for i in range(2)] == [
+        "the last number is 7",
+        "the text holds no number",
+    ]
 
 
 async def test_a_sample_without_a_score_is_reported_and_the_others_go_on(short: Path) -> None:
@@ -201,3 +215,97 @@ async def test_the_view_shows_other_tenants_batches_to_operators_alone(short: Pa
     assert [len(view.batches) for view in views] == [1, 0, 1]
     assert views[0].batches[0].critical.startswith("sample 0 runs in stage compare since")
     assert views[0].pools[0].busy == 1
+
+
+def own_program(text: str, *, tenant: str = "acme") -> pb.AddProgramRequest:
+    """Return a program that gives an expression as the score."""
+    source = f"def score(sample):\n    return {text}\n"
+    stage = pb.ProgramStage(
+        name="score",
+        resource="cpu",
+        count=1,
+        memory_bytes=256 << 20,
+        timeout_us=30_000_000,
+        python="score.py",
+    )
+    return pb.AddProgramRequest(
+        tenant=tenant, name="own", stages=[stage], files={"score.py": source.encode()}
+    )
+
+
+async def refused(call: Awaitable[object]) -> PlexError:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return error_from(failure.value)
+
+
+async def test_an_own_program_scores_for_its_tenant_alone(short: Path) -> None:
+    async with served(short) as live:
+        added = await live.stub.AddProgram(own_program("len(sample.text)"), timeout=CALL_S)
+        found = await live.score(asked("own", ["abc"], any="setting"))
+        with pytest.raises(PlexError, match="there is no program 'own'"):
+            await live.score(asked("own", ["abc"], tenant="rival"))
+        views = [
+            await live.stub.GetRewards(pb.GetRewardsRequest(tenant=tenant, is_operator=True))
+            for tenant in ("acme", "rival")
+        ]
+        gone = pb.RemoveProgramRequest(tenant="rival", name="own")
+        error = await refused(live.stub.RemoveProgram(gone, timeout=CALL_S))
+    assert (found[0].score, found[0].verdict, found[0].version) == (3.0, "scored", added.version)
+    shown = [[p.name for p in view.programs if p.version] for view in views]
+    assert shown == [["own"], []]
+    assert error.code is ErrorCode.NOT_FOUND
+
+
+async def test_a_batch_keeps_the_version_that_it_began_with(short: Path) -> None:
+    one = asked("own", ["a"])
+    two = asked("own", ["a", "b"])
+    async with served(short) as live:
+        await live.stub.AddProgram(own_program("1"), timeout=CALL_S)
+        first = await live.score(one)
+        await live.stub.AddProgram(own_program("2"), timeout=CALL_S)
+        assert [reply.score for reply in (await live.score(two)).values()] == [1.0, 1.0]
+        assert (await live.score(asked("own", ["a"], batch=b"c" * 16)))[0].score == 2.0
+        await live.stub.RemoveProgram(pb.RemoveProgramRequest(tenant="acme", name="own"))
+        await live.stub.AddProgram(own_program("3"), timeout=CALL_S)
+        assert [reply.score for reply in (await live.score(two)).values()] == [1.0, 1.0]
+        other = asked("own", ["a"])
+        other.version = "0" * 32
+        with pytest.raises(PlexError, match="a batch has one program"):
+            await live.score(other)
+    assert first[0].score == 1.0
+
+
+async def test_own_programs_and_their_versions_outlive_the_proxy(short: Path) -> None:
+    async with served(short) as live:
+        old = await live.stub.AddProgram(own_program("1"), timeout=CALL_S)
+        await live.stub.AddProgram(own_program("2"), timeout=CALL_S)
+    async with served(short) as live:
+        resumed = asked("own", ["a"])
+        resumed.version = old.version
+        assert (await live.score(resumed))[0].score == 1.0
+        assert (await live.score(asked("own", ["a"], batch=b"c" * 16)))[0].score == 2.0
+        resumed = asked("own", ["a"], batch=b"d" * 16)
+        resumed.version = "0" * 32
+        with pytest.raises(PlexError, match="is gone, the newest is"):
+            await live.score(resumed)
+
+
+async def test_a_refused_program_changes_nothing(short: Path) -> None:
+    async with served(short) as live:
+        await live.stub.AddProgram(own_program("1"), timeout=CALL_S)
+        bad = own_program("2")
+        bad.stages[0].timeout_us = 0
+        error = await refused(live.stub.AddProgram(bad, timeout=CALL_S))
+        assert (error.code, error.facts["field"]) == (ErrorCode.BAD_REQUEST, "stages.timeout_us")
+        assert (await live.score(asked("own", ["a"])))[0].score == 1.0
+
+
+async def test_a_program_that_fails_by_itself_is_tried_again_and_reported(short: Path) -> None:
+    async with served(short) as live:
+        await live.stub.AddProgram(own_program("1 / len(sample.text)"), timeout=CALL_S)
+        found = await live.score(asked("own", ["", "a"]))
+    assert found[1].score == 1.0
+    assert found[0].verdict == "error"
+    assert found[0].detail.startswith("the program failed 3 times, last: RuntimeError: stage score")
+    assert "ZeroDivisionError" in found[0].detail

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("tenant", "job_id", "batch_id", "program", "settings", "batch_size", "samples")
+    __slots__ = ("tenant", "job_id", "batch_id", "program", "settings", "batch_size", "samples", "version")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class ScoreRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     job_id: str
     batch_id: bytes
@@ -22,7 +23,8 @@ class ScoreRequest(_message.Message):
     settings: str
     batch_size: int
     samples: _containers.RepeatedCompositeFieldContainer[ScoreSample]
-    def __init__(self, tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., batch_id: _Optional[bytes] = ..., program: _Optional[str] = ..., settings: _Optional[str] = ..., batch_size: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ScoreSample, _Mapping]]] = ...) -> None: ...
+    version: str
+    def __init__(self, tenant: _Optional[str] = ..., job_id: _Optional[str] = ..., batch_id: _Optional[bytes] = ..., program: _Optional[str] = ..., settings: _Optional[str] = ..., batch_size: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ScoreSample, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ScoreSample(_message.Message):
     __slots__ = ("index", "text", "reference")
@@ -35,7 +37,7 @@ class ScoreSample(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
-    __slots__ = ("index", "score", "verdict", "time_us", "queue_us", "output", "detail")
+    __slots__ = ("index", "score", "verdict", "time_us", "queue_us", "output", "detail", "version")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,7 @@ class ScoreReply(_message.Message):
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     index: int
     score: float
     verdict: str
@@ -50,7 +53,57 @@ class ScoreReply(_message.Message):
     queue_us: int
     output: str
     detail: str
-    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., verdict: _Optional[str] = ..., time_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., output: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., verdict: _Optional[str] = ..., time_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., output: _Optional[str] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class AddProgramRequest(_message.Message):
+    __slots__ = ("tenant", "name", "stages", "files", "timeout_score")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SCORE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    name: str
+    stages: _containers.RepeatedCompositeFieldContainer[ProgramStage]
+    files: _containers.ScalarMap[str, bytes]
+    timeout_score: float
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[ProgramStage, _Mapping]]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., timeout_score: _Optional[float] = ...) -> None: ...
+
+class ProgramStage(_message.Message):
+    __slots__ = ("name", "resource", "count", "memory_bytes", "timeout_us", "command", "python", "is_untrusted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    IS_UNTRUSTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    resource: str
+    count: int
+    memory_bytes: int
+    timeout_us: int
+    command: str
+    python: str
+    is_untrusted: bool
+    def __init__(self, name: _Optional[str] = ..., resource: _Optional[str] = ..., count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., timeout_us: _Optional[int] = ..., command: _Optional[str] = ..., python: _Optional[str] = ..., is_untrusted: _Optional[bool] = ...) -> None: ...
+
+class RemoveProgramRequest(_message.Message):
+    __slots__ = ("tenant", "name")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    name: str
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class GetRewardsRequest(_message.Message):
     __slots__ = ("tenant", "is_operator")
@@ -73,28 +126,34 @@ class RewardsReply(_message.Message):
     def __init__(self, programs: _Optional[_Iterable[_Union[RewardProgram, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[RewardPool, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[RewardBatch, _Mapping]]] = ..., sandbox: _Optional[str] = ...) -> None: ...
 
 class RewardProgram(_message.Message):
-    __slots__ = ("name", "stages", "timeout_score", "text")
+    __slots__ = ("name", "stages", "timeout_score", "text", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SCORE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     stages: _containers.RepeatedCompositeFieldContainer[RewardStage]
     timeout_score: float
     text: str
-    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[RewardStage, _Mapping]]] = ..., timeout_score: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[RewardStage, _Mapping]]] = ..., timeout_score: _Optional[float] = ..., text: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RewardStage(_message.Message):
-    __slots__ = ("name", "timeout_us", "memory_bytes", "is_sandboxed")
+    __slots__ = ("name", "timeout_us", "memory_bytes", "is_sandboxed", "resource", "count")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_SANDBOXED_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     timeout_us: int
     memory_bytes: int
     is_sandboxed: bool
-    def __init__(self, name: _Optional[str] = ..., timeout_us: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., is_sandboxed: _Optional[bool] = ...) -> None: ...
+    resource: str
+    count: int
+    def __init__(self, name: _Optional[str] = ..., timeout_us: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., is_sandboxed: _Optional[bool] = ..., resource: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RewardPool(_message.Message):
     __slots__ = ("name", "queued", "idle", "busy", "starting", "limit")

@@ -45,6 +45,16 @@ class RewardStub:
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
                 _registered_method=True)
+        self.AddProgram = channel.unary_unary(
+                '/plexsvc.v1.Reward/AddProgram',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+                _registered_method=True)
+        self.RemoveProgram = channel.unary_unary(
+                '/plexsvc.v1.Reward/RemoveProgram',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+                _registered_method=True)
 
 
 class RewardServicer:
@@ -63,6 +73,18 @@ class RewardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RewardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +97,16 @@ def add_RewardServicer_to_server(servicer, server):
                     servicer.GetRewards,
                     request_deserializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.SerializeToString,
+            ),
+            'AddProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddProgram,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
+            ),
+            'RemoveProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveProgram,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +164,60 @@ class Reward:
             '/plexsvc.v1.Reward/GetRewards',
             plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
             plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Reward/AddProgram',
+            plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Reward/RemoveProgram',
+            plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
             options,
             channel_credentials,
             insecure,

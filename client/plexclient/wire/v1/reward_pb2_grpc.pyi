@@ -35,6 +35,8 @@ class RewardStub:
     def __new__(cls, channel: _aio.Channel) -> RewardAsyncStub: ...
     Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
+    AddProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]
+    RemoveProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]
 
 @_typing.type_check_only
 class RewardAsyncStub(RewardStub):
@@ -43,6 +45,8 @@ class RewardAsyncStub(RewardStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
+    AddProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
+    RemoveProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
 
 class RewardServicer:
     """Called by routers only."""
@@ -58,5 +62,17 @@ class RewardServicer:
         request: _reward_pb2.GetRewardsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.RewardsReply, _abc.Awaitable[_reward_pb2.RewardsReply]]: ...
+
+    def AddProgram(
+        self,
+        request: _reward_pb2.AddProgramRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
+
+    def RemoveProgram(
+        self,
+        request: _reward_pb2.RemoveProgramRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
 
 def add_RewardServicer_to_server(servicer: RewardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

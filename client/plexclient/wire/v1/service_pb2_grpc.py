@@ -169,6 +169,16 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
                 _registered_method=True)
+        self.AddProgram = channel.unary_unary(
+                '/plexsvc.v1.Router/AddProgram',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+                _registered_method=True)
+        self.RemoveProgram = channel.unary_unary(
+                '/plexsvc.v1.Router/RemoveProgram',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -340,6 +350,18 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -472,6 +494,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetRewards,
                     request_deserializer=plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardsReply.SerializeToString,
+            ),
+            'AddProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddProgram,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
+            ),
+            'RemoveProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveProgram,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1178,6 +1210,60 @@ class Router:
             '/plexsvc.v1.Router/GetRewards',
             plexsvc_dot_v1_dot_reward__pb2.GetRewardsRequest.SerializeToString,
             plexsvc_dot_v1_dot_reward__pb2.RewardsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/AddProgram',
+            plexsvc_dot_v1_dot_reward__pb2.AddProgramRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/RemoveProgram',
+            plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,8 @@ class RouterStub:
     Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """as Reward.Score"""
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
+    AddProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]
+    RemoveProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -116,6 +118,8 @@ class RouterAsyncStub(RouterStub):
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """as Reward.Score"""
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
+    AddProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
+    RemoveProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
 
 class RouterServicer:
     """The front door. Every call carries `authorization: Bearer TOKEN`; the token names the tenant.
@@ -286,6 +290,18 @@ class RouterServicer:
         request: _reward_pb2.GetRewardsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.RewardsReply, _abc.Awaitable[_reward_pb2.RewardsReply]]: ...
+
+    def AddProgram(
+        self,
+        request: _reward_pb2.AddProgramRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
+
+    def RemoveProgram(
+        self,
+        request: _reward_pb2.RemoveProgramRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
