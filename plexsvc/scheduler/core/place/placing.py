@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
-from plexsvc.scheduler.core.planning.waiting import may_reserve
+from plexsvc.scheduler.core.planning.waiting import Aged, may_reserve
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import DrainTimer
 from plexsvc.scheduler.core.vocabulary import DeviceFacts, Fault, Place
@@ -429,16 +429,26 @@ def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
     for (_, kind), together in _rollouts(placement).items():
         by_kind.setdefault(kind, []).append(together)
 
-    def turn(together: list[Deployment]) -> tuple[TenantId, tuple[int, ...]]:
-        job = placement.jobs[together[0].job_id]
-        return job.tenant, (-job.priority,)
-
     for kind, rollouts in by_kind.items():
-        rollouts.sort(key=lambda together: turn(together)[1])
-        if placement.planning.policy.is_fair:
-            yield from placement.planning.shares.in_turn(rollouts, kind=kind, turn=turn)
-        else:
-            yield from rollouts
+        yield from _ranked(placement, kind, rollouts)
+
+
+def _ranked(
+    placement: Placement, kind: str, rollouts: Collection[list[Deployment]]
+) -> Iterator[list[Deployment]]:
+    """Yield what waits for devices of a kind: by priority, then tenants in turn if fair."""
+    planning = placement.planning
+    wanted = [(demand(placement, together[0]), together) for together in rollouts]
+    asked = [one for one, _ in wanted]
+    aged = Aged(asked, policy=planning.policy, now_us=placement.now_us)
+
+    def turn(waiting: tuple[Demand, list[Deployment]]) -> tuple[TenantId, tuple[int, ...]]:
+        return waiting[0].tenant, aged.rank(waiting[0])
+
+    wanted.sort(key=lambda waiting: turn(waiting)[1])
+    in_turn = planning.shares.in_turn(wanted, kind=kind, turn=turn)
+    for _, together in in_turn if planning.policy.is_fair else wanted:
+        yield together
 
 
 def _tenant(placement: Placement, deployment: Deployment) -> TenantId:

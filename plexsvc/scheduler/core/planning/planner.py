@@ -39,7 +39,7 @@ from plexsvc.scheduler.core.planning.spots import (
     merging,
     whole_groups,
 )
-from plexsvc.scheduler.core.planning.waiting import in_order, may_reserve
+from plexsvc.scheduler.core.planning.waiting import Aged, in_order, may_reserve
 
 NEVER_US: Final = -(1 << 62)
 
@@ -272,10 +272,11 @@ class Planner:
         kept, resident_id = self.reservations, demand.resident_id
         if resident_id in kept or not may_reserve(demand, policy=self.policy, now_us=now_us):
             return
+        aged = Aged(self.waiting.values(), policy=self.policy, now_us=now_us)
         for other in list(kept):
             if not _are_rivals(self.waiting[other], demand):
                 continue
-            if self.waiting[other].priority >= demand.priority:
+            if aged.priority(self.waiting[other]) >= aged.priority(demand):
                 return
             self._end_reservation(other)
         made = reserve(
@@ -339,9 +340,10 @@ class Planner:
         ordered = in_order(waiting, policy=self.policy, now_us=now_us)
         if not self.policy.is_fair:
             return ordered
+        aged = Aged(ordered, policy=self.policy, now_us=now_us)
 
         def turn(demand: Demand) -> tuple[TenantId, tuple[int, ...]]:
-            return demand.tenant, (-demand.priority, demand.lost_place == 0)
+            return demand.tenant, aged.rank(demand)
 
         return self.board.shares.in_turn(ordered, kind=self.board.kind, turn=turn)
 

@@ -197,3 +197,20 @@ def test_each_group_that_lost_a_node_has_a_reservation() -> None:
     assert list(one.reservations) == ["x", "z"]
     kept = [set(each.units) for each in one.reservations.values()]
     assert not kept[0] & kept[1]
+
+
+def test_a_stream_of_higher_priorities_holds_nobody_back_for_ever() -> None:
+    """One unit, always wanted by jobs of priority 5; a job of 0 starts when it has aged enough."""
+    one = planner(ALONE, units=1)
+    one.submit(replace(small("old"), priority=0))
+    now_us = HOUR_US
+    runs = "none"
+    while runs != "old":
+        one.submit(replace(small(f"s{now_us}"), arrived_us=now_us, priority=5))
+        if runs != "none":
+            one.remove(ResidentId(runs))
+        (placed,) = one.admit(now_us) or one.admit(now_us)  # a reservation may have changed hands
+        runs = placed.resident_id
+        now_us += HOUR_US
+        assert now_us <= 47 * HOUR_US  # the ratio at which it gains 7, plus a job's hour
+    assert now_us > 30 * HOUR_US  # not before it had gained 3, which is less than 5
