@@ -18,6 +18,17 @@ from plexsvc.errors import ErrorCode, PlexError
 
 Config = Mapping[str, Any]
 
+MODEL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""The files of a model directory that a client may fetch: the tokenizer's, never weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:

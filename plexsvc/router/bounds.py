@@ -140,14 +140,6 @@ MAX_TEXT_CHARS: Final = 16 << 10
 LONG_TEXTS: Final = frozenset({"Prompt.text", "ScoreSample.text", "ScoreSample.reference"})
 """Texts that may fill a message."""
 
-_FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE})
-_NUMBERS: Final = _FLOATS | {
-    FieldDescriptor.CPPTYPE_INT32,
-    FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32,
-    FieldDescriptor.CPPTYPE_UINT64,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
@@ -181,24 +173,6 @@ def check(message: Message) -> None:
         rule = rules.get(field.name)
         if rule is not None:
             rule.check(value)
-
-
-def numbers_of(descriptor: Descriptor) -> set[str]:
-    """Return the names of all numbers in a message and what it is made of."""
-    found: set[str] = set()
-    todo, seen = [descriptor], set[str]()
-    while todo:
-        message = todo.pop()
-        if message.full_name in seen:
-            continue
-        seen.add(message.full_name)
-        for field in message.fields:
-            inner = _value_of(field)
-            if inner.message_type is not None:
-                todo.append(inner.message_type)
-            elif inner.cpp_type in _NUMBERS:
-                found.add(f"{message.name}.{field.name}")
-    return found
 
 
 @cache

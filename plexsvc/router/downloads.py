@@ -18,13 +18,13 @@ from plexclient.wire.v1 import (
 )
 from plexsvc import paths
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
 from plexsvc.paths import Place
 from plexsvc.router.api import FrameSource, SchedulerApi
 from plexsvc.router.channels import READ_STAGED, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
-from plexsvc.router.models import MODEL_FILES
 from plexsvc.router.validation import bad_request, check_operation_id
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20

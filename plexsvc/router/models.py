@@ -12,17 +12,6 @@ from plexsvc import families
 from plexsvc.families import unknown_model
 from plexsvc.router.validation import bad_request, check_hyper
 
-MODEL_FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-)
-"""The files of a model directory a client may fetch: the tokenizer's, never weights."""
-
 ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": ("actor", "critic", "reference"),
     "fsdp": ("actor", "critic", "reference"),

@@ -16,7 +16,6 @@ class JobTally:
 
     switches: int = 0
     switch_us: int = 0
-    moved_bytes: int = 0
 
 
 class Tally:
@@ -46,4 +45,3 @@ class Tally:
                     tally = self._jobs.setdefault(span.job_id, JobTally())
                     tally.switches += span.kind == "load"
                     tally.switch_us += span.end_us - span.start_us
-                    tally.moved_bytes += span.nbytes

@@ -6,26 +6,15 @@ import json
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 from plexclient.specs import AdamW, Parallel
 from plexclient.wire.v1 import node_pb2, service_pb2
 from plexsvc import families
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.families import MODEL_FILES
 from plexsvc.paths import Place, view
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, WpgRecord
-
-MODEL_FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-)
-"""Files of a model directory that clients may fetch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

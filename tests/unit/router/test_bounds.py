@@ -18,7 +18,6 @@ from plexsvc.router import bounds
 from plexsvc.router.control import SERVICE
 
 REQUESTS = [method.input_type for method in SERVICE.methods]
-NAMED = set().union(*(bounds.numbers_of(request) for request in REQUESTS))
 LARGEST = {
     FieldDescriptor.CPPTYPE_INT32: 2**31 - 1,
     FieldDescriptor.CPPTYPE_INT64: 2**63 - 1,
@@ -38,6 +37,22 @@ def messages(of: Descriptor, seen: set[str]) -> Iterator[Descriptor]:
     for field in of.fields:
         if field.message_type is not None:
             yield from messages(field.message_type, seen)
+
+
+def inner(field: FieldDescriptor) -> FieldDescriptor:
+    """Return what a field holds: of a map, its values."""
+    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+    return field.message_type.fields_by_name["value"] if is_map else field
+
+
+NAMED = {
+    f"{message.name}.{field.name}"
+    for request in REQUESTS
+    for message in messages(request, set())
+    if not message.GetOptions().map_entry
+    for field in message.fields
+    if inner(field).cpp_type in LARGEST
+}
 
 
 def test_every_number_of_every_request_has_a_bound_and_no_bound_is_of_nothing() -> None:
