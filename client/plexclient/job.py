@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from plexclient import programs
@@ -75,12 +74,7 @@ class Job:
         self.background.start(self._open).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.background.is_own:  # a fork that leaves the block ends nothing
             self.background.start(lambda: self._close(error)).result()
 
@@ -88,12 +82,7 @@ class Job:
         await asyncio.wrap_future(self.background.start(self._open))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.background.is_own:
             await asyncio.wrap_future(self.background.start(lambda: self._close(error)))
 

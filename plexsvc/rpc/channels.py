@@ -11,7 +11,6 @@ import stat
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, cast
 
 import grpc
@@ -166,25 +165,15 @@ class _Keyed:
         await cast("AbstractAsyncContextManager[object]", self._channel).__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._channel.__aexit__(kind, failure, traceback)
+    async def __aexit__(self, *failure: object) -> None:
+        await self._channel.__aexit__(*failure)
 
     def __enter__(self) -> Any:  # noqa: ANN401 - the channel
         cast("AbstractContextManager[object]", self._channel).__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._channel.__exit__(kind, failure, traceback)
+    def __exit__(self, *failure: object) -> None:
+        self._channel.__exit__(*failure)
 
 
 class _KeyedCall:
