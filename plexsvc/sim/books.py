@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
@@ -21,15 +22,6 @@ from plexsvc.scheduler.core.actions import (
     SpawnWpg,
     StartOperation,
     StopWpg,
-)
-from plexsvc.scheduler.core.events import (
-    Event,
-    NodeCordoned,
-    NodeJoined,
-    NodeLost,
-    NodeUncordoned,
-    ResidencyMoved,
-    WpgForgotten,
 )
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
@@ -83,7 +75,7 @@ class Books:
         assert wpg_id is not None, deployment_id
         return _nodes(self._lives[wpg_id]), self.memory.disk_bytes(wpg_id)
 
-    def note(self, event: Event, actions: Sequence[Action]) -> None:
+    def note(self, event: events.Event, actions: Sequence[Action]) -> None:
         """Take in one event and what followed."""
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
@@ -101,19 +93,19 @@ class Books:
         if self._paused:
             self._end_pauses(at_us)
 
-    def _note_event(self, event: Event, *, at_us: int) -> None:
+    def _note_event(self, event: events.Event, *, at_us: int) -> None:
         match event:
-            case WpgForgotten():
+            case events.WpgForgotten():
                 self._leave(event.wpg_id)
-            case ResidencyMoved():
+            case events.ResidencyMoved():
                 self._loaded(event.wpg_id, at_us=at_us)
-            case NodeCordoned(is_drained=True):
+            case events.NodeCordoned(is_drained=True):
                 self.drains[event.node_id] = Drained(node_id=event.node_id, asked_us=at_us)
-            case NodeUncordoned() if self._is_draining(event.node_id):
+            case events.NodeUncordoned() if self._is_draining(event.node_id):
                 del self.drains[event.node_id]
-            case NodeLost():
+            case events.NodeLost():
                 self.losses.append(Lost(node_id=event.node_id, at_us=at_us))
-            case NodeJoined():
+            case events.NodeJoined():
                 for lost in self.losses:
                     if lost.node_id == event.node_id and lost.back_us is None:
                         lost.back_us = at_us

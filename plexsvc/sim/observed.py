@@ -6,49 +6,23 @@ outcome, so they hold all that lies between, calls and queues of the driver incl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, OperationId, WpgId
 from plexsvc.residency import Residency
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import (
     Action,
     AnswerOperation,
     CarryState,
     DeploymentChanged,
-    ForgetWpg,
     JobChanged,
     MoveState,
     RefuseOperation,
     SpawnWpg,
-    StartOperation,
-    StopWpg,
-)
-from plexsvc.scheduler.core.events import (
-    Acknowledged,
-    CarryFailed,
-    DeploymentRequested,
-    Event,
-    JobEndRequested,
-    JobSubmitted,
-    MoveFailed,
-    OperationFinished,
-    OperationSubmitted,
-    PayloadRefused,
-    PayloadStaged,
-    PayloadUnderWay,
-    ProcExited,
-    ResidencyMoved,
-    SpawnFailed,
-    StateCarried,
-    TimerFired,
-    WpgForgotten,
-    WpgReady,
-    WpgStopped,
 )
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
@@ -122,7 +96,7 @@ class Moment:
 
     at_us: int
     key: Key
-    event: Event | None = None
+    event: events.Event | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +109,7 @@ class Observed:
     stops_us: list[int] = field(default_factory=list)
     forgets_us: list[int] = field(default_factory=list)
     jobs: dict[JobId, list[Moment]] = field(default_factory=dict)
-    outside: list[Event] = field(default_factory=list)
+    outside: list[events.Event] = field(default_factory=list)
     """What neither a job nor an order brought about: nodes, operators, faults."""
 
 
@@ -145,19 +119,6 @@ def observe(recorded: Recording) -> Observed:
     for entry in recorded.entries:
         watcher.see(entry.event, idx=entry.idx)
     return watcher.found
-
-
-_ORDERS: Final[Mapping[type[Action], str]] = MappingProxyType(
-    {
-        StartOperation: "operation_id",
-        MoveState: "move_id",
-        CarryState: "move_id",
-        SpawnWpg: "wpg_id",
-        StopWpg: "wpg_id",
-        ForgetWpg: "wpg_id",
-    }
-)
-"""Actions whose outcome is an event, and the id by which that event names them."""
 
 
 class _Watcher:
@@ -170,45 +131,46 @@ class _Watcher:
         self._job_of: dict[object, JobId] = {}
         self._known: set[tuple[DeploymentId, OperationKind]] = set()
 
-    def see(self, event: Event, *, idx: int) -> None:
+    def see(self, event: events.Event, *, idx: int) -> None:
         """Take one event in."""
         self._event(event, idx=idx)
         for action in self._core.handle(event):
-            name = _ORDERS.get(type(action))
+            name = getattr(action, "ends_by", None)
             if name is not None:
                 self._ordered[getattr(action, name)] = (action, event.at_us)
             self._answer(action, at_us=event.at_us)
 
-    def _event(self, event: Event, *, idx: int) -> None:  # noqa: C901, PLR0912 - one line an event
+    def _event(self, event: events.Event, *, idx: int) -> None:  # noqa: C901, PLR0912 - one line an event
         match event:
-            case OperationFinished():
+            case events.OperationFinished():
                 self._finished(event)
-            case ResidencyMoved() | StateCarried():
+            case events.ResidencyMoved() | events.StateCarried():
                 self._moved(event)
-            case WpgReady() | SpawnFailed():
+            case events.WpgReady() | events.SpawnFailed():
                 self._spawn_ended(event)
-            case WpgStopped():
+            case events.WpgStopped():
                 self._took(event.wpg_id, event.at_us, into=self.found.stops_us)
-            case WpgForgotten():
+            case events.WpgForgotten():
                 self._took(event.wpg_id, event.at_us, into=self.found.forgets_us)
-            case MoveFailed() | CarryFailed() | TimerFired():
+            case events.MoveFailed() | events.CarryFailed() | events.TimerFired():
                 pass
-            case ProcExited():
-                if not isinstance(self._order(event.wpg_id)[0], StopWpg | ForgetWpg):
+            case events.ProcExited():
+                order, _ = self._order(event.wpg_id)
+                if order is None or isinstance(order, SpawnWpg):  # nobody had ordered its end
                     self.found.outside.append(event)
-            case OperationSubmitted():
+            case events.OperationSubmitted():
                 if event.operation_id not in self._job_of:
                     self._job_of[event.operation_id] = event.job_id
                     self._post(event.job_id, event, idx=idx)
-            case DeploymentRequested():
+            case events.DeploymentRequested():
                 self._job_of[event.deployment_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
-            case JobSubmitted() | JobEndRequested():
+            case events.JobSubmitted() | events.JobEndRequested():
                 self._job_of[event.job_id] = event.job_id
                 self._post(event.job_id, event, idx=idx)
-            case PayloadUnderWay() | PayloadStaged() | PayloadRefused():
+            case events.PayloadUnderWay() | events.PayloadStaged() | events.PayloadRefused():
                 self._post(self._job_of.get(event.operation_id), event, idx=idx)
-            case Acknowledged():
+            case events.Acknowledged():
                 self._post(self._job_of.get(event.deployment_id), event, idx=idx)
             case _:
                 self.found.outside.append(event)
@@ -220,7 +182,7 @@ class _Watcher:
             if job_id is not None:
                 self.found.jobs[job_id].append(Moment(at_us=at_us, key=key))
 
-    def _post(self, job_id: JobId | None, event: Event, *, idx: int) -> None:
+    def _post(self, job_id: JobId | None, event: events.Event, *, idx: int) -> None:
         if job_id is not None:
             moment = Moment(at_us=event.at_us, key=Key(What.SENT, idx), event=event)
             self.found.jobs.setdefault(job_id, []).append(moment)
@@ -234,7 +196,7 @@ class _Watcher:
         if order is not None:
             into.append(at_us - ordered_us)
 
-    def _finished(self, event: OperationFinished) -> None:
+    def _finished(self, event: events.OperationFinished) -> None:
         operation = self._core.view.operations.get(event.operation_id)
         order, started_us = self._order(event.operation_id)
         if operation is None or order is None:
@@ -258,7 +220,7 @@ class _Watcher:
         )
         self._known.add(known)
 
-    def _moved(self, event: ResidencyMoved | StateCarried) -> None:
+    def _moved(self, event: events.ResidencyMoved | events.StateCarried) -> None:
         order, ordered_us = self._order(event.move_id)
         deployment_id = None
         if isinstance(order, CarryState):
@@ -275,7 +237,7 @@ class _Watcher:
                 )
             )
 
-    def _spawn_ended(self, event: WpgReady | SpawnFailed) -> None:
+    def _spawn_ended(self, event: events.WpgReady | events.SpawnFailed) -> None:
         order, ordered_us = self._order(event.wpg_id)
         if not isinstance(order, SpawnWpg):
             return
@@ -288,8 +250,8 @@ class _Watcher:
                 places=order.places,
                 ordered_us=ordered_us,
                 elapsed_us=event.at_us - ordered_us,
-                device_bytes=() if isinstance(event, SpawnFailed) else event.device_bytes,
-                fault=event.fault if isinstance(event, SpawnFailed) else None,
+                device_bytes=() if isinstance(event, events.SpawnFailed) else event.device_bytes,
+                fault=event.fault if isinstance(event, events.SpawnFailed) else None,
             )
         )
 

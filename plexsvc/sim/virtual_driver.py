@@ -13,21 +13,17 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, OperationId
 from plexsvc.scheduler.core.actions import (
     Action,
-    AnswerOperation,
     CancelOperation,
     CarryState,
     ComputePlan,
-    DeploymentChanged,
     ForgetWpg,
-    JobChanged,
     MoveState,
-    RefuseOperation,
     SetTimer,
     SpawnInstance,
     SpawnWpg,
@@ -109,10 +105,13 @@ class VirtualDriver:
         heapq.heappush(self._heap, (post.at_us, self._made, post, client))
 
     def tell(self, answer: Answer) -> None:
-        """Give an answer to its client, if it has one."""
-        client = self.client_of.get(subject_of(answer))
+        """Give an answer to its client, if it has one; an operation has one answer."""
+        subject = subject_of(answer)
+        client = self.client_of.get(subject)
         if client is not None:
             self._post(client.told(answer, now_us=self.now_us), client)
+        if isinstance(subject, bytes):
+            self.client_of.pop(subject, None)
 
     def _is_over(self) -> bool:
         return self._awaited == 0 and all(client.is_done for client in self.clients)
@@ -263,11 +262,6 @@ def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
     driver.push(Post(action.at_us, TimerFired(key=action.key)))
 
 
-def _end_operation(driver: VirtualDriver, action: AnswerOperation | RefuseOperation) -> None:
-    driver.tell(action)
-    driver.client_of.pop(action.operation_id, None)
-
-
 PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = MappingProxyType(
     {
         SpawnWpg: _spawn,
@@ -280,10 +274,7 @@ PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = Ma
         CarryState: _carry,
         ComputePlan: _plan,
         SetTimer: _set_timer,
-        AnswerOperation: _end_operation,
-        RefuseOperation: _end_operation,
-        DeploymentChanged: VirtualDriver.tell,
-        JobChanged: VirtualDriver.tell,
+        **dict.fromkeys(get_args(Answer), VirtualDriver.tell),
     }
 )
 """How an action is performed. One that takes no time and answers nobody has no entry."""

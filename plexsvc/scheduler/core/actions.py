@@ -1,8 +1,12 @@
-"""Orders the core gives: imperative; the driver performs them, each outcome is an event."""
+"""Orders the core gives: imperative; the driver performs them, each outcome is an event.
+
+`ends_by` is the id by which the outcome names its action.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, OperationId, WpgId
 from plexsvc.residency import Residency
@@ -22,6 +26,7 @@ from plexsvc.scheduler.core.vocabulary import (
 class SpawnWpg:
     """Start one process a place, rank i at `places[i]`; ends in `WpgReady` or `SpawnFailed`."""
 
+    ends_by: ClassVar[str] = "wpg_id"
     wpg_id: WpgId
     deployment_id: DeploymentId
     incarnation: int
@@ -49,6 +54,7 @@ class SpawnInstance:
 class StopWpg:
     """End all processes of a WPG; ends in `WpgStopped`."""
 
+    ends_by: ClassVar[str] = "wpg_id"
     wpg_id: WpgId
 
 
@@ -56,6 +62,7 @@ class StopWpg:
 class ForgetWpg:
     """Free all state of a WPG on every tier; ends in `WpgForgotten`."""
 
+    ends_by: ClassVar[str] = "wpg_id"
     wpg_id: WpgId
     lease_no: int
 
@@ -64,6 +71,7 @@ class ForgetWpg:
 class StartOperation:
     """Run an operation; ends in `OperationFinished`."""
 
+    ends_by: ClassVar[str] = "operation_id"
     operation_id: OperationId
     wpg_id: WpgId
     lease_no: int
@@ -81,6 +89,7 @@ class CancelOperation:
 class MoveState:
     """Move a WPG's state to device or host memory; ends in `ResidencyMoved` or `MoveFailed`."""
 
+    ends_by: ClassVar[str] = "move_id"
     wpg_id: WpgId
     move_id: MoveId
     to: Residency
@@ -94,6 +103,7 @@ class CarryState:
     Ends in `StateCarried` or `CarryFailed`.
     """
 
+    ends_by: ClassVar[str] = "move_id"
     deployment_id: DeploymentId
     from_wpg_id: WpgId
     to_wpg_id: WpgId

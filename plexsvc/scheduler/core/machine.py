@@ -14,70 +14,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar, assert_never, cast, get_args
 
-from plexsvc.scheduler.core import due, timers
+from plexsvc.scheduler.core import due, events, timers
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import Cluster, Slice
 from plexsvc.scheduler.core.device import grants, learning
-from plexsvc.scheduler.core.events import (
-    Acknowledged,
-    CancelRequested,
-    CarryFailed,
-    DeploymentRequested,
-    Event,
-    Fact,
-    InstanceLost,
-    InstanceReady,
-    JobEndRequested,
-    JobMoveRequested,
-    JobPinned,
-    JobSubmitted,
-    MoveFailed,
-    NodeCordoned,
-    NodeForgotten,
-    NodeJoined,
-    NodeLost,
-    NodeUncordoned,
-    OperationFinished,
-    OperationSubmitted,
-    PayloadRefused,
-    PayloadStaged,
-    PayloadUnderWay,
-    PlanComputed,
-    ProcExited,
-    ProfilesLoaded,
-    RelocationRequested,
-    RepackRequested,
-    ResidencyMoved,
-    SpawnFailed,
-    StateCarried,
-    StateCopied,
-    TimerFired,
-    WpgForgotten,
-    WpgReady,
-    WpgStopped,
-)
 from plexsvc.scheduler.core.life import cancelling, deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import admission, endings, lanes
 from plexsvc.scheduler.core.relocate import departures, packing, relocation
-from plexsvc.scheduler.core.timers import (
-    AfterTimer,
-    DrainTimer,
-    GapTimer,
-    HomelessTimer,
-    LingerTimer,
-    PlaceTimer,
-    ProbeTimer,
-    RelocateTimer,
-    RetryTimer,
-    SpawnTimer,
-    StageTimer,
-    Timer,
-)
 from plexsvc.scheduler.core.view import ClusterView
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=events.Event)
 S = TypeVar("S", bound=Slice)
 
 
@@ -85,6 +33,7 @@ class Scheduler:
     """Decides when and where every operation runs. Deterministic: same events, same actions.
 
     >>> from plexsvc.ids import JobId, TenantId
+    >>> from plexsvc.scheduler.core.events import JobSubmitted
     >>> scheduler = Scheduler(limits=Limits(), epoch=1)
     >>> scheduler.handle(JobSubmitted(at_us=1, job_id=JobId("job-1"), tenant=TenantId("t")))
     []
@@ -96,7 +45,7 @@ class Scheduler:
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: events.Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
         cluster = self.cluster
         turn = self.cluster.turn
@@ -114,84 +63,84 @@ class Scheduler:
         return turn.actions
 
 
-def _handlers(cluster: Cluster) -> Mapping[type[Fact], Callable[[Event], None]]:
+def _handlers(cluster: Cluster) -> Mapping[type[events.Fact], Callable[[events.Event], None]]:
     """Return what handles each kind of event, with the slice of the cluster that it may change."""
     queues, devices, lives = cluster.queues, cluster.devices, cluster.lives
     rows = [
-        _on(OperationSubmitted, admission.submit, queues),
-        _on(PayloadUnderWay, admission.payload, queues),
-        _on(PayloadStaged, admission.payload, queues),
-        _on(PayloadRefused, admission.payload, queues),
-        _on(Acknowledged, endings.acknowledge, queues),
-        _on(CancelRequested, cancelling.cancel, devices),
-        _on(OperationFinished, outcomes.finished, devices),
-        _on(StateCopied, outcomes.copied, devices),
-        _on(ResidencyMoved, outcomes.moved, devices),
-        _on(MoveFailed, outcomes.did_not_move, devices),
-        _on(TimerFired, _due, cluster),
-        _on(JobSubmitted, jobs.open_job, lives),
-        _on(JobPinned, jobs.pin, devices),
-        _on(JobEndRequested, jobs.end, lives),
-        _on(JobMoveRequested, departures.move_job, lives),
-        _on(DeploymentRequested, deployments.request, lives),
-        _on(RelocationRequested, departures.relocate, lives),
-        _on(RepackRequested, packing.repack_all, lives),
-        _on(PlanComputed, packing.carry_out, lives),
-        _on(StateCarried, relocation.carried, lives),
-        _on(CarryFailed, relocation.carried, lives),
-        _on(WpgReady, outcomes.came_up, devices),
-        _on(SpawnFailed, outcomes.did_not_spawn, devices),
-        _on(ProcExited, outcomes.died, devices),
-        _on(InstanceLost, instances.lost, devices),
-        _on(InstanceReady, instances.is_back, devices),
-        _on(WpgStopped, outcomes.stopped, devices),
-        _on(WpgForgotten, outcomes.forgotten, lives),
-        _on(NodeJoined, nodes.join, devices),
-        _on(NodeLost, nodes.lose, devices),
-        _on(NodeForgotten, nodes.forget, devices),
-        _on(NodeCordoned, nodes.cordon, devices),
-        _on(NodeUncordoned, nodes.uncordon, devices),
-        _on(ProfilesLoaded, placing.recall, cluster.placement),
+        _on(events.OperationSubmitted, admission.submit, queues),
+        _on(events.PayloadUnderWay, admission.payload, queues),
+        _on(events.PayloadStaged, admission.payload, queues),
+        _on(events.PayloadRefused, admission.payload, queues),
+        _on(events.Acknowledged, endings.acknowledge, queues),
+        _on(events.CancelRequested, cancelling.cancel, devices),
+        _on(events.OperationFinished, outcomes.finished, devices),
+        _on(events.StateCopied, outcomes.copied, devices),
+        _on(events.ResidencyMoved, outcomes.moved, devices),
+        _on(events.MoveFailed, outcomes.did_not_move, devices),
+        _on(events.TimerFired, _due, cluster),
+        _on(events.JobSubmitted, jobs.open_job, lives),
+        _on(events.JobPinned, jobs.pin, devices),
+        _on(events.JobEndRequested, jobs.end, lives),
+        _on(events.JobMoveRequested, departures.move_job, lives),
+        _on(events.DeploymentRequested, deployments.request, lives),
+        _on(events.RelocationRequested, departures.relocate, lives),
+        _on(events.RepackRequested, packing.repack_all, lives),
+        _on(events.PlanComputed, packing.carry_out, lives),
+        _on(events.StateCarried, relocation.carried, lives),
+        _on(events.CarryFailed, relocation.carried, lives),
+        _on(events.WpgReady, outcomes.came_up, devices),
+        _on(events.SpawnFailed, outcomes.did_not_spawn, devices),
+        _on(events.ProcExited, outcomes.died, devices),
+        _on(events.InstanceLost, instances.lost, devices),
+        _on(events.InstanceReady, instances.is_back, devices),
+        _on(events.WpgStopped, outcomes.stopped, devices),
+        _on(events.WpgForgotten, outcomes.forgotten, lives),
+        _on(events.NodeJoined, nodes.join, devices),
+        _on(events.NodeLost, nodes.lose, devices),
+        _on(events.NodeForgotten, nodes.forget, devices),
+        _on(events.NodeCordoned, nodes.cordon, devices),
+        _on(events.NodeUncordoned, nodes.uncordon, devices),
+        _on(events.ProfilesLoaded, placing.recall, cluster.placement),
     ]
     made = dict(rows)
-    assert made.keys() == set(get_args(Event)), "each kind of event has one handler"
+    assert made.keys() == set(get_args(events.Event)), "each kind of event has one handler"
     return made
 
 
 def _on(
     kind: type[E], handle: Callable[[S, E], None], part: S
-) -> tuple[type[Fact], Callable[[Event], None]]:
+) -> tuple[type[events.Fact], Callable[[events.Event], None]]:
     handler: object = partial(handle, part)
-    return kind, cast("Callable[[Event], None]", handler)
+    return kind, cast("Callable[[events.Event], None]", handler)
 
 
-def _due(cluster: Cluster, event: TimerFired) -> None:
+def _due(cluster: Cluster, event: events.TimerFired) -> None:
     timer = timers.parse(event.key)
     if due.is_awaited(cluster, timer):
         _fire(cluster, timer)
 
 
-def _fire(cluster: Cluster, timer: Timer) -> None:  # noqa: C901 - one case each
+def _fire(cluster: Cluster, timer: timers.Timer) -> None:  # noqa: C901 - one case each
     match timer:
-        case GapTimer():
+        case timers.GapTimer():
             lanes.close_gap(cluster.queues, timer.deployment_id)
-        case StageTimer():
+        case timers.StageTimer():
             admission.give_up_staging(cluster.queues, timer.operation_id)
-        case AfterTimer():
+        case timers.AfterTimer():
             lanes.give_up_unseen(cluster.queues, timer.operation_id)
-        case PlaceTimer():
+        case timers.PlaceTimer():
             deployments.give_up_placing(cluster.devices, timer.deployment_id)
-        case SpawnTimer():
+        case timers.SpawnTimer():
             outcomes.did_not_come_up(cluster.devices, timer.wpg_id)
-        case HomelessTimer():
+        case timers.HomelessTimer():
             instances.give_up_waiting(cluster.devices, timer.wpg_id)
-        case RelocateTimer():
+        case timers.RelocateTimer():
             relocation.give_up_waiting(cluster.lives, timer.wpg_id)
-        case ProbeTimer():
+        case timers.ProbeTimer():
             learning.end_probe(cluster.devices, timer.deployment_id)
-        case RetryTimer() | LingerTimer():
+        case timers.RetryTimer() | timers.LingerTimer():
             cluster.touch(timer.wpg_id)
-        case DrainTimer():
+        case timers.DrainTimer():
             pass  # packing looks after every event
         case _:
             assert_never(timer)
