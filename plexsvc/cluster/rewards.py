@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
 from typing import Final
 
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.node import toml
 from plexsvc.node.agent_process import AgentProcess
-from plexsvc.node.logs import tail
 from plexsvc.reward.config import RewardConfig
 
 log = Log(__name__)
@@ -45,18 +43,7 @@ class RewardProcess:
         module = (sys.executable, "-m", "plexsvc.reward.main", "--config", str(self._config_path))
         argv = (*module, "--parent-death", str(os.getpid()))
         process = self._process = AgentProcess(argv, log_path=self._log_path)
-        line = b""
-        try:
-            async with asyncio.timeout(START_S):
-                line = await process.read_line()
-        except TimeoutError:
-            process.kill()
-        if not line:
-            raise PlexError(
-                ErrorCode.UNAVAILABLE,
-                f"the reward proxy did not start; its log {self._log_path} ends: "
-                f"{tail(self._log_path)}",
-            )
+        await process.announcement("the reward proxy", timeout_s=START_S)
 
     async def replace(self, clock: Clock) -> None:
         """Start a successor whenever the proxy dies, until cancelled."""
@@ -72,12 +59,5 @@ class RewardProcess:
 
     async def stop(self) -> None:
         """End the proxy and its workers."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await self._process.end(grace_s=STOP_S)

@@ -1,4 +1,4 @@
-"""Process of a node agent, as its launcher holds it.
+"""Process of ours that says in a line when it serves, as whoever started it holds it.
 
 `subprocess.Popen` starts it by vfork, which runs no fork handlers. uvloop's own subprocesses fork,
 and in a process that serves gRPC the child then dies now and then before it can exec.
@@ -7,16 +7,24 @@ and in a process that serves gRPC the child then dies now and then before it can
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.node.logs import tail
+
+_KILL_WAIT_S: Final = 5.0
 
 
 class AgentProcess:
-    """A started agent. Lives on one event loop, which notices its end and reaps it."""
+    """A started process. Lives on one event loop, which notices its end and reaps it."""
 
     def __init__(self, argv: Sequence[str], *, log_path: Path) -> None:
+        self._log_path = log_path
         with log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
                 argv,
@@ -30,6 +38,29 @@ class AgentProcess:
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._reap)
+
+    async def announcement(self, what: str, *, timeout_s: float) -> dict[str, Any]:
+        """Return what it says, in a line of JSON, when it serves.
+
+        Raises:
+            PlexError: `unavailable` with its log's tail when it says nothing of that kind in time.
+                It has ended then.
+        """
+        line = b""
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await self.read_line()
+            said: dict[str, Any] = json.loads(line)
+        except BaseException as error:
+            await self.end(grace_s=0)
+            if not isinstance(error, TimeoutError | ValueError):
+                raise
+            raise PlexError(
+                ErrorCode.UNAVAILABLE,
+                f"{what} did not start: it said {line!r}; its log {self._log_path} ends: "
+                f"{tail(self._log_path)}",
+            ) from error
+        return said
 
     async def read_line(self) -> bytes:
         """Return the only line of its output, what there is of it when the output ends."""
@@ -47,9 +78,16 @@ class AgentProcess:
         await self._ended.wait()
         return self._process.wait()
 
-    def terminate(self) -> None:
-        """Ask it to end; nothing happens when it has."""
+    async def end(self, *, grace_s: float) -> None:
+        """Ask it to end, kill it after `grace_s`, and return when it is gone."""
         self._process.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait()
+        except TimeoutError:
+            self.kill()
+            async with asyncio.timeout(_KILL_WAIT_S):
+                await self.wait()
 
     def kill(self) -> None:
         """Kill it; nothing happens when it has ended."""

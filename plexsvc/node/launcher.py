@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import toml
@@ -26,7 +24,6 @@ from plexsvc.node.logs import tail
 
 log = Log(__name__)
 
-_KILL_WAIT_S: Final = 5.0
 _MAX_EVENTS: Final = 1024
 
 
@@ -135,11 +132,10 @@ class LocalLauncher:
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = (*agent_argv(config_path), "--parent-death", str(os.getpid()))
         process = AgentProcess(argv, log_path=log_path)
-        try:
-            ref = await _announcement(process, config=config, log_path=log_path)
-        except BaseException:
-            await _end(process, grace_s=0)
-            raise
+        said = await process.announcement(
+            f"the agent of {config.node_id}", timeout_s=config.start_timeout_us / 1e6
+        )
+        ref = AgentRef(node_id=NodeId(said["node_id"]), pid=process.pid, address=said["address"])
         running = _Running(ref=ref, process=process, log_path=log_path)
         self._running[ref.node_id] = running
         self._tasks.create_task(self._watch(running))
@@ -151,7 +147,7 @@ class LocalLauncher:
         if running is None or running.ref.pid != ref.pid:
             return
         running.is_stopping = True
-        await _end(running.process, grace_s=grace_us / 1e6)
+        await running.process.end(grace_s=grace_us / 1e6)
 
     async def events(self) -> AsyncIterator[AgentExited]:
         """Yield each end of an agent that nobody asked for."""
@@ -178,29 +174,3 @@ class LocalLauncher:
             log.warning("node agent died", node_id=ended.node_id, exit_code=code)
             with contextlib.suppress(asyncio.QueueFull):
                 self._events.put_nowait(ended)
-
-
-async def _announcement(process: AgentProcess, *, config: AgentConfig, log_path: Path) -> AgentRef:
-    line = b""
-    try:
-        async with asyncio.timeout(config.start_timeout_us / 1e6):
-            line = await process.read_line()
-        said: Mapping[str, str] = json.loads(line)
-        return AgentRef(node_id=NodeId(said["node_id"]), pid=process.pid, address=said["address"])
-    except (TimeoutError, ValueError, KeyError) as error:
-        raise PlexError(
-            ErrorCode.UNAVAILABLE,
-            f"the agent of {config.node_id} did not start: it said {line!r}; its log {log_path} "
-            f"ends: {tail(log_path)}",
-        ) from error
-
-
-async def _end(process: AgentProcess, *, grace_s: float) -> None:
-    process.terminate()
-    try:
-        async with asyncio.timeout(grace_s):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        async with asyncio.timeout(_KILL_WAIT_S):
-            await process.wait()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.agent_process import AgentProcess
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -34,7 +35,7 @@ def test_its_first_line_its_log_and_its_exit_code_are_told(run: Run, tmp_path: P
         process = started(tmp_path, "sys.exit(3)")
         assert await process.read_line() == b"hello\n"
         assert await process.wait() == await process.wait() == 3
-        process.terminate()  # it has ended: nothing happens
+        await process.end(grace_s=0)  # it has ended: nothing happens
 
     run(drill())
     assert (tmp_path / "log").read_text() == "log\n"
@@ -56,5 +57,18 @@ def test_output_that_ends_without_a_line_is_returned_as_it_is(run: Run, tmp_path
         process = AgentProcess((sys.executable, "-c", ""), log_path=tmp_path / "log")
         assert await process.read_line() == b""
         assert await process.wait() == 0
+
+    run(drill())
+
+
+def test_what_is_no_announcement_is_told_with_the_end_of_its_log(run: Run, tmp_path: Path) -> None:
+    async def drill() -> None:
+        process = started(tmp_path, "time.sleep(60)")
+        with pytest.raises(PlexError) as caught:
+            await process.announcement("the agent of n1", timeout_s=20)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert "the agent of n1 did not start: it said b'hello\\n'" in caught.value.message
+        assert caught.value.message.endswith("ends: log")
+        assert await process.wait() < 0
 
     run(drill())
