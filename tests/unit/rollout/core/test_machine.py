@@ -423,7 +423,8 @@ class Course(RuleBasedStateMachine):
     def send(self, data: st.DataObject, back: int, count: int) -> None:
         call = data.draw(st.sampled_from(self.calls))
         self.arriving = []
-        for key in data.draw(st.lists(st.sampled_from(sorted(call.at)), unique=True)):
+        keys = st.sampled_from(sorted(call.at)) if call.at else st.nothing()
+        for key in data.draw(st.lists(keys, unique=True)):
             start = max(0, call.at[key] - back)
             end = min(LENGTH, start + count)
             call.at[key] = max(call.at[key], end)
