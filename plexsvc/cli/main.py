@@ -91,6 +91,17 @@ def demo(
     raise typer.Exit(run(preset, out, json))
 
 
+@app.command(epilog="Example: plexctl doctor --json")
+def doctor(state_dir: StateDir = None, json: Json = False) -> None:
+    """Say whether this machine can run the service, what isolates untrusted code, and what to do.
+
+    Exit status 1 where it cannot run.
+    """
+    from plexsvc.cli.commands import doctor as command
+
+    raise typer.Exit(command.doctor(state_dir, json=json))
+
+
 def _print_card(card: Card, *, state_dir: Path, json: bool) -> None:
     if json:
         print_json({"address": card.address, "state_dir": str(state_dir), "pid": card.pid})

@@ -51,6 +51,10 @@ class SandboxProcess:
         assert isinstance(found, Ran)
         return found
 
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+
     @property
     def zygote(self) -> int:
         """Return the process that commands are forked from."""
@@ -75,8 +79,9 @@ def sandbox_process(user: str = "") -> Iterator[SandboxProcess]:
     command = [sys.executable, "-m", "tests.rigs.sandbox_process", *user.split()]
     streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **streams) as process:
-        yield SandboxProcess(process)
-        process.kill()
+        sandbox = SandboxProcess(process)
+        yield sandbox
+        sandbox.close()
 
 
 def become_nobody() -> None:

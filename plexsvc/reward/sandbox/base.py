@@ -71,3 +71,7 @@ class Sandbox(Protocol):
             PlexError: `unavailable` when nothing isolates here, or setting up failed.
         """
         ...
+
+    def close(self) -> None:
+        """Give back what runs commands; nothing runs after."""
+        ...

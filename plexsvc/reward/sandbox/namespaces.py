@@ -58,8 +58,7 @@ class NamespaceSandbox:
         self._line.settimeout(START_S)
         said = self._line.recv(_CHUNK_BYTES)
         if said != zygote.READY:
-            self._zygote.kill()
-            self._zygote.wait()
+            self.close()
             why = said.decode(errors="replace") or "it ended before it was ready"
             raise PlexError(ErrorCode.UNAVAILABLE, f"the sandbox's zygote did not start: {why}")
 
@@ -113,6 +112,12 @@ class NamespaceSandbox:
         finally:
             watch.end()
         return watch.ran(argv)
+
+    def close(self) -> None:
+        """End the zygote, and with it what still runs."""
+        self._line.close()
+        self._zygote.kill()
+        self._zygote.wait()
 
 
 class _Pipes:

@@ -42,6 +42,9 @@ class NoSandbox:
         """
         raise PlexError(ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: {self._reason}")
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 def open_sandbox() -> Sandbox:
     """Return what isolates untrusted code on this machine, or what refuses it.

@@ -34,6 +34,7 @@ COMMANDS = [
     ["status"],
     ["logs"],
     ["demo"],
+    ["doctor"],
     ["replay"],
     ["explain"],
     ["job"],
