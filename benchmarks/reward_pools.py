@@ -1,11 +1,16 @@
 """Worker time of planned reward pools against zero-queue pools of each task, in virtual time.
 
-`python -m benchmarks.reward_pools [--batch 2048] [--soft]` prints one JSON line. Tasks share the
-pools, each with its own tenant, through the proxy's queue; plans are made when a batch begins or
-ends. The workload is drawn, not recorded: rollouts end by lengths that are lognormal (median 6,000
-tokens, sigma 0.5, at most 16,384, of 330 s); 15 % of the samples are not compiled; a compilation
-takes lognormally about 50 s (sigma 0.25), 2 % take all of 120 s, and 20 % of the others fail; a run
-takes about 3 s (sigma 0.5), 3 % take all of 60 s.
+`python -m benchmarks.reward_pools [--ways published,finer] [--rollouts colocated]` prints one JSON
+line for each way, and one with all. The proxy's core and the planner's are those that run live:
+facts go in, orders are carried out by a clock of events. Six tasks share the pools, each with its
+own tenant. A worker takes 5 s to start, which counts as held.
+
+The workload is drawn (seed 1), not recorded, and its distributions decide: rollouts end by lengths
+that are lognormal (median 6,000 tokens, sigma 0.5, at most 16,384, of 330 s); 15 % of the samples
+have no code to compile; a compilation takes lognormally about 50 s (sigma 0.25), 2 % take all of
+120 s, and 20 % of the others fail; a run takes about 3 s (sigma 0.5), 3 % take all of 60 s.
+Colocated tasks begin a rollout every 600 s, disaggregated ones every 345 s; the tasks' first
+rollouts begin within two minutes.
 """
 
 from __future__ import annotations
@@ -14,39 +19,67 @@ import argparse
 import heapq
 import itertools
 import json
+import math
 import random
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.planning import (
-    ActiveBatch,
-    Forecast,
-    Plan,
-    StageCosts,
-    ends_of,
-    expected,
-    plan,
+from plexsvc.reward.core.machine import PoolLimits, Request, RewardCore
+from plexsvc.reward.core.planner import Aims, PlannerCore, cost_of
+from plexsvc.reward.core.planning import Expected, Floor, History, Load, PoolCosts, Route, plan
+from plexsvc.reward.core.vocabulary import (
+    BatchId,
+    Fact,
+    PlacesKnown,
+    PlanMade,
+    PoolPlan,
+    ProgramSpec,
+    RememberBatch,
+    RequestId,
+    Resource,
+    RunStage,
+    SamplesArrived,
+    SampleScored,
+    StagePassed,
+    StageSpec,
+    StartWorker,
+    StopWorker,
+    TimePassed,
+    WorkerId,
+    WorkerLost,
+    WorkerReady,
 )
-from plexsvc.reward.core.queues import PoolQueue, Urgency
-from plexsvc.reward.core.vocabulary import BatchId, RequestId
 
 S = 1_000_000
-TIMEOUTS_US = (120 * S, 60 * S)
-SOFT_US = (75 * S, 15 * S)
-"""Of the softer rule: what all but the endless ones take."""
-LATEST_US = {"soft": SOFT_US, "history": (0, 0), "ideal": (0, 0)}
-"""The rule on timeouts of each way of planning; the rest take the published one."""
-NUM_TASKS, NUM_BATCHES, PERIOD_S, MAX_DELAY_US = 6, 5, 600, S
+START_US = 5 * S
+CPU, GPU = Resource(), Resource(cpus=0, memory_bytes=0, gpus=1)
+POOLS = (CPU, GPU)
+PROGRAM = ProgramSpec(
+    name="kernel",
+    stages=(
+        StageSpec(name="compile", timeout_us=120 * S, resource=CPU),
+        StageSpec(name="run", timeout_us=60 * S, resource=GPU),
+    ),
+)
+PERIODS_S = {"colocated": 600, "disaggregated": 345}
+LONG_US = 1 << 50
 
 
-def drawn(dice: random.Random, size: int) -> list[Forecast]:
-    """Return one batch, arrivals from its begin."""
-    return [
-        Forecast(batch="", arrive_us=_rollout_us(dice), run_us=_runs_us(dice)) for _ in range(size)
-    ]
+class Sample(NamedTuple):
+    """One request: when it comes, from its batch's begin, and how long its stages run."""
+
+    arrive_us: int
+    runs_us: tuple[int, int]
+
+
+def drawn(dice: random.Random, size: int) -> list[Sample]:
+    """Return what one rollout of `size` samples has to be scored, by arrival."""
+    made = [Sample(_rollout_us(dice), runs) for _ in range(size) if (runs := _runs_us(dice))[0]]
+    return sorted(made)
 
 
 def _rollout_us(dice: random.Random) -> int:
@@ -64,194 +97,372 @@ def _runs_us(dice: random.Random) -> tuple[int, int]:
     return (int(compiled * S), int(run * S))
 
 
+def end_us(batch: Sequence[Sample]) -> int:
+    """Return when a batch ends from its begin if nothing ever waits."""
+    return max(one.arrive_us + sum(one.runs_us) for one in batch)
+
+
+class FirstCome(RewardCore):
+    """The proxy's core with a queue in the order of arrival."""
+
+    def _put(self, found: RequestId, request: Request) -> None:
+        self.batches[found.batch].expected_end_us = 0
+        super()._put(found, request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way of planning."""
+
+    every_us: int = 0
+    """How often a plan is made beside begins and ends of batches; 0: never."""
+    is_finer: bool = False
+    """Whether only what is busy soon is held, not all that is planned."""
+    timeout_share: float = 1.0
+    max_delay_us: int = S
+    is_ideal: bool = False
+    """Whether the planner knows what each request will do."""
+    fixed: tuple[int, int] | None = None
+    """Workers that are held all the time, in place of a plan."""
+    core: Callable[[PoolLimits], RewardCore] = RewardCore
+
+
+WAYS = {
+    "published": Way(),
+    "history": Way(timeout_share=0),
+    "fcfs": Way(core=FirstCome),
+    "ideal_published": Way(is_ideal=True, timeout_share=0),
+    "finer": Way(every_us=10 * S, is_finer=True),
+    "softer": Way(every_us=10 * S, is_finer=True, timeout_share=0.75),
+    "softest": Way(every_us=10 * S, is_finer=True, timeout_share=0.5),
+    "ideal": Way(every_us=10 * S, is_finer=True, is_ideal=True, timeout_share=0),
+}
+
+
 @dataclass
-class Active:
-    """A batch under way."""
-
-    key: BatchId
-    begun_us: int
-    requests: list[Forecast]
-    history: list[Forecast]
-    expected_end_us: int
-    left: int
-    queued: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
-    running: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-
 class World:
-    """Tasks, queues and pools in virtual time."""
+    """Tasks, the proxy's core, the planner's, and workers in virtual time."""
 
-    def __init__(self, batches: Sequence[Sequence[list[Forecast]]], how: str) -> None:
-        self.batches, self.how = batches, how
-        self.costs = StageCosts(
-            cost=(1.0, 20.0),
-            latest_us=LATEST_US.get(how, TIMEOUTS_US),
-            most=(1 << 20, 1 << 20),
+    way: Way
+    batches: Sequence[Sequence[list[Sample]]]
+    """Of each task; its first is only history."""
+    starts_us: Sequence[Sequence[int]]
+    """When each batch's rollout begins."""
+    events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = field(
+        default_factory=list
+    )
+    begun_us: dict[BatchId, int] = field(default_factory=dict)
+    samples: dict[BatchId, list[Sample]] = field(default_factory=dict)
+    running: dict[int, int] = field(default_factory=dict)
+    """When each busy worker is done."""
+    of_worker: dict[int, int] = field(default_factory=dict)
+    """The pool of each worker, by its number."""
+    worker_us: list[int] = field(default_factory=lambda: [0, 0])
+    peak: list[int] = field(default_factory=lambda: [0, 0])
+    delays_us: list[int] = field(default_factory=list)
+    plans_s: list[float] = field(default_factory=list)
+    at_us: int = 0
+    number: int = 0
+    is_due: bool = False
+
+    def __post_init__(self) -> None:
+        """Tell core and planner what there is, and what was."""
+        self.core = self.way.core(PoolLimits(min_workers=0))
+        self.planner = PlannerCore(
+            Aims(max_delay_us=self.way.max_delay_us, timeout_share=self.way.timeout_share)
         )
-        self.events: list[tuple[int, int, str, Any]] = []
-        self.number = 0
-        self.queues = [PoolQueue(), PoolQueue()]
-        self.workers, self.busy = [0, 0], [0, 0]
-        self.worker_us, self.at_us = [0, 0], 0
-        self.active: dict[Hashable, Active] = {}
-        self.delays_us: list[int] = []
-        self.planned_s: list[float] = []
-        self.peak = [0, 0]
+        room = Resource(cpus=1 << 20, memory_bytes=1 << 62, gpus=1 << 20)
+        self.core.handle(PlacesKnown(at_us=0, places={"all": room}))
+        for task, batches in enumerate(self.batches):
+            key = (TenantId(f"t{task}"), JobId("j"), PROGRAM.name)
+            self.planner.remember(key, history_of(batches[0]))
+            self.core.expect(key, end_us(batches[0]) - batches[0][0].arrive_us)
 
-    def run(self) -> None:
-        """Play every batch but each task's first, which is only history."""
-        dice = random.Random(7)
-        for task in range(len(self.batches)):
-            offset_us = dice.randrange(120 * S)
-            for number in range(1, len(self.batches[task])):
-                self.post((number - 1) * PERIOD_S * S + offset_us, "begin", (task, number))
+    def run(self) -> World:
+        """Play every batch but each task's first."""
+        for task, starts in enumerate(self.starts_us):
+            for number, at_us in enumerate(starts, 1):
+                key = BatchId(TenantId(f"t{task}"), JobId("j"), str(number).encode())
+                self.samples[key] = self.batches[task][number]
+                self.begun_us[key] = at_us
+                for index, sample in enumerate(self.samples[key]):
+                    self.at(at_us + sample.arrive_us, self.arrive, key, index)
+        self.at(0, self.tick)
+        if self.way.every_us:
+            self.at(0, self.replan_again)
         while self.events:
-            now_us, _, kind, what = heapq.heappop(self.events)
-            for stage in range(2):
-                held = max(self.workers[stage], self.busy[stage])
-                self.worker_us[stage] += held * (now_us - self.at_us)
-                self.peak[stage] = max(self.peak[stage], held)
+            now_us, _, act, what = heapq.heappop(self.events)
+            for index, resource in enumerate(POOLS):
+                pool = self.core.pools.get(resource)
+                working = pool.working if pool is not None else 0
+                self.worker_us[index] += working * (now_us - self.at_us)
+                self.peak[index] = max(self.peak[index], working)
             self.at_us = now_us
-            getattr(self, f"on_{kind}")(*what)
+            act(*what)
+            if self.is_due:
+                self.is_due = False
+                self.replan()
+        return self
 
-    def post(self, at_us: int, kind: str, what: tuple[Any, ...]) -> None:
+    def at(self, at_us: int, act: Callable[..., None], *what: object) -> None:
         """Have something happen."""
         self.number += 1
-        heapq.heappush(self.events, (at_us, self.number, kind, what))
+        heapq.heappush(self.events, (at_us, self.number, act, what))
 
-    def on_begin(self, task: int, number: int) -> None:
-        """Begin a batch."""
-        key = BatchId(TenantId(f"t{task}"), JobId("j"), str(number).encode())
-        requests = self.batches[task][number]
-        history = requests if self.how == "ideal" else self.batches[task][number - 1]
-        lasts_us = max(ends_of(history).values())
-        self.active[key] = Active(
-            key, self.at_us, requests, history, self.at_us + lasts_us, len(requests)
+    def post(self, fact: Fact) -> None:
+        """Tell the core, and do what it orders."""
+        for order in self.core.handle(fact):
+            match order:
+                case StartWorker(worker=worker, resource=resource):
+                    self.of_worker[worker] = POOLS.index(resource)
+                    self.at(self.at_us + START_US, self.ready, worker)
+                case RunStage(worker=worker, request=request, stage=stage):
+                    run_us = self.samples[request.batch][request.sample].runs_us[stage]
+                    self.running[worker] = self.at_us + run_us
+                    self.at(self.at_us + run_us, self.done, worker, request, stage)
+                case StopWorker(worker=worker):
+                    self.at(self.at_us, self.lost, worker)
+                case RememberBatch():
+                    self.end(order)
+
+    def arrive(self, key: BatchId, index: int) -> None:
+        """Bring one sample; the first of a batch has the pools planned anew."""
+        self.is_due |= key not in self.core.batches
+        self.post(
+            SamplesArrived(
+                at_us=self.at_us,
+                batch=key,
+                program=PROGRAM,
+                size=len(self.samples[key]),
+                samples=(index,),
+            )
         )
-        self.replan()
-        for index, request in enumerate(requests):
-            self.post(self.at_us + request.arrive_us, "arrive", (key, index, 0))
 
-    def on_arrive(self, key: BatchId, index: int, stage: int) -> None:
-        """Let a request wait for its next stage, or end it."""
-        batch = self.active[key]
-        if stage == 2 or not batch.requests[index].run_us[stage]:
-            batch.left -= 1
-            if not batch.left:
-                self.end(batch)
-            return
-        batch.queued[stage] += 1
-        urgency = 0 if self.how == "fcfs" else batch.expected_end_us
-        self.number += 1
-        self.queues[stage].put(RequestId(key, index), Urgency(urgency, self.number))
-        self.start(stage)
+    def ready(self, worker: WorkerId) -> None:
+        """Have a worker take requests, unless it was stopped meanwhile."""
+        if worker in self.core.workers:
+            self.post(WorkerReady(at_us=self.at_us, worker=worker))
 
-    def end(self, batch: Active) -> None:
-        """Note how late a batch ended."""
-        ideal_us = batch.begun_us + max(ends_of(batch.requests).values())
-        self.delays_us.append(self.at_us - ideal_us)
-        del self.active[batch.key]
-        self.replan()
+    def lost(self, worker: WorkerId) -> None:
+        """Tell that a worker that was stopped is gone."""
+        self.post(WorkerLost(at_us=self.at_us, worker=worker, reason="stopped"))
 
-    def on_done(self, key: BatchId, index: int, stage: int) -> None:
-        """Free a worker."""
-        self.busy[stage] -= 1
-        self.queues[stage].running[key.tenant] -= 1
-        del self.active[key].running[index]
-        self.on_arrive(key, index, stage + 1)
-        self.start(stage)
+    def done(self, worker: WorkerId, request: RequestId, stage: int) -> None:
+        """End a stage, and with the last the request."""
+        del self.running[worker]
+        if stage == 0 and self.samples[request.batch][request.sample].runs_us[1]:
+            self.post(StagePassed(at_us=self.at_us, worker=worker))
+        else:
+            self.post(SampleScored(at_us=self.at_us, worker=worker, score=1.0))
 
-    def start(self, stage: int) -> None:
-        """Give free workers what waits."""
-        queue = self.queues[stage]
-        while self.busy[stage] < self.workers[stage]:
-            found = queue.take(workers=self.workers[stage])
-            if found is None:
-                return
-            batch = self.active[found.batch]
-            batch.queued[stage] -= 1
-            batch.running[found.sample] = (stage, self.at_us)
-            self.busy[stage] += 1
-            queue.running[found.batch.tenant] += 1
-            run_us = batch.requests[found.sample].run_us[stage]
-            self.post(self.at_us + run_us, "done", (found.batch, found.sample, stage))
+    def end(self, order: RememberBatch) -> None:
+        """Note how late a batch is, and have the pools planned anew."""
+        samples = self.samples[order.batch]
+        self.delays_us.append(self.at_us - self.begun_us[order.batch] - end_us(samples))
+        key = (order.batch.tenant, order.batch.job_id, order.program)
+        self.planner.remember(key, History(samples=order.samples))
+        self.is_due = True
+
+    def tick(self) -> None:
+        """Let time pass while there is something to do."""
+        self.post(TimePassed(at_us=self.at_us))
+        if self.events:
+            self.at(self.at_us + S, self.tick)
+
+    def replan_again(self) -> None:
+        """Plan while there is something to do."""
+        self.is_due = True
+        if len(self.events) > 1:
+            self.at(self.at_us + self.way.every_us, self.replan_again)
 
     def replan(self) -> None:
         """Plan the pools anew."""
-        known = [
-            ActiveBatch(
-                batch=batch.key,
-                begun_us=batch.begun_us,
-                history=batch.history,
-                queued=batch.queued,
-                running=[(stage, self.at_us - at) for stage, at in batch.running.values()],
-            )
-            for batch in self.active.values()
-        ]
-        requests = expected(known, now_us=self.at_us)
-        begun = time.process_time()
-        found = (
-            plan(requests, self.costs, max_delay_us=MAX_DELAY_US)
-            if requests
-            else Plan(workers=(len(self.active) and 1,) * 2, is_met=True)
+        begun_s = time.process_time()
+        found = self.planned()
+        self.plans_s.append(time.process_time() - begun_s)
+        for resource in POOLS:
+            made = found.get(resource, PoolPlan(workers=0, held=0))
+            held = made.held if self.way.is_finer else made.workers
+            found[resource] = PoolPlan(workers=made.workers, held=held)
+        until_us = LONG_US
+        self.post(PlanMade(at_us=self.at_us, pools=found, until_us=until_us))
+
+    def planned(self) -> dict[Resource, PoolPlan]:
+        """Return the plan of the pools."""
+        if self.way.fixed is not None:
+            return {
+                resource: PoolPlan(workers=count, held=count)
+                for resource, count in zip(POOLS, self.way.fixed, strict=True)
+            }
+        facts = self.core.plan_facts(self.at_us)
+        return self.planner.plan(facts) if not self.way.is_ideal else self.known()
+
+    def known(self) -> dict[Resource, PoolPlan]:
+        """Return the plan that knows what each request will do."""
+        route = Route(pools=(0, 1), latest_us=(0, 0))
+        loads = []
+        for key, batch in self.core.batches.items():
+            samples, begun_us = self.samples[key], self.begun_us[key]
+            requests = [
+                Expected(begun_us + one.arrive_us, one.runs_us)
+                for one in samples
+                if begun_us + one.arrive_us > self.at_us
+            ]
+            for index, request in batch.requests.items():
+                runs = list(samples[index].runs_us)
+                waited_us = request.queue_us
+                if request.worker is not None:
+                    runs[request.stage] = self.running[request.worker] - self.at_us
+                else:
+                    waited_us += self.at_us - request.since_us
+                requests.append(Expected(self.at_us, tuple(runs), request.stage, waited_us))
+            loads.append(Load(route=route, requests=requests))
+        floor = Floor(
+            loads,
+            max_delay_us=self.way.max_delay_us,
+            held_until_us=self.at_us + Aims().held_us,
         )
-        self.planned_s.append(time.process_time() - begun)
-        self.workers = list(found.workers)
-        for stage in range(2):
-            self.start(stage)
+        found = plan(floor, PoolCosts(cost=tuple(map(cost_of, POOLS)), most=(1 << 20, 1 << 20)))
+        pairs = zip(POOLS, found.workers, found.held, strict=True)
+        return {pool: PoolPlan(workers=count, held=held) for pool, count, held in pairs}
 
 
-def zero_queue_us(batches: Sequence[Sequence[list[Forecast]]]) -> list[int]:
+def history_of(batch: Sequence[Sample]) -> History:
+    """Return a batch as the planner remembers it: from its first sample on."""
+    first_us = batch[0].arrive_us
+    return History(samples=[(one.arrive_us - first_us, one.runs_us) for one in batch])
+
+
+def zero_queue_us(batches: Sequence[Sequence[list[Sample]]]) -> list[int]:
     """Return the worker time of pools of each task that hold the last batch's peak."""
     total = [0, 0]
     for task in batches:
         for before, now in itertools.pairwise(task):
-            lasts_us = max(ends_of(now).values()) - min(one.arrive_us for one in now)
+            lasts_us = end_us(now) - now[0].arrive_us
             for stage in range(2):
                 total[stage] += _peak(before, stage) * lasts_us
     return total
 
 
-def _peak(batch: Sequence[Forecast], stage: int) -> int:
+def _peak(batch: Sequence[Sample], stage: int) -> int:
     """Return how many requests are in a stage at once when none ever waits."""
     steps: list[tuple[int, int]] = []
     for one in batch:
-        if one.run_us[stage]:
-            begin = one.arrive_us + sum(one.run_us[:stage])
-            steps += [(begin, 1), (begin + one.run_us[stage], -1)]
-    now = most = 0
-    for _, step in sorted(steps):
-        now += step
-        most = max(most, now)
-    return most
+        if one.runs_us[stage]:
+            begin_us = one.arrive_us + sum(one.runs_us[:stage])
+            steps += [(begin_us, 1), (begin_us + one.runs_us[stage], -1)]
+    return max(itertools.accumulate(step for _, step in sorted(steps)), default=0)
+
+
+def figures(world: World) -> dict[str, Any]:
+    """Return what a way came to."""
+    delays = sorted(us / S for us in world.delays_us)
+    return {
+        "mean_delay_s": round(fmean(delays), 2),
+        "p99_delay_s": round(delays[math.ceil(0.99 * len(delays)) - 1], 2),
+        "batches": len(delays),
+        "worker_hours": [round(us / 3.6e9, 1) for us in world.worker_us],
+        "peak_workers": world.peak,
+        "plan_mean_s": round(fmean(world.plans_s), 3),
+        "plan_worst_s": round(max(world.plans_s), 3),
+    }
+
+
+def shared(ways: Sequence[str], *, rollouts: str, size: int, batches: int) -> dict[str, Any]:
+    """Play six tasks under each way of planning."""
+    dice = random.Random(1)
+    drawn_batches = [[drawn(dice, size) for _ in range(batches + 1)] for _ in range(6)]
+    period_us = PERIODS_S[rollouts] * S
+    offsets = [dice.randrange(120 * S) for _ in drawn_batches]
+    starts = [[offset + number * period_us for number in range(batches)] for offset in offsets]
+    dedicated = zero_queue_us(drawn_batches)
+    played = [one for task in drawn_batches for batch in task[1:] for one in batch]
+    result: dict[str, Any] = {
+        "zero_queue_hours": [round(us / 3.6e9, 1) for us in dedicated],
+        "needed_hours": [round(sum(o.runs_us[s] for o in played) / 3.6e9, 1) for s in (0, 1)],
+    }
+    for name in ways:
+        world = World(WAYS[name], drawn_batches, starts).run()
+        saved = [round(dedicated[s] / world.worker_us[s], 2) for s in (0, 1)]
+        result[name] = {"cpu_saving": saved[0], "gpu_saving": saved[1], **figures(world)}
+        print(json.dumps({"rollouts": rollouts, name: result[name]}), flush=True)
+    return result
+
+
+def alone(*, size: int, batches: int) -> dict[str, Any]:
+    """Play one task, planned as published and by history alone."""
+    dice = random.Random(2)
+    made = [[drawn(dice, size) for _ in range(batches + 1)]]
+    starts = [[number * 600 * S for number in range(batches)]]
+    return {
+        name: figures(World(WAYS[name], made, starts).run())
+        for name in ("published", "history", "finer")
+    }
+
+
+def by_order(*, size: int, most_delay_s: float) -> dict[str, Any]:
+    """Return the fewest GPUs for a mean delay, by the queue's order; two batches, 100 s apart."""
+    dice = random.Random(3)
+    made = [[drawn(dice, size) for _ in range(2)] for _ in range(2)]
+    starts: Mapping[int, list[int]] = {0: [0], 1: [100 * S]}
+    found: dict[str, Any] = {"mean_delay_s": most_delay_s}
+    for name, core in (("ebf", RewardCore), ("fcfs", FirstCome)):
+        low, high = 1, 400
+        while low < high:
+            middle = (low + high) // 2
+            way = Way(fixed=(10_000, middle), core=core)
+            delays = World(way, made, [starts[0], starts[1]]).run().delays_us
+            if fmean(delays) / S <= most_delay_s:
+                high = middle
+            else:
+                low = middle + 1
+        found[name] = low
+    found["fewer"] = round(found["fcfs"] / found["ebf"], 2)
+    return found
+
+
+def plan_time(requests: int) -> dict[str, Any]:
+    """Return the processor time of one plan of eight batches that begin."""
+    dice = random.Random(4)
+    loads = []
+    for _ in range(8):
+        begin_us = dice.randrange(120 * S)
+        samples = drawn(dice, int(requests / 8 / 0.85))
+        expected = [Expected(begin_us + one.arrive_us, one.runs_us) for one in samples]
+        loads.append(
+            Load(route=Route(pools=(0, 1), latest_us=(120 * S, 60 * S)), requests=expected)
+        )
+    begun_s = time.process_time()
+    floor = Floor(loads, max_delay_us=S)
+    found = plan(floor, PoolCosts(cost=tuple(map(cost_of, POOLS)), most=(1 << 20, 1 << 20)))
+    took_s = time.process_time() - begun_s
+    return {
+        "requests": sum(len(load.requests) for load in loads),
+        "processor_s": round(took_s, 3),
+        "workers": found.workers,
+    }
 
 
 def main() -> None:
     """Play the workload under each way of planning."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--ways", default="published,soft,fcfs,history,ideal")
+    parser.add_argument("--batches", type=int, default=8, help="of each task")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rollouts", default="colocated,disaggregated")
+    parser.add_argument("--parts", default="shared,alone,order,time")
     arguments = parser.parse_args()
-    dice = random.Random(1)
-    batches = [[drawn(dice, arguments.batch) for _ in range(NUM_BATCHES)] for _ in range(NUM_TASKS)]
-    dedicated = zero_queue_us(batches)
-    work = [sum(r.run_us[s] for t in batches for b in t[1:] for r in b) for s in range(2)]
     result: dict[str, Any] = {"benchmark": "reward_pools", "batch": arguments.batch}
-    result["zero_queue_hours"] = [round(us / 3.6e9, 1) for us in dedicated]
-    result["needed_hours"] = [round(us / 3.6e9, 1) for us in work]
-    for how in arguments.ways.split(","):
-        world = World(batches, how)
-        world.run()
-        delays = sorted(world.delays_us)
-        result[how] = {
-            "cpu_saving": round(dedicated[0] / world.worker_us[0], 2),
-            "gpu_saving": round(dedicated[1] / world.worker_us[1], 2),
-            "mean_delay_s": round(sum(delays) / len(delays) / S, 2),
-            "worst_delay_s": round(delays[-1] / S, 2),
-            "peak_workers": world.peak,
-            "plan_mean_s": round(sum(world.planned_s) / len(world.planned_s), 2),
-        }
-        print(json.dumps({how: result[how]}), flush=True)
+    parts, size = arguments.parts.split(","), arguments.batch
+    if "time" in parts:
+        result["plan_of_16000"] = plan_time(16_000)
+    if "order" in parts:
+        result["order"] = by_order(size=size, most_delay_s=3.0)
+    if "alone" in parts:
+        result["alone"] = alone(size=size, batches=2 * arguments.batches)
+    for rollouts in arguments.rollouts.split(",") if "shared" in parts else ():
+        ways = arguments.ways.split(",")
+        result[rollouts] = shared(ways, rollouts=rollouts, size=size, batches=arguments.batches)
     print(json.dumps(result))
 
 

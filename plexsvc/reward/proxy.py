@@ -22,6 +22,7 @@ from plexsvc.reward.core.vocabulary import (
     Fact,
     Order,
     ProgramFailed,
+    RememberBatch,
     RequestId,
     RunStage,
     SampleRefused,
@@ -38,7 +39,7 @@ from plexsvc.reward.core.vocabulary import (
 )
 from plexsvc.reward.messages import Done, Ready, Task
 from plexsvc.reward.programs.adding import from_wire
-from plexsvc.reward.programs.base import cut
+from plexsvc.reward.programs.base import Program, cut
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.programs.registry import check_settings
 from plexsvc.reward.record import BatchRecord
@@ -152,6 +153,7 @@ class RewardProxy:
         new = record.new_ones(request.samples)
         if not new:
             return self.records.setdefault(batch_id, record)
+        self._check_workers(record.program)
         self._check_room(batch_id.tenant, new)
         self.records[batch_id] = record
         record.add(new)
@@ -167,6 +169,21 @@ class RewardProxy:
             )
         )
         return record
+
+    def _check_workers(self, program: Program) -> None:
+        """Refuse a program that would wait for ever.
+
+        Raises:
+            PlexError: `bad_request`, naming the stage and what it asks for.
+        """
+        for stage in program.stages:
+            if not self.core.has_room_for(stage.holds):
+                rooms = ", ".join(str(place.room) for place in self.core.places.values())
+                raise PlexError(
+                    ErrorCode.BAD_REQUEST,
+                    f"stage {stage.name} of program {program.name} needs a worker with "
+                    f"{stage.holds}; nodes have {rooms or 'nothing'} for workers",
+                )
 
     def _check_room(self, tenant: TenantId, new: list[pb.ScoreSample]) -> None:
         own = [record for batch, record in self.records.items() if batch.tenant == tenant]
@@ -216,6 +233,8 @@ class RewardProxy:
                 self._workers.send(worker, self._task(order))
             case AnswerRequest():
                 self._answer(order)
+            case RememberBatch():
+                pass
 
     def _task(self, order: RunStage) -> Task:
         record = self.records[order.request.batch]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.reward.core.machine import Batch, RewardCore
+from plexsvc.reward.core.pools import Pool
 from plexsvc.reward.core.vocabulary import BatchId
 from plexsvc.reward.programs.base import Program
 from plexsvc.reward.programs.registry import PROGRAMS
@@ -27,7 +28,7 @@ def rewards_view(
     ]
     return pb.RewardsReply(
         programs=[program_view(program) for program in (*PROGRAMS.values(), *own)],
-        pools=[_pool(core)],
+        pools=[_pool(core, pool, now_us=now_us) for pool in core.pools.values()],
         batches=[_batch(batch_id, batch, now_us=now_us) for batch_id, batch in seen],
         sandbox=sandbox,
     )
@@ -54,18 +55,20 @@ def program_view(program: Program) -> pb.RewardProgram:
     )
 
 
-def _pool(core: RewardCore) -> pb.RewardPool:
-    working = [worker for worker in core.workers.values() if not worker.is_stopped]
-    busy = sum(worker.request is not None for worker in working)
-    starting = sum(not worker.is_ready for worker in working)
-    return pb.RewardPool(
-        name="cpu",
-        queued=len(core.queue),
+def _pool(core: RewardCore, pool: Pool, *, now_us: int) -> pb.RewardPool:
+    busy = pool.working - pool.starting - len(pool.idle)
+    shown = pb.RewardPool(
+        name=str(pool.resource),
+        queued=len(pool.queue),
         busy=busy,
-        starting=starting,
-        idle=len(working) - busy - starting,
-        limit=core.limits.max_workers,
+        starting=pool.starting,
+        idle=len(pool.idle),
+        limit=core.most(pool.resource),
     )
+    plan = pool.planned(now_us)
+    if plan is not None:
+        shown.planned, shown.held, shown.is_unmet = plan.workers, plan.held, not plan.is_met
+    return shown
 
 
 def _batch(batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:

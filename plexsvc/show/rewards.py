@@ -42,10 +42,10 @@ def programs_view(reply: pb.RewardsReply) -> RenderableType:
 
 def batches_view(reply: pb.RewardsReply) -> RenderableType:
     """Return the pools and the batches that are being scored, the most urgent first."""
-    pools = table_of("pool", "queued", "busy", "idle", "starting", "at most")
+    pools = table_of("workers of", "queued", "busy", "idle", "starting", "plan", "held", "at most")
     for pool in reply.pools:
-        numbers = (pool.queued, pool.busy, pool.idle, pool.starting, pool.limit)
-        pools.add_row(pool.name, *map(str, numbers))
+        numbers = (pool.queued, pool.busy, pool.idle, pool.starting)
+        pools.add_row(pool.name, *map(str, numbers), *_planned(pool), str(pool.limit))
     table = table_of("batch", "tenant", "job", "program", "done", "runs", "waits", "since", "ends")
     for batch in sorted(reply.batches, key=lambda one: one.expected_us - one.since_us):
         table.add_row(
@@ -60,6 +60,13 @@ def batches_view(reply: pb.RewardsReply) -> RenderableType:
             f"{(batch.expected_us - batch.since_us) / 1e6:+.1f} s",
         )
     return Group(pools, Text(), table)
+
+
+def _planned(pool: pb.RewardPool) -> tuple[str, str]:
+    """Return the plan of a pool and what of it is held, in words."""
+    if not pool.HasField("planned"):
+        return ("follows its queue", "")
+    return (f"{pool.planned}{', too few' if pool.is_unmet else ''}", str(pool.held))
 
 
 def explained(batch: pb.RewardBatch) -> str:

@@ -3,8 +3,10 @@
 Theory of operation. A request waits in the queue, runs one stage on one worker, and waits for its
 next stage, until a stage gives a verdict. It is answered once. A stage that takes too long ends
 with its worker and gives the timeout score. A program that fails, or whose worker dies, runs again
-on another worker, `MAX_TRIES` times in all. Workers are of one kind and run any stage; there are as
-many as there are requests, within `min_workers` and `max_workers`.
+on another worker, `MAX_TRIES` times in all. The workers of a pool hold the same resources and run
+any stage that asks for these. There are as many as were planned; where no plan is in force, as many
+as there are requests, as far as the nodes have room. A pool with work and without a worker gets its
+first before other pools go on with what is less urgent.
 """
 
 from __future__ import annotations
@@ -12,17 +14,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.queues import PoolQueue, Urgency
+from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
+from plexsvc.reward.core.planning import UnderWay
+from plexsvc.reward.core.pools import PLANNED_IDLE_US, Place, Pool, place_for
+from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.vocabulary import (
+    LEAST,
     AnswerRequest,
     BatchId,
     BatchLeft,
     Fact,
     Order,
+    PlacesKnown,
+    PlanMade,
     ProgramFailed,
     ProgramSpec,
+    RememberBatch,
     RequestId,
+    Resource,
     RunStage,
     SampleRefused,
     SamplesArrived,
@@ -47,16 +56,19 @@ START_PAUSE_US: Final = 1_000_000
 MAX_FAILED_STARTS: Final = 5
 """Workers that may die in a row before any was ready; then nothing waits for a worker."""
 
+NO_LIMIT_BYTES: Final = 1 << 62
+
 RunEnded = StagePassed | SampleScored | SampleTimedOut | SampleRefused | ProgramFailed
-HistoryKey = tuple[TenantId, JobId, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Bounds of the pool."""
+    """Bounds of the pools."""
 
     min_workers: int = 1
+    """Of the workers that hold the least."""
     max_workers: int = 2
+    """Processors that workers of this machine may hold together."""
     idle_us: int = 60_000_000
     """How long a worker beyond `min_workers` may have nothing to do."""
     start_us: int = 30_000_000
@@ -72,14 +84,23 @@ class Request:
     """A request that is not answered."""
 
     program: ProgramSpec
-    urgency: Urgency
+    number: int
+    """Of its arrival."""
     since_us: int
     """When it began to wait, or to run."""
     stage: int = 0
     tries: int = 0
     worker: WorkerId | None = None
-    run_us: int = 0
+    arrived_us: int = 0
+    """From its batch's begin."""
+    runs_us: list[int] = field(default_factory=list)
+    """How long each stage ran so far."""
     queue_us: int = 0
+
+    @property
+    def resource(self) -> Resource:
+        """What its stage asks for."""
+        return self.program.stages[self.stage].resource
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,14 +111,43 @@ class Batch:
     begun_us: int
     expected_end_us: int
     size: int
-    answered: int = 0
+    is_known: bool = False
+    """Whether the expectation is that of the job's last batch."""
+    arrived: int = 0
     requests: dict[int, Request] = field(default_factory=dict)
+    ended: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Of each sample that is answered: when it came, and how long each stage ran."""
+
+    @property
+    def answered(self) -> int:
+        """Samples that are answered."""
+        return len(self.ended)
+
+    def under_way(self, now_us: int) -> UnderWay:
+        """Return it as the planner sees it."""
+        queued: list[tuple[int, int]] = []
+        running: list[tuple[int, int, int]] = []
+        for one in self.requests.values():
+            since_us = now_us - one.since_us
+            if one.worker is None:
+                queued.append((one.stage, one.queue_us + since_us))
+            else:
+                running.append((one.stage, one.queue_us, since_us))
+        return UnderWay(
+            begun_us=self.begun_us,
+            size=self.size,
+            arrived=self.arrived,
+            queued=queued,
+            running=running,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """A worker's process, from the order to start it to its end."""
 
+    pool: Pool
+    place: str
     is_ready: bool = False
     request: RequestId | None = None
     since_us: int = 0
@@ -111,7 +161,9 @@ class RewardCore:
     def __init__(self, limits: PoolLimits) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.workers: dict[WorkerId, Worker] = {}
-        self.queue = PoolQueue()
+        self.pools: dict[Resource, Pool] = {LEAST: Pool(resource=LEAST)}
+        room = Resource(cpus=limits.max_workers, memory_bytes=NO_LIMIT_BYTES)
+        self.places: dict[str, Place] = {"": Place(room, room)}
         self.limits = limits
         self._history_us: dict[HistoryKey, int] = {}
         self._next_worker = 0
@@ -119,10 +171,12 @@ class RewardCore:
         self._failed_starts = 0
         self._start_at_us = 0
         self._is_start_due = False
+        self._at_us = 0
         self._orders: list[Order] = []
 
     def handle(self, fact: Fact) -> list[Order]:
         """Return what is to be done because of `fact`, in order."""
+        self._at_us = fact.at_us
         self._note(fact)
         self._settle(fact.at_us)
         orders, self._orders = self._orders, []
@@ -130,10 +184,41 @@ class RewardCore:
 
     def next_deadline_us(self) -> int | None:
         """Return when `TimePassed` is due if nothing happens before; None while nothing is."""
-        has_spare = self._num_working() > self.limits.min_workers
-        times = [self._deadline_us(w, has_spare=has_spare) for w in self.workers.values()]
+        times = [self._deadline_us(worker, self._at_us) for worker in self.workers.values()]
         due = [time for time in times if time is not None]
         return min([*due, self._start_at_us] if self._is_start_due else due, default=None)
+
+    def expect(self, key: HistoryKey, lasts_us: int) -> None:
+        """Have the next batch of a job's program be expected to take so long."""
+        self._history_us.pop(key, None)
+        self._history_us[key] = lasts_us
+        if len(self._history_us) > self.limits.max_histories:
+            del self._history_us[next(iter(self._history_us))]
+
+    def plan_facts(self, now_us: int) -> PlanFacts:
+        """Return what the planner must know."""
+        used = {stage.resource for one in self.batches.values() for stage in one.program.stages}
+        batches = tuple(
+            ActiveBatch(
+                key=_history_key(batch_id, batch.program),
+                program=batch.program,
+                state=batch.under_way(now_us),
+            )
+            for batch_id, batch in self.batches.items()
+        )
+        return PlanFacts(now_us=now_us, batches=batches, most={one: self.most(one) for one in used})
+
+    def most(self, resource: Resource) -> int:
+        """Return how many workers of a type there may be, if no others run."""
+        rooms = (
+            min(has // needs for has, needs in zip(place.room, resource, strict=True) if needs)
+            for place in self.places.values()
+        )
+        return max(1, sum(rooms))
+
+    def has_room_for(self, resource: Resource) -> bool:
+        """Return whether any node could have a worker that holds this."""
+        return any(resource.fits(place.room) for place in self.places.values())
 
     def _note(self, fact: Fact) -> None:
         match fact:
@@ -153,6 +238,12 @@ class RewardCore:
                 self._ended(fact)
             case BatchLeft():
                 self._leave(fact.batch)
+            case PlanMade():
+                for resource, found in fact.pools.items():
+                    pool = self._pool(resource)
+                    pool.plan, pool.plan_until_us = found, fact.until_us
+            case PlacesKnown():
+                self._replace_places(fact)
             case TimePassed():
                 self._expire(fact.at_us)
             case _:
@@ -161,33 +252,64 @@ class RewardCore:
     def _arrive(self, fact: SamplesArrived) -> None:
         batch = self.batches.get(fact.batch)
         if batch is None:
-            batch = self.batches[fact.batch] = Batch(
-                program=fact.program,
-                begun_us=fact.at_us,
-                expected_end_us=fact.at_us + self._expected_us(fact),
-                size=fact.size,
-            )
+            batch = self.batches[fact.batch] = self._begin(fact)
         batch.size = max(batch.size, fact.size)
+        batch.arrived += len(fact.samples)
         for index in fact.samples:
             assert index not in batch.requests, (fact.batch, index)
             self._arrivals += 1
-            urgency = Urgency(batch.expected_end_us, self._arrivals)
-            request = Request(program=fact.program, urgency=urgency, since_us=fact.at_us)
-            batch.requests[index] = request
-            self.queue.put(RequestId(fact.batch, index), urgency)
+            request = batch.requests[index] = Request(
+                program=fact.program,
+                number=self._arrivals,
+                since_us=fact.at_us,
+                arrived_us=fact.at_us - batch.begun_us,
+                runs_us=[0] * len(fact.program.stages),
+            )
+            self._put(RequestId(fact.batch, index), request)
 
-    def _expected_us(self, fact: SamplesArrived) -> int:
-        """Return how long the job's last batch of this program took, or what one sample may."""
-        known = self._history_us.get(_history_key(fact.batch, fact.program))
-        return known or sum(stage.timeout_us for stage in fact.program.stages)
+    def _begin(self, fact: SamplesArrived) -> Batch:
+        """Return a new batch, expected to take as long as the last one, or as one sample may."""
+        known_us = self._history_us.get(_history_key(fact.batch, fact.program))
+        expected_us = known_us or sum(stage.timeout_us for stage in fact.program.stages)
+        return Batch(
+            program=fact.program,
+            begun_us=fact.at_us,
+            expected_end_us=fact.at_us + expected_us,
+            size=fact.size,
+            is_known=known_us is not None,
+        )
+
+    def _put(self, found: RequestId, request: Request) -> None:
+        """Let a request wait for its stage."""
+        batch = self.batches[found.batch]
+        left_us = sum(stage.timeout_us for stage in request.program.stages[request.stage :])
+        urgency = Urgency(
+            batch.expected_end_us,
+            request.number,
+            claims_until_us=batch.expected_end_us if batch.is_known else 0,
+            no_later_us=batch.expected_end_us - left_us if batch.is_known else 0,
+        )
+        self._pool(request.resource).queue.put(found, urgency)
+
+    def _pool(self, resource: Resource) -> Pool:
+        return self.pools.setdefault(resource, Pool(resource=resource))
+
+    def _replace_places(self, fact: PlacesKnown) -> None:
+        self.places = {name: Place(room, room) for name, room in fact.places.items()}
+        for worker in self.workers.values():
+            if not worker.is_stopped and worker.place in self.places:
+                self.places[worker.place].book(worker.pool.resource, 1)
 
     def _ready(self, fact: WorkerReady) -> None:
         worker = self.workers[fact.worker]
         if not worker.is_stopped:
             self._failed_starts = 0
             worker.is_ready, worker.since_us = True, fact.at_us
+            worker.pool.starting -= 1
+            worker.pool.idle[fact.worker] = None
 
     def _lost(self, fact: WorkerLost) -> None:
+        self._count_out(fact.worker)
         worker = self.workers.pop(fact.worker)
         if worker.request is not None:
             self._failed(worker.request, fact.at_us, reason=fact.reason)
@@ -202,10 +324,11 @@ class RewardCore:
         if self._failed_starts < MAX_FAILED_STARTS:
             return
         text = f"{MAX_FAILED_STARTS} workers in a row did not come up, last: {reason}"
-        while (found := self.queue.take(workers=1)) is not None:
-            request = self.batches[found.batch].requests[found.sample]
-            request.queue_us += at_us - request.since_us
-            self._answer(found, at_us, verdict=Verdict.ERROR, reason=text)
+        for pool in self.pools.values():
+            while (found := pool.queue.take(workers=1)) is not None:
+                request = self.batches[found.batch].requests[found.sample]
+                request.queue_us += at_us - request.since_us
+                self._answer(found, at_us, verdict=Verdict.ERROR, reason=text)
 
     def _ended(self, fact: RunEnded) -> None:
         worker = self.workers.get(fact.worker)
@@ -216,13 +339,14 @@ class RewardCore:
             self._stop(fact.worker)
             self._failed(found, fact.at_us, reason=fact.reason)
             return
-        worker.request, worker.since_us = None, fact.at_us
         request = self._finish_run(found, fact.at_us)
+        worker.request, worker.since_us = None, fact.at_us
+        worker.pool.idle[fact.worker] = None
         match fact:
             case StagePassed():
                 assert request.stage + 1 < len(request.program.stages), found
                 request.stage, request.tries = request.stage + 1, 0
-                self.queue.put(found, request.urgency)
+                self._put(found, request)
             case SampleScored():
                 self._answer(found, fact.at_us, verdict=Verdict.SCORED, score=fact.score)
             case SampleTimedOut():
@@ -237,15 +361,15 @@ class RewardCore:
         request = self._finish_run(found, at_us)
         request.tries += 1
         if request.tries < MAX_TRIES:
-            self.queue.put(found, request.urgency)
+            self._put(found, request)
             return
         text = f"the program failed {MAX_TRIES} times, last: {reason}"
         self._answer(found, at_us, verdict=Verdict.ERROR, reason=text)
 
     def _finish_run(self, found: RequestId, at_us: int) -> Request:
         request = self.batches[found.batch].requests[found.sample]
-        self.queue.running[found.batch.tenant] -= 1
-        request.run_us += at_us - request.since_us
+        self._pool(request.resource).queue.running[found.batch.tenant] -= 1
+        request.runs_us[request.stage] += at_us - request.since_us
         request.since_us, request.worker = at_us, None
         return request
 
@@ -267,43 +391,59 @@ class RewardCore:
     ) -> None:
         batch = self.batches[found.batch]
         request = batch.requests.pop(found.sample)
-        batch.answered += 1
+        batch.ended.append((request.arrived_us, tuple(request.runs_us)))
         self._orders.append(
             AnswerRequest(
                 request=found,
                 verdict=verdict,
                 score=score,
-                run_us=request.run_us,
+                run_us=sum(request.runs_us),
                 queue_us=request.queue_us,
                 reason=reason,
             )
         )
         if batch.answered >= batch.size and not batch.requests:
-            del self.batches[found.batch]
-            key = _history_key(found.batch, batch.program)
-            self._history_us.pop(key, None)
-            self._history_us[key] = at_us - batch.begun_us
-            if len(self._history_us) > self.limits.max_histories:
-                del self._history_us[next(iter(self._history_us))]
+            self._end(found.batch, at_us)
+
+    def _end(self, batch_id: BatchId, at_us: int) -> None:
+        """Forget a batch that is answered but for how it went."""
+        batch = self.batches.pop(batch_id)
+        self.expect(_history_key(batch_id, batch.program), at_us - batch.begun_us)
+        samples = tuple(sorted(batch.ended))
+        self._orders.append(
+            RememberBatch(batch=batch_id, program=batch.program.name, samples=samples)
+        )
 
     def _leave(self, batch_id: BatchId) -> None:
         batch = self.batches.pop(batch_id, None)
         for index, request in batch.requests.items() if batch is not None else ():
+            queue = self._pool(request.resource).queue
             if request.worker is None:
-                self.queue.drop(RequestId(batch_id, index))
+                queue.drop(RequestId(batch_id, index))
             else:
-                self.queue.running[batch_id.tenant] -= 1
+                queue.running[batch_id.tenant] -= 1
                 self._stop(request.worker)
 
+    def _count_out(self, worker_id: WorkerId) -> None:
+        """Have a worker count no more, and give its room back."""
+        worker = self.workers[worker_id]
+        if worker.is_stopped:
+            return
+        worker.pool.working -= 1
+        worker.pool.starting -= not worker.is_ready
+        worker.pool.idle.pop(worker_id, None)
+        if worker.place in self.places:
+            self.places[worker.place].book(worker.pool.resource, -1)
+
     def _stop(self, worker_id: WorkerId) -> None:
+        self._count_out(worker_id)
         worker = self.workers[worker_id]
         worker.request, worker.is_ready, worker.is_stopped = None, False, True
         self._orders.append(StopWorker(worker=worker_id))
 
     def _expire(self, now_us: int) -> None:
         for worker_id, worker in list(self.workers.items()):
-            has_spare = self._num_working() > self.limits.min_workers
-            deadline_us = self._deadline_us(worker, has_spare=has_spare)
+            deadline_us = self._deadline_us(worker, now_us)
             if deadline_us is None or deadline_us > now_us:
                 continue
             found = worker.request
@@ -315,7 +455,7 @@ class RewardCore:
                 self._finish_run(found, now_us)
                 self._time_out(found, now_us)
 
-    def _deadline_us(self, worker: Worker, *, has_spare: bool) -> int | None:
+    def _deadline_us(self, worker: Worker, now_us: int) -> int | None:
         """Return when a worker is to be stopped if it goes on as it does."""
         if worker.is_stopped:
             return None
@@ -325,45 +465,84 @@ class RewardCore:
             request = self.batches[worker.request.batch].requests[worker.request.sample]
             timeout_us = request.program.stages[request.stage].timeout_us
             return worker.since_us + timeout_us + self.limits.grace_us
-        return worker.since_us + self.limits.idle_us if has_spare else None
+        if not worker.pool.has_spare(now_us, least=self._least(worker.pool)):
+            return None
+        is_planned = worker.pool.planned(now_us) is not None
+        idle_us = min(self.limits.idle_us, PLANNED_IDLE_US) if is_planned else self.limits.idle_us
+        return worker.since_us + idle_us
 
-    def _num_working(self) -> int:
-        return sum(not worker.is_stopped for worker in self.workers.values())
+    def _least(self, pool: Pool) -> int:
+        return self.limits.min_workers if pool.resource == LEAST else 0
 
     def _settle(self, now_us: int) -> None:
-        """Give idle workers what waits, and start as many as more would have something to do."""
-        for worker_id, worker in self.workers.items():
-            if worker.is_ready and worker.request is None:
-                found = self.queue.take(workers=self._num_working())
+        """Give idle workers what waits, and start those that are wanted and have room."""
+        needy = self._needy(now_us)
+        going = [
+            one for one in self.pools.values() if needy is None or _first(one) <= _first(needy)
+        ]
+        for pool in going:
+            while pool.idle:
+                found = pool.queue.take(workers=pool.working, now_us=now_us)
                 if found is None:
                     break
-                self._run(found, worker_id, now_us)
-        starting = sum(not w.is_ready and not w.is_stopped for w in self.workers.values())
-        working = self._num_working()
-        wanted = max(len(self.queue) - starting, self.limits.min_workers - working)
-        wanted = min(wanted, self.limits.max_workers - working)
-        if wanted <= 0:
-            return
-        if self._failed_starts and now_us < self._start_at_us:
+                self._run(found, next(iter(pool.idle)), now_us)
+        self._is_start_due = False
+        for pool in sorted(going, key=lambda one: (one.working > 0, *_first(one))):
+            self._start(pool, now_us)
+
+    def _needy(self, now_us: int) -> Pool | None:
+        """Return the most urgent pool that has work and neither a worker nor room for one.
+
+        Idle workers of less urgent ones are stopped until it has room; these stand still.
+        """
+        if now_us < self._start_at_us:
+            return None
+        without = [pool for pool in self.pools.values() if len(pool.queue) and not pool.working]
+        for pool in sorted(without, key=_first):
+            if not self.has_room_for(pool.resource):
+                continue
+            less_urgent = [one for one in self.pools.values() if _first(one) > _first(pool)]
+            for other in less_urgent:
+                while other.idle and place_for(self.places, pool.resource) is None:
+                    self._stop(next(iter(other.idle)))
+            if place_for(self.places, pool.resource) is None:
+                return pool
+        return None
+
+    def _start(self, pool: Pool, now_us: int) -> None:
+        wanted = pool.wanted(now_us, least=self._least(pool))
+        if wanted > 0 and self._failed_starts and now_us < self._start_at_us:
             self._is_start_due = True
             return
-        self._is_start_due = False
         for _ in range(wanted):
+            place = place_for(self.places, pool.resource)
+            if place is None:
+                return
             self._next_worker += 1
             worker_id = WorkerId(self._next_worker)
-            self.workers[worker_id] = Worker(since_us=now_us)
-            self._orders.append(StartWorker(worker=worker_id))
+            self.workers[worker_id] = Worker(pool=pool, place=place, since_us=now_us)
+            pool.starting += 1
+            pool.working += 1
+            self.places[place].book(pool.resource, 1)
+            self._orders.append(StartWorker(worker=worker_id, place=place, resource=pool.resource))
 
     def _run(self, found: RequestId, worker_id: WorkerId, now_us: int) -> None:
         worker = self.workers[worker_id]
         request = self.batches[found.batch].requests[found.sample]
+        del worker.pool.idle[worker_id]
         worker.request, worker.since_us = found, now_us
         request.worker = worker_id
         request.queue_us += now_us - request.since_us
         request.since_us = now_us
-        self.queue.running[found.batch.tenant] += 1
+        worker.pool.queue.running[found.batch.tenant] += 1
         self._orders.append(RunStage(worker=worker_id, request=found, stage=request.stage))
 
 
 def _history_key(batch: BatchId, program: ProgramSpec) -> HistoryKey:
     return (batch.tenant, batch.job_id, program.name)
+
+
+def _first(pool: Pool) -> tuple[int, int]:
+    """Return how urgent a pool is: the least goes first."""
+    first = pool.queue.first()
+    return (first.expected_end_us, first.number) if first is not None else (1 << 62, 0)

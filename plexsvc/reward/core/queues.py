@@ -1,8 +1,9 @@
 """Queue of a pool: Earliest Batch First, first come first served within a batch, fair to tenants.
 
 A batch is as urgent as it was expected to end when it came. That never changes, so only batches
-that came before a batch's expected end can go before it: nothing starves. A tenant that holds its
-share of the workers waits while one that does not has something to run.
+that came before a batch's expected end can go before it: nothing starves. A batch that is past its
+expected end, or of which nothing was expected, claims no more than its tenant's share: while the
+tenant holds that many workers, others that do not go first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class Urgency(NamedTuple):
     expected_end_us: int
     number: int
     """Of its arrival."""
+    claims_until_us: int = 0
+    """Until then it goes before later batches even where its tenant holds its share."""
+    no_later_us: int = 0
+    """From then on it may end too late if it waits and its stages take their timeouts."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,25 +63,37 @@ class PoolQueue:
         """Let a request that waits wait no more. O(1); its memory goes when it is its turn."""
         self._count_out(request)
 
-    def take(self, *, workers: int) -> RequestId | None:
+    def first(self) -> Urgency | None:
+        """Return the urgency of the most urgent request. O(tenants that wait)."""
+        return min((entry.urgency for entry in self._heads()), default=None)
+
+    def is_pressing(self, now_us: int) -> bool:
+        """Return whether a request may end too late if it waits. O(tenants that wait)."""
+        return any(entry.urgency.no_later_us <= now_us for entry in self._heads())
+
+    def take(self, *, workers: int, now_us: int = 0) -> RequestId | None:
         """Return the request that runs next on one of `workers`; None when none waits.
 
         O(tenants that wait + log n).
         """
-        heads = [entry for tenant in list(self._waiting) if (entry := self._head(tenant))]
+        heads = self._heads()
         if not heads:
             return None
         active = {entry.request.batch.tenant for entry in heads} | set(+self.running)
         share = -(-workers // len(active))
 
         def place(entry: _Entry) -> tuple[bool, int, int, int]:
-            runs = self.running[entry.request.batch.tenant]
-            return (runs >= share, entry.urgency.expected_end_us, runs, entry.urgency.number)
+            runs, urgency = self.running[entry.request.batch.tenant], entry.urgency
+            is_over = runs >= share and now_us >= urgency.claims_until_us
+            return (is_over, urgency.expected_end_us, runs, urgency.number)
 
         chosen = min(heads, key=place).request
         heapq.heappop(self._waiting[chosen.batch.tenant])
         self._count_out(chosen)
         return chosen
+
+    def _heads(self) -> list[_Entry]:
+        return [entry for tenant in list(self._waiting) if (entry := self._head(tenant))]
 
     def _head(self, tenant: TenantId) -> _Entry | None:
         """Return the first of a tenant's requests; forgets those that were dropped."""

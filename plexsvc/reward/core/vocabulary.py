@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 from plexsvc.ids import JobId, TenantId
 
@@ -36,12 +37,43 @@ class Verdict(StrEnum):
     """There is no score: the program failed as often as it is tried, or refused the sample."""
 
 
+class Resource(NamedTuple):
+    """What a worker holds, or what a node has for workers."""
+
+    cpus: int = 1
+    memory_bytes: int = 1 << 30
+    gpus: int = 0
+
+    def __str__(self) -> str:
+        """Return it as `cpu=2,mem=4GiB`."""
+        parts = [f"cpu={self.cpus}", f"mem={self.memory_bytes / (1 << 30):g}GiB"]
+        return ",".join([*parts, f"gpu={self.gpus}"] if self.gpus else parts)
+
+    def fits(self, room: Resource) -> bool:
+        """Return whether it finds room."""
+        return all(mine <= there for mine, there in zip(self, room, strict=True))
+
+    def times(self, number: int) -> Resource:
+        """Return `number` of it."""
+        return Resource(*(number * one for one in self))
+
+    def plus(self, other: Resource) -> Resource:
+        """Return both together."""
+        return Resource(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+LEAST: Final = Resource()
+"""What a worker holds that nothing more was asked of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
     """One stage of a program."""
 
     name: str
     timeout_us: int
+    resource: Resource = LEAST
+    """What a worker that runs it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +164,33 @@ class BatchLeft(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """What was planned for the workers of one resource type."""
+
+    workers: int
+    """At most."""
+    held: int
+    """That are kept until the next plan."""
+    is_met: bool = True
+    """Whether every batch ends in time with the most workers that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade(Fact):
+    """A plan of the pools that it names, in force until `until_us`; others follow their queues."""
+
+    pools: Mapping[Resource, PoolPlan]
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacesKnown(Fact):
+    """What each node has for workers; one that is missing takes no more."""
+
+    places: Mapping[str, Resource]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed(Fact):
     """It is `at_us`, and nothing else happened."""
 
@@ -161,9 +220,11 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start a worker."""
+    """Start a worker on a node."""
 
     worker: WorkerId
+    place: str = ""
+    resource: Resource = LEAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +234,14 @@ class StopWorker:
     worker: WorkerId
 
 
-Order = RunStage | AnswerRequest | StartWorker | StopWorker
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberBatch:
+    """Have the planner remember how a batch went: the job's next one is expected to go alike."""
+
+    batch: BatchId
+    program: str
+    samples: tuple[tuple[int, tuple[int, ...]], ...]
+    """When each came, from the batch's begin, and how long each of the stages ran."""
+
+
+Order = RunStage | AnswerRequest | StartWorker | StopWorker | RememberBatch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from plexsvc.reward.core.vocabulary import ProgramSpec, StageSpec
+from plexsvc.reward.core.vocabulary import LEAST, ProgramSpec, Resource, StageSpec
 from plexsvc.reward.sandbox.base import Limits, Sandbox
 
 OUTPUT_CHARS: Final = 8 << 10
@@ -73,6 +73,12 @@ class Stage:
     resource: str = "cpu"
     """What it holds while it runs, `limits.cpus` of them."""
 
+    @property
+    def holds(self) -> Resource:
+        """What a worker that runs it holds."""
+        memory_bytes = max(LEAST.memory_bytes, self.limits.memory_bytes)
+        return Resource(cpus=self.limits.cpus, memory_bytes=memory_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -95,7 +101,8 @@ class Program:
     def spec(self) -> ProgramSpec:
         """What the core must know."""
         stages = tuple(
-            StageSpec(name=stage.name, timeout_us=stage.limits.wall_us) for stage in self.stages
+            StageSpec(name=stage.name, timeout_us=stage.limits.wall_us, resource=stage.holds)
+            for stage in self.stages
         )
         return ProgramSpec(name=self.name, stages=stages, timeout_score=self.timeout_score)
 

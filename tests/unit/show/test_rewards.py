@@ -32,7 +32,10 @@ REPLY = pb.RewardsReply(
             ],
         )
     ],
-    pools=[pb.RewardPool(name="cpu", queued=3, busy=1, limit=2)],
+    pools=[
+        pb.RewardPool(name="cpu=1,mem=1GiB", queued=3, busy=1, limit=2),
+        pb.RewardPool(name="cpu=2,mem=2GiB", planned=7, held=5, limit=7, is_unmet=True),
+    ],
     batches=[BATCH],
     sandbox="namespaces",
 )
@@ -56,6 +59,12 @@ def test_batches_are_shown_with_what_is_left() -> None:
     text = printed(batches_view(REPLY))
     assert "4 / 8" in text
     assert "+3.0 s" in text
+
+
+def test_the_plan_of_each_pool_is_shown_beside_its_use() -> None:
+    text = printed(batches_view(REPLY))
+    assert "follows its queue" in text
+    assert "7, too few" in text
 
 
 def test_a_batch_says_what_it_waits_for() -> None:

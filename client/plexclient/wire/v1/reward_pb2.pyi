@@ -156,20 +156,26 @@ class RewardStage(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_us: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., is_sandboxed: _Optional[bool] = ..., resource: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RewardPool(_message.Message):
-    __slots__ = ("name", "queued", "idle", "busy", "starting", "limit")
+    __slots__ = ("name", "queued", "idle", "busy", "starting", "limit", "planned", "held", "is_unmet")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     STARTING_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_UNMET_FIELD_NUMBER: _ClassVar[int]
     name: str
     queued: int
     idle: int
     busy: int
     starting: int
     limit: int
-    def __init__(self, name: _Optional[str] = ..., queued: _Optional[int] = ..., idle: _Optional[int] = ..., busy: _Optional[int] = ..., starting: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    planned: int
+    held: int
+    is_unmet: bool
+    def __init__(self, name: _Optional[str] = ..., queued: _Optional[int] = ..., idle: _Optional[int] = ..., busy: _Optional[int] = ..., starting: _Optional[int] = ..., limit: _Optional[int] = ..., planned: _Optional[int] = ..., held: _Optional[int] = ..., is_unmet: _Optional[bool] = ...) -> None: ...
 
 class RewardBatch(_message.Message):
     __slots__ = ("tenant", "job_id", "batch_id", "program", "size", "queued", "running", "answered", "since_us", "expected_us", "critical")

@@ -10,15 +10,23 @@ from hypothesis import strategies as st
 
 from plexsvc.ids import JobId, TenantId
 from plexsvc.reward.core.machine import MAX_FAILED_STARTS, MAX_TRIES, PoolLimits, RewardCore
+from plexsvc.reward.core.planning import UnderWay
+from plexsvc.reward.core.pools import PLANNED_IDLE_US
 from plexsvc.reward.core.vocabulary import (
+    LEAST,
     AnswerRequest,
     BatchId,
     BatchLeft,
     Fact,
     Order,
+    PlacesKnown,
+    PlanMade,
+    PoolPlan,
     ProgramFailed,
     ProgramSpec,
+    RememberBatch,
     RequestId,
+    Resource,
     RunStage,
     SamplesArrived,
     SampleScored,
@@ -75,7 +83,8 @@ def test_a_sample_runs_on_the_idle_worker_and_is_answered_with_its_times() -> No
             score=1.0,
             run_us=S,
             queue_us=2 * S,
-        )
+        ),
+        RememberBatch(batch=BATCH, program="one", samples=((0, (S,)), (0, (2 * S,)))),
     ]
     assert core.batches == {}
 
@@ -89,7 +98,7 @@ def test_stages_follow_each_other_and_a_verdict_ends_them() -> None:
     ended = core.handle(SampleScored(at_us=2 * S, worker=W1, score=1.0))
     assert ended[1] == RunStage(worker=W1, request=RequestId(BATCH, 1), stage=0)
     early = core.handle(SampleScored(at_us=3 * S, worker=W1, score=0.0))
-    assert [type(order) for order in early] == [AnswerRequest]
+    assert [type(order) for order in early] == [AnswerRequest, RememberBatch]
 
 
 def test_workers_start_as_many_as_have_something_to_do() -> None:
@@ -103,7 +112,7 @@ def test_workers_start_as_many_as_have_something_to_do() -> None:
 def test_a_worker_that_says_it_took_too_long_gives_the_timeout_score() -> None:
     core = core_with_a_worker()
     core.handle(arrived(0, program=TWO))
-    (answer,) = core.handle(SampleTimedOut(at_us=5 * S, worker=W1))
+    answer, _ = core.handle(SampleTimedOut(at_us=5 * S, worker=W1))
     assert isinstance(answer, AnswerRequest)
     assert (answer.verdict, answer.score) == (Verdict.TIMEOUT, -2.0)
     assert answer.reason == "stage compile took longer than 5 s"
@@ -117,7 +126,7 @@ def test_a_worker_that_says_nothing_is_stopped_and_replaced() -> None:
     assert orders[0] == StopWorker(worker=W1)
     assert isinstance(orders[1], AnswerRequest)
     assert orders[1].verdict is Verdict.TIMEOUT
-    assert orders[2:] == [StartWorker(worker=W2)]
+    assert orders[3:] == [StartWorker(worker=W2)]
     assert core.handle(SampleScored(at_us=11 * S, worker=W1, score=1.0)) == [], "decided before"
     assert core.handle(WorkerLost(at_us=12 * S, worker=W1, reason="killed")) == []
 
@@ -190,7 +199,11 @@ def test_a_batch_that_was_left_frees_queue_and_workers() -> None:
     core.handle(arrived(0, 1))
     orders = core.handle(BatchLeft(at_us=S, batch=BATCH))
     assert orders == [StopWorker(worker=W1), StartWorker(worker=W2)]
-    assert (core.batches, len(core.queue), +core.queue.running) == ({}, 0, Counter())
+    assert (core.batches, len(core.pools[LEAST].queue), +core.pools[LEAST].queue.running) == (
+        {},
+        0,
+        Counter(),
+    )
 
 
 def test_the_next_batch_of_a_job_is_expected_to_take_as_long_as_the_last() -> None:
@@ -217,6 +230,110 @@ def test_endless_programs_of_one_tenant_leave_the_others_their_share() -> None:
         orders = core.handle(SampleTimedOut(at_us=10 * S, worker=WorkerId(number)))
         runs.update(o.request.batch.tenant for o in orders if isinstance(o, RunStage))
     assert runs == Counter({"t0": 1, "t1": 1, "t2": 1, "endless": 1})
+
+
+BIG = Resource(cpus=2, memory_bytes=1 << 30)
+WIDE = ProgramSpec(name="wide", stages=(StageSpec(name="build", timeout_us=10 * S, resource=BIG),))
+
+
+def planned(workers: int, held: int, *, until_us: int = 100 * S) -> PlanMade:
+    return PlanMade(at_us=0, pools={LEAST: PoolPlan(workers=workers, held=held)}, until_us=until_us)
+
+
+def test_a_plan_starts_the_workers_that_it_holds_before_there_is_work() -> None:
+    core = core_with_a_worker(max_workers=8)
+    assert core.handle(planned(4, 3)) == [StartWorker(worker=W2), StartWorker(worker=WorkerId(3))]
+
+
+def known_batch(core: RewardCore, name: bytes, *, samples: int, lasts_us: int) -> list[Order]:
+    """Let a batch come that is expected to take so long."""
+    core.expect((BATCH.tenant, BATCH.job_id, "one"), lasts_us)
+    return core.handle(arrived(*range(samples), batch=BatchId(BATCH.tenant, BATCH.job_id, name)))
+
+
+def started(orders: list[Order]) -> int:
+    return sum(isinstance(order, StartWorker) for order in orders)
+
+
+def test_what_may_wait_by_the_plan_starts_no_worker() -> None:
+    core = core_with_a_worker(max_workers=8)
+    core.handle(planned(4, 1))
+    assert started(known_batch(core, b"b2", samples=9, lasts_us=60 * S)) == 0
+
+
+def test_what_may_end_too_late_takes_all_the_workers_that_were_planned() -> None:
+    core = core_with_a_worker(max_workers=8)
+    core.handle(planned(4, 1))
+    assert started(known_batch(core, b"b2", samples=9, lasts_us=5 * S)) == 3
+
+
+def test_without_a_plan_that_holds_the_pool_follows_its_queue() -> None:
+    core = core_with_a_worker(max_workers=8)
+    core.handle(planned(4, 1, until_us=S))
+    known_batch(core, b"b2", samples=9, lasts_us=60 * S)
+    assert started(core.handle(TimePassed(at_us=S))) == 7
+
+
+def test_workers_beyond_the_plan_stop_soon() -> None:
+    core = core_with_a_worker(max_workers=2)
+    core.handle(planned(2, 2))
+    core.handle(WorkerReady(at_us=0, worker=W2))
+    assert core.next_deadline_us() is None
+    core.handle(planned(1, 1))
+    assert core.next_deadline_us() == PLANNED_IDLE_US
+
+
+def test_each_stage_runs_on_a_worker_that_holds_what_it_asks_for() -> None:
+    core = core_with_a_worker(max_workers=4)
+    orders = core.handle(arrived(0, program=WIDE))
+    assert orders == [StartWorker(worker=W2, resource=BIG)]
+    (run,) = core.handle(WorkerReady(at_us=0, worker=W2))
+    assert isinstance(run, RunStage)
+    assert run.worker == W2
+
+
+def test_an_idle_worker_makes_room_for_the_first_of_another_pool() -> None:
+    core = core_with_a_worker(max_workers=2)
+    assert core.handle(arrived(0, program=WIDE)) == [
+        StopWorker(worker=W1),
+        StartWorker(worker=W2, resource=BIG),
+    ]
+
+
+def test_a_pool_without_a_worker_gets_one_while_less_urgent_work_waits_elsewhere() -> None:
+    core = RewardCore(PoolLimits(min_workers=2, max_workers=2))
+    core.handle(TimePassed(at_us=0))
+    for worker in (W1, W2):
+        core.handle(WorkerReady(at_us=0, worker=worker))
+    core.handle(arrived(*range(9)))
+    wide = BatchId(BATCH.tenant, JobId("job-2"), b"w")
+    core.expect((wide.tenant, wide.job_id, "wide"), 5 * S)
+    assert core.handle(arrived(0, batch=wide, program=WIDE)) == []
+    ended = core.handle(SampleScored(at_us=S, worker=W1, score=1.0))
+    assert StopWorker(worker=W1) in ended
+    ended = core.handle(SampleScored(at_us=S, worker=W2, score=1.0))
+    assert started(ended) == 1
+    assert StartWorker(worker=WorkerId(3), resource=BIG) in ended
+
+
+def test_workers_start_where_there_is_most_room() -> None:
+    core = RewardCore(PoolLimits(min_workers=0))
+    small, large = Resource(cpus=2, memory_bytes=4 << 30), Resource(cpus=3, memory_bytes=4 << 30)
+    core.handle(PlacesKnown(at_us=0, places={"a": small, "b": large}))
+    orders = core.handle(arrived(*range(9)))
+    places = [order.place for order in orders if isinstance(order, StartWorker)]
+    assert places == ["b", "a", "b", "a", "b"]
+    assert core.has_room_for(BIG)
+    assert not core.has_room_for(Resource(cpus=4))
+
+
+def test_the_planner_is_told_what_waits_and_what_runs() -> None:
+    core = core_with_a_worker()
+    core.handle(arrived(0, 1, at_us=S))
+    (batch,) = core.plan_facts(3 * S).batches
+    assert batch.state == UnderWay(
+        begun_us=S, size=2, arrived=2, queued=[(0, 2 * S)], running=[(0, 0, 2 * S)]
+    )
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=120)
@@ -282,15 +399,19 @@ class World:
         if kind == 0:
             self.batches += 1
             batch = BatchId(TenantId(f"t{pick}"), JobId("j"), str(self.batches).encode())
-            program = (ONE, TWO)[pick % 2]
+            program = (ONE, TWO, WIDE)[pick % 3]
             self.asked += [RequestId(batch, sample) for sample in range(pick + 1)]
             self.post(arrived(*range(pick + 1), at_us=self.now_us, batch=batch, program=program))
         elif kind == 1 and self.starting:
             worker = self.starting.pop(0)
             self.idle.append(worker)
             self.post(WorkerReady(at_us=self.now_us, worker=worker))
-        elif kind == 2:
+        elif kind == 2 and pick:
             self.post(TimePassed(at_us=self.now_us))
+        elif kind == 2:
+            made = PoolPlan(workers=1 + len(busy), held=len(busy))
+            until_us = self.now_us + 10 * S
+            self.post(PlanMade(at_us=self.now_us, pools={LEAST: made}, until_us=until_us))
         elif kind == 3 and (workers := [*self.starting, *self.idle, *busy]):
             worker = workers[pick % len(workers)]
             self.forget(worker)
@@ -315,6 +436,6 @@ class World:
     def finish(self) -> None:
         while self.core.batches:
             self.now_us += 40 * S
-            self.step(2, 0)
+            self.step(2, 1)
             self.step(1, 0)
             self.step(7, 0)
