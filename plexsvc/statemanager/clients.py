@@ -168,18 +168,21 @@ class Clients:
             self._node.settled.set()
 
     def _free(self, link: RankLink) -> int:
-        """Free a client's memory; the caller holds its WPG's lock."""
+        """Free all that a client has; the caller holds its WPG's lock.
+
+        What fails in between is done by repeating all: the client is known until nothing is left.
+        """
         link.cut()
         link.close()
         self._cross_out(link)
         link.memory.free()
         link.pieces = ()
-        with self._node.lock:
-            freed = self._node.ledger.free_rank(link.wpg_id, link.rank)
-            del self._node.links[link.wpg_id, link.rank]
         self._node.staging.drop_unsealed(link.client_id)
         self._node.publisher.unhold_all(link.client_id)
         self.settle(link)
+        with self._node.lock:
+            freed = self._node.ledger.free_rank(link.wpg_id, link.rank)
+            del self._node.links[link.wpg_id, link.rank]
         log.info("client left", rank=link.name, freed_bytes=freed)
         return freed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -23,6 +24,7 @@ class MemoryFile:
         """
         self.nbytes = nbytes
         self.fd = _create(name, nbytes) if fd is None else fd
+        self._close = weakref.finalize(self, os.close, self.fd)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return up to `nbytes` from `offset`, nothing past the end."""
@@ -43,8 +45,8 @@ class MemoryFile:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _IMMUTABLE)
 
     def close(self) -> None:
-        """Let go of it; mappings and duplicates elsewhere keep it alive."""
-        os.close(self.fd)
+        """Let go of it, as losing it does too; mappings and duplicates elsewhere keep it alive."""
+        self._close()
 
 
 def reserve(fd: int, nbytes: int) -> None:

@@ -2,7 +2,7 @@
 
 A *complete* copy holds the optimizer's tensors too: all that another WPG needs to go on from here,
 or a checkpoint. A version is copied while its WPG stands still (`draft`) and enters once it is
-checksummed and still wanted (`enter`).
+checksummed and still wanted (`enter`), both within `making`, which takes back what did not enter.
 """
 
 from __future__ import annotations
@@ -85,6 +85,16 @@ class Publisher:
             is_open = found is not None and not self._shelf.is_released(key)
         return found.manifest if found is not None and is_open else None
 
+    @contextmanager
+    def making(self, key: VersionId) -> Iterator[None]:
+        """Keep what the block drafts of a version only if it enters; one block at a time a key."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                if key in self._shelf and key not in self._versions:
+                    self._shelf.withdraw(key)
+
     def draft(
         self,
         key: VersionId,
@@ -116,11 +126,7 @@ class Publisher:
         if progress is not None:
             manifest.scalars_json = progress.scalars_json
             manifest.applied_seq = progress.applied_seq
-        try:
-            file = _copied(placed, nbytes, region=region, tell=tell)
-        except BaseException:
-            self._withdraw(key)
-            raise
+        file = _copied(placed, nbytes, region=region, tell=tell)
         return Draft(key=key, manifest=manifest, file=file)
 
     def enter(self, draft: Draft, caller: Caller) -> VersionManifest:
@@ -130,17 +136,11 @@ class Publisher:
             PlexError: `cancelled`; `not_found` when it was released meanwhile.
         """
         key, manifest = draft.key, draft.manifest
-        try:
-            with memoryview(draft.file.map(is_writable=False)) as data:
-                for checksum in block_checksums(data[: manifest.nbytes]):
-                    manifest.block_checksums.append(checksum)
-                    caller.advance(BLOCK_BYTES)
-            is_gone = self._entered(key, Version(manifest=manifest, file=draft.file), caller)
-        except BaseException:
-            draft.file.close()
-            self._withdraw(key)
-            raise
-        if is_gone:
+        with memoryview(draft.file.map(is_writable=False)) as data:
+            for checksum in block_checksums(data[: manifest.nbytes]):
+                manifest.block_checksums.append(checksum)
+                caller.advance(BLOCK_BYTES)
+        if self._entered(key, Version(manifest=manifest, file=draft.file), caller):
             text = f"version {key.version} of {key.deployment_id} was released meanwhile"
             raise PlexError(ErrorCode.NOT_FOUND, text)
         return manifest
@@ -278,10 +278,6 @@ class Publisher:
                 self._let_go([key])
         return is_gone
 
-    def _withdraw(self, key: VersionId) -> None:
-        with self._lock:
-            self._shelf.withdraw(key)
-
     def _write_down(self, key: VersionId) -> None:
         version = self._versions[key]
         facts = {"job_id": self._shelf.job_of(key), "is_released": self._shelf.is_released(key)}
@@ -309,13 +305,9 @@ def _copied(
     placed: Sequence[Placed], nbytes: int, *, region: RegionBytes, tell: Tell
 ) -> MemoryFile:
     file = MemoryFile("plexsvc-version", nbytes)
-    try:
-        reserve(file.fd, nbytes)
-        _fill(file, placed, region=region, tell=tell)
-        file.freeze()
-    except BaseException:
-        file.close()
-        raise
+    reserve(file.fd, nbytes)
+    _fill(file, placed, region=region, tell=tell)
+    file.freeze()
     return file
 
 

@@ -45,7 +45,6 @@ from plexsvc.statemanager.publishing import (
     Progress,
     chunked,
 )
-from plexsvc.statemanager.staging import Upload
 from plexsvc.weights import pieces
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import Published
@@ -230,23 +229,17 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> service_pb2.StageReply:
         """Take a bundle into staging memory and validate it there."""
         del context
-        upload: Upload | None = None
         try:
             header = await _first(request_iterator)
-            begun = upload = self._node.staging.begin(header)
-            if begun is None:
-                return service_pb2.StageReply(nbytes=header.nbytes)
-            await self._run(lambda _: begun.reserve())
-            async for request in request_iterator:
-                begun.write(request.chunk)
-            nbytes = await self._run(lambda _: begun.finish())
-            upload = None
-            return service_pb2.StageReply(nbytes=nbytes)
+            with self._node.staging.uploading(header) as upload:
+                if upload is not None:
+                    await self._run(lambda _: upload.reserve())
+                    async for request in request_iterator:
+                        upload.write(request.chunk)
+                await self._run(lambda _: None if upload is None else upload.finish())
         except PlexError as error:
             return service_pb2.StageReply(error=wire_errors.to_wire(error))
-        finally:
-            if upload is not None:
-                upload.abandon()
+        return service_pb2.StageReply(nbytes=header.nbytes)
 
     async def ReadStaged(  # noqa: N802
         self, request: statemanager_pb2.ReadStagedRequest, context: Context
@@ -318,7 +311,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     ) -> statemanager_pb2.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
         self._node.wait_until_settled()
-        with self._versions.hold(str(key)):
+        with self._versions.hold(str(key)), self._node.publisher.making(key):
             start_us = self._clock.monotonic_us()
             with self._node.wpg_locks.hold(wpg_id):
                 caller.check()

@@ -42,14 +42,24 @@ class Staging:
         self._book = book
         self._bundles: dict[bytes, Bundle] = {}
 
-    def begin(self, header: service_pb2.StageHeader) -> Upload | None:
-        """Return an upload to fill, or None when this bundle is here already.
+    @contextmanager
+    def uploading(self, header: service_pb2.StageHeader) -> Iterator[Upload | None]:
+        """Yield an upload to fill and finish, or None when this bundle is here already.
 
-        An unfinished upload of the same id is replaced: its client has come back.
+        What the block does not finish is dropped. An unfinished upload of the same id is replaced:
+        its client has come back.
 
         Raises:
             PlexError: `staging_full`, `payload_too_large`, `bad_request`, `bad_batch`.
         """
+        upload = self._begin(header)
+        try:
+            yield upload
+        finally:
+            if upload is not None and not upload.is_finished:
+                upload.abandon()
+
+    def _begin(self, header: service_pb2.StageHeader) -> Upload | None:
         job_id = JobId(header.job_id)
         key = _key(job_id, header.operation_id)
         for spec in header.tensors:
@@ -248,10 +258,10 @@ class Staging:
             raise
 
     def _drop(self, key: bytes) -> int:
-        bundle, entry = self._bundles.pop(key, None), self._room.find(key)
+        entry = self._room.find(key)
         if entry is not None and (entry.is_sealed or entry.owner is not None):
             self._book.drop(_record(key))
-        if bundle is not None:
+        if (bundle := self._bundles.pop(key, None)) is not None:
             bundle.file.close()
         return self._room.drop(key)
 
@@ -293,6 +303,7 @@ class Upload:
         self._header = header
         self._bundle = bundle
         self._received = 0
+        self.is_finished = False
         self._fd = fd
         weakref.finalize(self, os.close, fd)  # not before: a thread may still reserve its memory
 
@@ -323,8 +334,8 @@ class Upload:
         write(self._fd, chunk.offset, data)
         self._received = end
 
-    def finish(self) -> int:
-        """Validate and seal; return the bytes. `O(bytes)`.
+    def finish(self) -> None:
+        """Validate and seal. `O(bytes)`.
 
         Raises:
             PlexError: `bad_batch`; `bad_request` when bytes are missing.
@@ -338,7 +349,7 @@ class Upload:
             views = tensors.views(self._header.tensors, memoryview(mapped)[: self._header.nbytes])
             check_batch(self._header.tensors, views, self._header.rules)
         self._staging.seal_upload(self._key, self._bundle)
-        return int(self._header.nbytes)
+        self.is_finished = True
 
     def abandon(self) -> None:
         """Drop what came so far."""

@@ -16,6 +16,7 @@ from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.publishing import Draft, Publisher
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes
+from tests.rigs.memory_files import open_files
 
 KEY = VersionId("d", 1, 1)
 HOST = 1 << 20
@@ -60,10 +61,11 @@ def rig() -> Rig:
 
 
 def test_a_version_released_while_it_is_made_leaves_nothing(rig: Rig) -> None:
-    draft = rig.draft(piece("t"))
-    rig.publisher.release(KEY)
-    with pytest.raises(PlexError, match="released meanwhile") as gone:
-        rig.publisher.enter(draft, Caller())
+    with rig.publisher.making(KEY):
+        draft = rig.draft(piece("t"))
+        rig.publisher.release(KEY)
+        with pytest.raises(PlexError, match="released meanwhile") as gone:
+            rig.publisher.enter(draft, Caller())
     assert gone.value.code is ErrorCode.NOT_FOUND
     assert rig.host.used == 0
     assert rig.publisher.enter(rig.draft(piece("t")), Caller()).version == 1, "it may come again"
@@ -71,10 +73,11 @@ def test_a_version_released_while_it_is_made_leaves_nothing(rig: Rig) -> None:
 
 def test_a_version_nobody_waits_for_leaves_nothing(rig: Rig) -> None:
     caller = Caller()
-    draft = rig.draft(piece("t"))
-    caller.leave()
-    with pytest.raises(PlexError, match="gave up"):
-        rig.publisher.enter(draft, caller)
+    with rig.publisher.making(KEY):
+        draft = rig.draft(piece("t"))
+        caller.leave()
+        with pytest.raises(PlexError, match="gave up"):
+            rig.publisher.enter(draft, caller)
     assert rig.host.used == 0
     assert rig.publisher.find(KEY) is None
 
@@ -99,7 +102,18 @@ def test_a_lack_of_memory_leaves_nothing(rig: Rig) -> None:
     def fail(_rank: int, _name: str) -> Bytes:
         raise PlexError(ErrorCode.NO_ROOM, "the machine has no memory")
 
-    with pytest.raises(PlexError, match="no memory"):
+    with pytest.raises(PlexError, match="no memory"), rig.publisher.making(KEY):
         rig.publisher.draft(KEY, [piece("t")], job_id=JobId("j"), region=fail, progress=None)
     assert rig.host.used == 0
     assert rig.publisher.find(KEY) is None
+
+
+def test_a_draft_that_is_lost_before_it_enters_leaves_nothing(rig: Rig) -> None:
+    before = open_files()
+    with rig.publisher.making(KEY):
+        rig.draft(piece("t"))
+    assert rig.host.used == 0
+    assert open_files() == before
+    with rig.publisher.making(KEY):
+        assert rig.publisher.enter(rig.draft(piece("t")), Caller()).version == 1
+    assert rig.publisher.find(KEY) is not None

@@ -6,8 +6,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from plexsvc.statemanager import staging as staging_module
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.shelves import StagingRoom
 from plexsvc.statemanager.staging import Staging, Upload
+from tests.rigs.memory_files import open_files
 from tests.rigs.worker_batches import random_batch
 
 BUNDLE = tensors.encode(random_batch(0))
@@ -36,7 +35,7 @@ def staging() -> Staging:
 
 
 def begin(staging: Staging) -> Upload:
-    upload = staging.begin(HEADER)
+    upload = staging._begin(HEADER)
     assert upload is not None
     return upload
 
@@ -49,8 +48,8 @@ def test_an_upload_that_was_overtaken_may_be_sent_again(staging: Staging) -> Non
     assert caught.value.retryable, "a final refusal would refuse the operation"
     first.abandon()
     second.write(whole)
-    assert second.finish() == HEADER.nbytes
-    assert staging.begin(HEADER) is None, "sending it again finds it there"
+    second.finish()
+    assert staging._begin(HEADER) is None, "sending it again finds it there"
     assert staging.usage()[0] == HEADER.nbytes
 
 
@@ -65,17 +64,12 @@ def test_an_upload_whose_bundle_was_dropped_may_be_sent_again(staging: Staging) 
 
 
 def take_upload(staging: Staging) -> None:
-    """Take a whole upload as the servicer does: what breaks off is abandoned."""
-    upload = staging.begin(HEADER)
-    if upload is None:
-        return
-    try:
-        upload.reserve()
-        upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
-        upload.finish()
-    except BaseException:
-        upload.abandon()
-        raise
+    """Take a whole upload as the servicer does."""
+    with staging.uploading(HEADER) as upload:
+        if upload is not None:
+            upload.reserve()
+            upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
+            upload.finish()
 
 
 def take_result(staging: Staging) -> None:
@@ -151,7 +145,7 @@ def test_an_id_means_something_within_its_job_alone(staging: Staging) -> None:
     foreign = service_pb2.StageHeader()
     foreign.CopyFrom(HEADER)
     foreign.job_id = theirs
-    assert staging.begin(foreign) is not None, "it neither finds nor replaces another job's bundle"
+    assert staging._begin(foreign) is not None, "it neither finds nor replaces another job's bundle"
     assert staging.read(staging_id, 0, job_id=ours) == BUNDLE.data
     with pytest.raises(PlexError, match="belongs to a job"):
         staging.read(staging_id, 0, job_id=JobId(""))
@@ -164,7 +158,7 @@ def test_uploads_wait_neither_for_one_another_nor_for_the_lock() -> None:
     upload.reserve()
     with lock:
         upload.write(common_pb2.Chunk(offset=0, data=BUNDLE.data))
-    assert upload.finish() == HEADER.nbytes
+    upload.finish()
     assert (
         staging.read(HEADER.operation_id, 0, job_id=JobId("job"))
         == BUNDLE.data[: tensors.CHUNK_BYTES]
@@ -189,12 +183,3 @@ def test_memory_that_the_machine_lacks_is_a_refusal_that_leaves_nothing(
     del upload
     assert staging.usage()[0] == 0
     assert open_files() == before
-
-
-def open_files() -> int:
-    """Return how many memory files are open; connections of other tests come and go meanwhile."""
-    count = 0
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            count += str(descriptor.readlink()).startswith("/memfd:")
-    return count
