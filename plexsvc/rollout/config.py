@@ -53,8 +53,9 @@ class RolloutConfig:
     """Deltas are gathered for so long before they become a frame."""
     record_bytes: int = 256 << 20
     """Token records kept, all operations together; the oldest finished ones go first."""
-    max_operations: int = 256
-    """Generates of one manager that may run at once; the next is refused with `queue_full`."""
+    max_operations: int = 512
+    """Generates of one manager that may run at once; the next is refused with `queue_full`. A
+    tenant has as many of them at most as are left free."""
     max_samples_per_operation: int = 65_536
     """Prompts times n of one generate."""
     max_tries_per_sample: int = 3
@@ -76,7 +77,8 @@ class RolloutConfig:
     frames_wait_us: int = 3_600_000_000
     """How long a stream waits for its operation to start: it may be queued behind training."""
     max_streams: int = 1024
-    """Streams open at once; the next is refused with `queue_full`."""
+    """Streams open at once; the next is refused with `queue_full`. A tenant has as many of them at
+    most as are left free."""
     max_streams_per_deployment: int = 256
     """Streams one deployment may have open at once, so that nobody takes all of them; the next is
     refused with `queue_full`."""

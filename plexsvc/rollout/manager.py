@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -39,6 +39,7 @@ from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
+from plexsvc.slots import Limit, Slots
 
 log = Log(__name__)
 
@@ -57,6 +58,7 @@ class _Execution:
 
     answer: asyncio.Future[worker_pb2.ExecuteReply]
     deployment_id: str
+    tenant: str
     task: asyncio.Task[None] | None = None
     is_cancelled: bool = False
 
@@ -72,6 +74,12 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._report: GivenUp | None = None
+        self._operations = Limit(
+            total=config.max_operations, what="operations", key="rollout.max_operations"
+        )
+        self._slots = Slots(
+            Limit(total=config.max_streams, what="streams", key="rollout.max_streams")
+        )
         self._streams: Counter[str] = Counter()
         """Open streams by deployment."""
 
@@ -132,7 +140,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     async def StreamFrames(  # noqa: N802 - named by the service
         self, request: worker_pb2.StreamFramesRequest, context: Context
-    ) -> AsyncIterator[operations_pb2.GenerateFrame]:
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result.
 
         Waits for an operation that has not started.
@@ -141,14 +149,14 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             PlexError: (embedded; on the wire as status) `result_gone`, `not_found`, `queue_full`.
         """
         try:
-            record = await self._open_stream(request)
+            with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+                record = await self._records.wait_for(
+                    request.operation_id, deployment_id=request.deployment_id
+                )
+                async for frame in record.read(request.after_cursor):
+                    yield frame
         except PlexError as error:
             await abort_with(context, error)
-        try:
-            async for frame in record.read(request.after_cursor):
-                yield frame
-        finally:
-            self._close_stream(request)
 
     async def Describe(  # noqa: N802 - named by the service
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -225,17 +233,12 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         group, operation = self._group, request.operation
         if group is None:
             raise PlexError(ErrorCode.UNAVAILABLE, "the rollout manager is not running")
-        running = sum(1 for execution in self._executions.values() if execution.task is not None)
-        if running >= self._config.max_operations:
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
-                f"{show(operation.operation_id)} not started: {running} operations run already "
-                f"(rollout.max_operations); await some of them and submit again",
-                limit=self._config.max_operations,
-            )
+        tenants = [run.tenant for run in self._executions.values() if run.task is not None]
+        held = tenants.count(operation.tenant)
+        self._operations.check(operation.tenant, held=held, taken=len(tenants))
         self._check_order(operation)
         loop = asyncio.get_running_loop()
-        execution = _Execution(loop.create_future(), operation.deployment_id)
+        execution = _Execution(loop.create_future(), operation.deployment_id, operation.tenant)
         self._executions[operation.operation_id] = execution
         started_us = self._clock.monotonic_us()
         execution.task = group.create_task(self._carry(execution, request, started_us=started_us))
@@ -387,38 +390,23 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         if self._report is not None:
             self._report(deployment.wpg_id, order.address, order.because)
 
-    async def _open_stream(self, request: worker_pb2.StreamFramesRequest) -> OperationRecord:
-        """Return the record to read, counted as an open stream."""
-        name, config = request.deployment_id, self._config
-        _check_streams(self._streams.total(), "", limit=config.max_streams, key="max_streams")
-        _check_streams(
-            self._streams[name],
-            f" of {name}",
-            limit=config.max_streams_per_deployment,
-            key="max_streams_per_deployment",
-        )
-        self._streams[request.deployment_id] += 1
-        try:
-            return await self._records.wait_for(
-                request.operation_id, deployment_id=request.deployment_id
+    @contextmanager
+    def _stream_of(self, deployment_id: str) -> Iterator[None]:
+        """Count an open stream of a deployment."""
+        count, limit = self._streams[deployment_id], self._config.max_streams_per_deployment
+        if count >= limit:
+            raise PlexError(
+                ErrorCode.QUEUE_FULL,
+                f"{count} streams of {deployment_id} are open "
+                "(rollout.max_streams_per_deployment); close some",
+                limit=limit,
             )
-        except BaseException:
-            self._close_stream(request)
-            raise
-
-    def _close_stream(self, request: worker_pb2.StreamFramesRequest) -> None:
-        self._streams[request.deployment_id] -= 1
-        if not self._streams[request.deployment_id]:
-            del self._streams[request.deployment_id]
-
-
-def _check_streams(count: int, whose: str, *, limit: int, key: str) -> None:
-    if count >= limit:
-        raise PlexError(
-            ErrorCode.QUEUE_FULL,
-            f"{count} streams{whose} are open (rollout.{key}); close some",
-            limit=limit,
-        )
+        self._streams[deployment_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[deployment_id] -= 1
+            self._streams += Counter()  # drops what is not positive
 
 
 def _what(request: worker_pb2.ExecuteRequest) -> str:

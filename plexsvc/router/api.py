@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Final, Protocol, TypeVar
 
 import grpc.aio
@@ -49,7 +49,7 @@ class FrameSource(Protocol):
 
     def StreamFrames(  # noqa: N802 - named as in the wire's service
         self, request: worker_pb2.StreamFramesRequest, context: None, /
-    ) -> AsyncIterator[ops.GenerateFrame]:
+    ) -> AsyncGenerator[ops.GenerateFrame]:
         """Yield the frames of a generate after a cursor, to the last."""
         ...
 

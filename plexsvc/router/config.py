@@ -74,13 +74,15 @@ class RouterConfig:
     """Bytes of one message of an upload; a larger one is refused with `bad_request`."""
 
     max_calls: int = 16_384
-    """Calls under way at once, streams included, whoever makes them; the next ends at once."""
+    """Calls under way at once, streams included, whoever makes them; the next ends at once. A
+    tenant has as many of them at most as are left free; its next is refused with `queue_full`."""
 
     max_connections: int = 4096
     """Connections open at once; the next is closed, before anybody is asked for a token."""
 
     max_uploads: int = 64
-    """Uploads relayed at once; the next is refused with `staging_full` and may be tried again."""
+    """Uploads relayed at once; the next is refused with `staging_full` and may be tried again. A
+    tenant has as many of them at most as are left free."""
 
     max_operations_per_stream: int = 4096
     """Operations of one stream under way or not yet told their answer; the next is refused with

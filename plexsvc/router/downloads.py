@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final
@@ -98,6 +98,7 @@ class Downloads:
             operation_id=request.operation_id,
             after_cursor=request.after_cursor,
             deployment_id=request.deployment_id,
+            tenant=tenant,
         )
         async with aclosing(self._frames_of(deployment, ask)) as messages:
             async for message in messages:
@@ -173,9 +174,12 @@ class Downloads:
         return self._channels.stream(target, method, request, timeout_s=self._timeout_s)
 
 
-async def _serialised(frames: AsyncIterator[operations_pb2.GenerateFrame]) -> AsyncGenerator[bytes]:
-    async for frame in frames:
-        yield frame.SerializeToString()
+async def _serialised(
+    frames: AsyncGenerator[operations_pb2.GenerateFrame],
+) -> AsyncGenerator[bytes]:
+    async with aclosing(frames):
+        async for frame in frames:
+            yield frame.SerializeToString()
 
 
 def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str | None:

@@ -37,6 +37,7 @@ from plexsvc.router.validation import (
     check_operation_id,
 )
 from plexsvc.rpc.errors import error_from, first_failure
+from plexsvc.slots import Limit, Slots
 
 
 class LengthsTap:
@@ -137,7 +138,7 @@ class Upload:
 
 
 class Uploads:
-    """Relays uploads, at most `max_uploads` at once."""
+    """Relays uploads, at most `max_uploads` at once, of which no tenant holds all."""
 
     def __init__(
         self,
@@ -153,7 +154,14 @@ class Uploads:
         self._rules = rules
         self._channels = channels
         self._config = config
-        self._running = 0
+        self.slots = Slots(
+            Limit(
+                total=config.max_uploads,
+                what="uploads through this router",
+                key="router.max_uploads",
+                code=ErrorCode.STAGING_FULL,
+            )
+        )
 
     async def relay(
         self, messages: AsyncIterator[bytes], *, tenant: TenantId
@@ -169,7 +177,8 @@ class Uploads:
         try:
             bounds.check(header)
             self._rules.check_header(header)
-            told.plan.CopyFrom(await self._forward(upload))
+            with self.slots.hold(tenant):
+                told.plan.CopyFrom(await self._forward(upload))
             told.node_ids.extend(node.node_id for node in upload.deployment.staging_nodes)
             reply.nbytes = header.nbytes
         except PlexError as refusal:
@@ -265,20 +274,12 @@ class Uploads:
 
     @asynccontextmanager
     async def _streams(self, targets: Sequence[str]) -> AsyncIterator[list[Target]]:
-        """Hold one of the router's uploads, with a stream to each target."""
-        if self._running >= self._config.max_uploads:
-            raise PlexError(
-                ErrorCode.STAGING_FULL,
-                f"this router relays {self._running} uploads already (router.max_uploads); try "
-                "again when some have finished",
-            )
+        """Hold a stream to each target."""
         timeout_s = self._config.wait_timeout_us / 1e6
         streams = [Target(self._channels.to(target), timeout_s=timeout_s) for target in targets]
-        self._running += 1
         try:
             yield streams
         finally:
-            self._running -= 1
             for stream in streams:
                 stream.cancel()
 

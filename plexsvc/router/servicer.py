@@ -37,6 +37,7 @@ from plexsvc.router.validation import OperationRules, bad_request, check_identit
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.operating import OperationStreams
 from plexsvc.rpc.services import Context, Handler, Streaming, add_service
+from plexsvc.slots import Limit, Slots
 from plexsvc.weights.owner import check_owner
 
 
@@ -75,6 +76,7 @@ class RouterServicer:
             frames=frames,
         )
         self.rewards = Rewards(self._channels, config=config)
+        self.calls = Slots(Limit(total=config.max_calls, what="calls", key="router.max_calls"))
         self.operations = OperationStreams(
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
         )
@@ -176,7 +178,9 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
 
     def known(method: Callable[..., Awaitable[Any]]) -> Handler:
         async def handle(request: object, context: Context) -> object:
-            return await method(request, tenant=router.tenants.caller(context))
+            tenant = router.tenants.caller(context)
+            with router.calls.hold(tenant):
+                return await method(request, tenant=tenant)
 
         return handle
 
@@ -184,15 +188,17 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
         async def handle(request: Any, context: Context) -> AsyncGenerator[bytes]:  # noqa: ANN401 - the method's request
             tenant = router.tenants.caller(context)
             bounds.check(request)
-            async with aclosing(method(request, tenant=tenant)) as messages:
-                async for message in messages:
-                    yield message
+            with router.calls.hold(tenant):
+                async with aclosing(method(request, tenant=tenant)) as messages:
+                    async for message in messages:
+                        yield message
 
         return handle
 
     async def operate(_: object, context: Context) -> None:
         tenant = router.tenants.caller(context)
-        await router.operations.serve(context, partial(router.submit_operation, tenant=tenant))
+        with router.calls.hold(tenant):
+            await router.operations.serve(context, partial(router.submit_operation, tenant=tenant))
 
     calls = {name: known(partial(router.control.forward, name)) for name in METHODS} | {
         "KeepAlive": known(router.keep_alive),

@@ -87,7 +87,12 @@ class RawClient:
 
     channel: grpc.aio.Channel
     next_seq: int = 1
-    deployment_id: str = ACTOR
+    job_id: str = JOB
+    token: str = TOKEN
+
+    @property
+    def deployment_id(self) -> str:
+        return f"{self.job_id}/actor"
 
     @property
     def stub(self) -> service_pb2_grpc.RouterAsyncStub:
@@ -97,7 +102,7 @@ class RawClient:
         """Return the next operation; a large payload is only announced."""
         operation = ops.Operation(
             operation_id=new_operation_id(),
-            job_id=JOB,
+            job_id=self.job_id,
             deployment_id=self.deployment_id,
             seq=self.next_seq,
             **body,
@@ -114,11 +119,15 @@ class RawClient:
         return operation
 
     async def submit(self, operation: ops.Operation) -> ops.OperationResult:
-        return await self.stub.SubmitOperation(operation, metadata=metadata(), timeout=CALL_S)
+        return await self.stub.SubmitOperation(
+            operation, metadata=metadata(self.token), timeout=CALL_S
+        )
 
     async def stage(self, operation: ops.Operation, arrays: Arrays) -> pb.StageReply:
         requests = stage_requests(operation, arrays)
-        return await self.stub.StagePayload(iter(requests), metadata=metadata(), timeout=CALL_S)
+        return await self.stub.StagePayload(
+            iter(requests), metadata=metadata(self.token), timeout=CALL_S
+        )
 
     async def run(self, operation: ops.Operation, arrays: Arrays) -> ops.OperationResult:
         """Submit an operation and stage its payload at the same time."""

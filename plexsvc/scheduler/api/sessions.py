@@ -14,6 +14,7 @@ from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.ledger import messages
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord, JobRecord
 from plexsvc.scheduler.live import LiveScheduler
+from plexsvc.slots import Limit
 
 OUTCOMES: Final = {
     service_pb2.JOB_STATE_COMPLETED: JobState.COMPLETED,
@@ -115,14 +116,10 @@ def _acknowledge(scheduler: LiveScheduler, record: DeploymentRecord, seq: int) -
 
 
 def _check_room(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:
-    live = sum(1 for _ in scheduler.registry.live_jobs())
-    if live >= scheduler.config.max_jobs:
-        raise PlexError(
-            ErrorCode.QUEUE_FULL,
-            f"job {request.job_id!r} not accepted: {live} jobs are open (scheduler.max_jobs); "
-            "try again when one has ended",
-            limit=scheduler.config.max_jobs,
-        )
+    tenants = [job.tenant for job in scheduler.registry.live_jobs()]
+    limit = Limit(total=scheduler.config.max_jobs, what="jobs", key="scheduler.max_jobs")
+    held = tenants.count(TenantId(request.tenant))
+    limit.check(request.tenant, held=held, taken=len(tenants))
 
 
 def _check_priority(scheduler: LiveScheduler, request: service_pb2.CreateJobRequest) -> None:

@@ -11,8 +11,9 @@ from plexsvc.errors import ErrorCode, PlexError
 class Limits:
     """The core's bounds and priors: the keys of the `scheduler` configuration that it reads."""
 
-    max_jobs: int = 256
-    """Jobs that may be open at once; the next is refused with `queue_full`."""
+    max_jobs: int = 512
+    """Jobs that may be open at once; the next is refused with `queue_full`. A tenant has as many
+    of them at most as are left free."""
     max_deployments_per_job: int = 16
     """Deployments of one job; the next is refused with `queue_full`."""
     max_pending_per_wpg: int = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from pathlib import Path
 
 import grpc.aio
@@ -277,7 +277,7 @@ class TwoFrames:
 
     async def StreamFrames(  # noqa: N802 - gRPC names it
         self, request: worker_pb2.StreamFramesRequest, _: None
-    ) -> AsyncIterator[ops.GenerateFrame]:
+    ) -> AsyncGenerator[ops.GenerateFrame]:
         for cursor in (1, 2):
             if cursor > request.after_cursor:
                 yield ops.GenerateFrame(cursor=cursor)

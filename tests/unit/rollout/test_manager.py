@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -536,7 +536,7 @@ async def test_bad_requests_are_refused_with_the_cause(
 
 
 async def test_streams_of_one_deployment_leave_room_for_others() -> None:
-    config = replace(FAST, max_streams=3, max_streams_per_deployment=2)
+    config = replace(FAST, max_streams=9, max_streams_per_deployment=2)
     async with bench(config=config) as b, asyncio.TaskGroup() as group:
         waiting = [group.create_task(b.frames(bytes([i]) * 16)) for i in range(2)]
         await asyncio.sleep(0)
@@ -545,14 +545,55 @@ async def test_streams_of_one_deployment_leave_room_for_others() -> None:
         request = worker_pb2.StreamFramesRequest(operation_id=b"4" * 16, deployment_id="other")
         other = group.create_task(next_frame(b.manager.StreamFrames(request, None)))
         await asyncio.sleep(0)
-        with pytest.raises(PlexError, match=r"3 streams are open"):
-            await b.frames(b"5" * 16)
+        assert not other.done()
         for task in (*waiting, other):
             task.cancel()
         await asyncio.wait({*waiting, other})
         operation = b.generate()
         assert (await b.execute(operation)).state == APPLIED
         assert await b.frames(operation.operation_id)
+
+
+async def test_streams_of_one_tenant_leave_room_for_others() -> None:
+    async with bench(config=replace(FAST, max_streams=3)) as b, asyncio.TaskGroup() as group:
+
+        def frame(name: bytes, tenant: str) -> Coroutine[None, None, operations_pb2.GenerateFrame]:
+            request = worker_pb2.StreamFramesRequest(
+                operation_id=name * 16, deployment_id=f"{tenant}/{name!r}", tenant=tenant
+            )
+            return next_frame(b.manager.StreamFrames(request, None))
+
+        waiting = [group.create_task(frame(name, "greedy")) for name in (b"1", b"2")]
+        await asyncio.sleep(0)
+        with pytest.raises(PlexError, match=r"2 of 3 streams .*max_streams\), 2 of them .*greedy"):
+            await frame(b"3", "greedy")
+        waiting.append(group.create_task(frame(b"4", "other")))
+        await asyncio.sleep(0)
+        assert not waiting[-1].done()
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        operation = b.generate()
+        assert (await b.execute(operation)).state == APPLIED
+        assert await b.frames(operation.operation_id), "they gave their slots back"
+
+
+async def test_operations_of_one_tenant_leave_room_for_others() -> None:
+    config = replace(FAST, max_operations=3)
+    async with bench(held=True, config=config) as b, asyncio.TaskGroup() as group:
+        mine = [b.generate() for _ in range(3)]
+        theirs = b.generate()
+        theirs.tenant = "other"
+        running = [group.create_task(b.execute(operation)) for operation in mine[:2]]
+        await asyncio.sleep(0)
+        refused = await b.execute(mine[2])
+        assert refused.error.code == ErrorCode.QUEUE_FULL
+        assert "rollout.max_operations" in refused.error.message
+        running.append(group.create_task(b.execute(theirs)))
+        await asyncio.sleep(0)
+        assert not running[-1].done()
+        b.instances[0].engine.release()
+        assert [(await task).state for task in running] == [APPLIED] * 3
 
 
 async def recorded(b: Bench, operation: operations_pb2.Operation, *, tokens: int) -> None:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from plexclient.wire.v1 import common_pb2
+from plexclient.wire.v1 import common_pb2, worker_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.errors import ErrorCode
 from plexsvc.router import relay
+from plexsvc.router.config import RouterConfig
+from plexsvc.rpc.errors import error_from
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
-from tests.rigs.router_rig import ACTOR, JOB, Rig, batch, metadata, start_rig, until
+from tests.rigs.live_cluster import ROOT
+from tests.rigs.router_rig import (
+    ACTOR,
+    JOB,
+    TENANT,
+    TOKEN,
+    RawClient,
+    Rig,
+    actor,
+    batch,
+    metadata,
+    start_rig,
+    until,
+)
 
 SHORT, LONG = [3, 4], [512] * 60
 """Lengths of a batch that travels in the operation, and of one that is staged."""
@@ -27,6 +45,7 @@ def make_faulty(rig: Rig, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> No
     scheduler = FaultyProxy(rig.scheduler, faults)
     for part in (router, router.control, router.uploads, router.downloads, router._deployments):
         part._scheduler = scheduler
+    router.downloads._frames = FaultyProxy(router.downloads._frames, faults)
     router._rules = router.uploads._rules = FaultyProxy(router._rules, faults)
     router._roots = FaultyProxy(router._roots, faults)
     deployments = FaultyProxy(router._deployments, faults)
@@ -73,7 +92,7 @@ async def test_a_fault_at_any_call_of_an_operation_applies_it_once_or_never(
                 total = len(faults.calls)
                 assert first is not None
                 assert first.state == ops.OPERATION_STATE_ANSWERED
-            await until(lambda: not rig.staging.partial and not rig.router.uploads._running)
+            await until(lambda: not rig.staging.partial and not rig.router.uploads.slots.taken)
             last = await attempt(rig, operation, arrays)
             assert last is not None, faults.calls[: at + 1]
             times = rig.scheduler.effects.count(operation.operation_id)
@@ -117,17 +136,46 @@ async def fetch(rig: Rig) -> bytes:
     return b"".join([chunk.data async for chunk in chunks])
 
 
+async def stream(rig: Rig) -> bytes:
+    rig.scheduler.deployments[ACTOR].spec.role = "rollout"
+    request = pb.StreamGenerateRequest(
+        operation_id=DONE, job_id=JOB, deployment_id=ACTOR, after_cursor=1
+    )
+    frames = rig.client.stub.StreamGenerate(request, metadata=metadata(), timeout=20)
+    return b"".join([frame.SerializeToString() async for frame in frames])
+
+
+class FakeFrames:
+    """A rollout manager with four frames for everybody, of which each is a call that may fail."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.open = 0
+        self._frame = faults.over("frame", lambda cursor: ops.GenerateFrame(cursor=cursor))
+
+    async def StreamFrames(  # noqa: N802 - named by the wire
+        self, request: worker_pb2.StreamFramesRequest, _: None
+    ) -> AsyncGenerator[ops.GenerateFrame]:
+        assert request.tenant == TENANT
+        self.open += 1
+        try:
+            for cursor in range(request.after_cursor + 1, 5):
+                yield self._frame(cursor)
+        finally:
+            self.open -= 1
+
+
 DONE = bytes(range(16))
 RESULT = bytes(range(256)) * 4
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize("call", [beat, deploy, fetch])
+@pytest.mark.parametrize("call", [beat, deploy, fetch, stream])
 async def test_a_fault_of_another_handler_is_told_and_its_repeat_is_answered(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Rig], Awaitable[bytes]], is_after: bool
 ) -> None:
     faults, at, total, errors = Faults(), -1, 0, list(ERRORS)
-    async with start_rig() as rig:
+    frames = FakeFrames(faults)
+    async with start_rig(frames=frames) as rig:
         rig.staging.staged[b"result"] = RESULT
         staged = common_pb2.StagedBundle(staging_id=b"result", nbytes=len(RESULT), node_ids=["n0"])
         rig.scheduler.shards = [ops.ResultShard(payload=common_pb2.Payload(staged=staged))]
@@ -145,5 +193,58 @@ async def test_a_fault_of_another_handler_is_told_and_its_repeat_is_answered(
                     await call(rig)
             faults.is_armed = False
             assert await call(rig) == wanted
+            await until(lambda: not frames.open and not rig.router.calls.taken)
             at += 1
     assert total
+
+
+# -- what one tenant holds leaves room for others --------------------------------------------------
+
+SMALL = RouterConfig(tokens={TOKEN: TENANT, "other": "rival"}, model_roots=(ROOT,))
+
+
+async def test_calls_of_one_tenant_leave_room_for_others() -> None:
+    async with start_rig(config=replace(SMALL, max_calls=3)) as rig:
+
+        async def nothing() -> AsyncIterator[ops.Operation]:
+            await asyncio.Event().wait()
+            yield ops.Operation()
+
+        streams = [rig.client.stub.Operate(nothing(), metadata=metadata()) for _ in range(2)]
+        for one in streams:
+            await one.initial_metadata()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await beat(rig)
+        assert error_from(refused.value).code is ErrorCode.QUEUE_FULL
+        assert "2 of 3 calls" in str(error_from(refused.value))
+        asked = pb.ListJobsRequest()
+        await rig.client.stub.ListJobs(asked, metadata=metadata("other"), timeout=20)
+        for one in streams:
+            one.cancel()
+        await until(lambda: not rig.router.calls.taken)
+        await beat(rig)
+
+
+async def test_uploads_of_one_tenant_leave_room_for_others() -> None:
+    async with start_rig(config=replace(SMALL, max_uploads=3)) as rig, asyncio.TaskGroup() as group:
+        rig.staging.gate = asyncio.Event()
+        rig.scheduler.jobs["job-2"] = pb.Job(job_id="job-2", tenant="rival")
+        node = rig.scheduler.deployments[ACTOR].staging_nodes
+        theirs = actor(job_id="job-2", deployment_id="job-2/actor", tenant="rival")
+        theirs.staging_nodes.extend(node)
+        rig.scheduler.deploy(theirs)
+        rivals = RawClient(rig.client.channel, job_id="job-2", token="other")
+
+        async def upload(client: RawClient) -> pb.StageReply:
+            arrays = batch(LONG)
+            return await client.stage(client.operation(arrays, forward_backward=PPO), arrays)
+
+        running = [group.create_task(upload(rig.client)) for _ in range(2)]
+        await until(lambda: rig.staging.partial == 2)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await upload(rig.client)
+        assert error_from(refused.value).code is ErrorCode.STAGING_FULL
+        running.append(group.create_task(upload(rivals)))
+        await until(lambda: rig.staging.partial == 3)
+        rig.staging.gate.set()
+        assert not [task for task in running if (await task).HasField("error")]

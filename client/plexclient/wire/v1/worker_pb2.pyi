@@ -89,11 +89,13 @@ class CancelReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StreamFramesRequest(_message.Message):
-    __slots__ = ("operation_id", "after_cursor", "deployment_id")
+    __slots__ = ("operation_id", "after_cursor", "deployment_id", "tenant")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_CURSOR_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     operation_id: bytes
     after_cursor: int
     deployment_id: str
-    def __init__(self, operation_id: _Optional[bytes] = ..., after_cursor: _Optional[int] = ..., deployment_id: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, operation_id: _Optional[bytes] = ..., after_cursor: _Optional[int] = ..., deployment_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...

@@ -101,6 +101,21 @@ async def test_a_scheduler_that_stops_is_unavailable_to_a_router_apart(rig: Rig)
         assert stopped.value.code is ErrorCode.UNAVAILABLE
 
 
+async def test_jobs_of_one_tenant_leave_room_for_others(tmp_path: Path) -> None:
+    async with start_rig(tmp_path, nodes=[{"train": 1}], config=SchedulerConfig(max_jobs=3)) as rig:
+
+        async def open_job(job_id: str, tenant: str) -> pb.Job:
+            request = pb.CreateJobRequest(job_id=job_id, name=job_id, tenant=tenant)
+            return await rig.scheduler.call("CreateJob", request, pb.Job)
+
+        for job_id in ("a", "b"):
+            await open_job(job_id, "greedy")
+        with pytest.raises(PlexError, match=r"2 of 3 jobs .*scheduler\.max_jobs") as refused:
+            await open_job("c", "greedy")
+        assert refused.value.code is ErrorCode.QUEUE_FULL
+        assert (await open_job("d", "other")).job_id == "d"
+
+
 async def test_a_question_about_more_devices_than_there_are_is_answered_without_planning(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
