@@ -1,11 +1,11 @@
 """What hostile callers cost another tenant's job: its longest pause while each load runs.
 
-    python -m benchmarks.hostile [--seconds 10] [--loads what_if garbage ...]
+    python -m benchmarks.hostile [--seconds 10] [--loads what_if garbage+connections ...]
 
-A service with one device. The victim runs no-op operations one after the other; the attacker, in a
-process of its own and with a token of its own (or none), does one thing as fast as it can. Printed
-for each load: the victim's operations, its longest pause in seconds, and what the attacker was
-answered. One JSON line a load; the target is a pause of at most 2 s.
+A service with one device. The victim runs no-op operations one after the other; each attacker, in a
+process of its own and with a token of its own (or none), does one thing as fast as it can. Loads
+joined by `+` run at once. Printed for each: the victim's operations, its longest pause in seconds,
+and what the attackers were answered. One JSON line a load; the target is a pause of at most 2 s.
 """
 
 from __future__ import annotations
@@ -144,16 +144,19 @@ def attack(name: str, address: str, *, seconds: float, model: Path) -> dict[str,
 
 
 def measure(name: str, actor: plex.Actor, *, address: str, seconds: float, model: Path) -> None:
-    """Print what one load does to the victim."""
-    command = [sys.executable, "-m", "benchmarks.hostile", "--attack", name, "--address", address]
-    command += ["--seconds", str(seconds), "--model", str(model)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """Print what loads at once do to the victim."""
+    command = [sys.executable, "-m", "benchmarks.hostile", "--address", address]
+    command += ["--seconds", str(seconds), "--model", str(model), "--attack"]
+    running = [
+        subprocess.Popen([*command, load], stdout=subprocess.PIPE, text=True)
+        for load in name.split("+")
+    ]
     operations, longest_s, last_s = 0, 0.0, time.monotonic()
-    while running.poll() is None:
+    while any(attacker.poll() is None for attacker in running):
         actor.zero_grad()
         now_s = time.monotonic()
         operations, longest_s, last_s = operations + 1, max(longest_s, now_s - last_s), now_s
-    answers = json.loads(running.communicate()[0] or "{}")
+    answers = [json.loads(attacker.communicate()[0] or "{}") for attacker in running]
     line = {"load": name, "operations": operations, "longest_pause_s": round(longest_s, 3)}
     print(json.dumps({**line, "answers": answers}), flush=True)
 
@@ -162,8 +165,8 @@ def main() -> None:
     """Run the loads one after the other, or one as the attacker's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--loads", nargs="*", default=list(LOADS), choices=list(LOADS))
-    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--loads", nargs="*", default=list(LOADS), help=", ".join(LOADS))
+    parser.add_argument("--attack", choices=list(LOADS), help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
