@@ -418,10 +418,10 @@ class Course(RuleBasedStateMachine):
         self.recorded[name] = dict.fromkeys(keys, had)
         self.tell(events.SamplesSubmitted(operation_id=name, samples=dict.fromkeys(keys, had)))
 
-    @precondition(lambda self: self.calls)
+    @precondition(lambda self: any(call.at for call in self.calls))
     @rule(data=st.data(), back=st.integers(0, 2), count=st.integers(0, LENGTH))
     def send(self, data: st.DataObject, back: int, count: int) -> None:
-        call = data.draw(st.sampled_from(self.calls))
+        call = data.draw(st.sampled_from([call for call in self.calls if call.at]))
         self.arriving = []
         keys = st.sampled_from(sorted(call.at)) if call.at else st.nothing()
         for key in data.draw(st.lists(keys, unique=True)):
