@@ -75,13 +75,16 @@ class Board(Pool):
             self._merge([self.groups[group_id] for group_id in met], loose)
         return self.groups[met[0]]
 
-    def cells(self, profile: Profile, *, anchor_slot: int) -> Footprint:
-        """Return what a cycle that starts at `anchor_slot` would occupy."""
+    def cells(
+        self, profile: Profile, *, anchor_slot: int, before: Footprint | None = None
+    ) -> Footprint:
+        """Return what a cycle that starts at `anchor_slot` would occupy: `before` if that is it."""
         return footprint(
             self.ring,
             period=self.period_slots(profile),
             segments=self.segments(profile),
             anchor=anchor_slot,
+            before=before,
         )
 
     def period_slots(self, profile: Profile) -> int:
@@ -193,8 +196,12 @@ class Board(Pool):
         """Move a resident's cells to the phase it was measured at."""
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
-        resident.cells = self.cells(resident.demand.profile, anchor_slot=anchor_slot)
+        before, profile = resident.cells, resident.demand.profile
+        resident.cells = self.cells(profile, anchor_slot=anchor_slot, before=before)
         resident.anchor_slot, resident.shift_slots = anchor_slot, 0
+        if resident.cells is before:  # as always with cycles shorter than a slot
+            self.mark(group)
+            return
         self._repaint(group)
         self._refresh(group)
 

@@ -43,12 +43,17 @@ class Footprint:
 
 
 def footprint(
-    ring: Ring, *, period: int, segments: Sequence[tuple[int, int]], anchor: int
+    ring: Ring,
+    *,
+    period: int,
+    segments: Sequence[tuple[int, int]],
+    anchor: int,
+    before: Footprint | None = None,
 ) -> Footprint:
     """Return the footprint of `segments` (offset, duration) whose cycle starts at slot `anchor`.
 
-    Segments may wrap in the period and are clipped to it; overlapping ones are merged.
-    `O(R + s log s)` for s segments and R ranges on the ring.
+    Segments may wrap in the period and are clipped to it; overlapping ones are merged. `before` is
+    returned itself where it is the same. `O(R + s log s)` for s segments and R ranges on the ring.
 
     >>> f = footprint(Ring(12), period=6, segments=[(0, 2), (4, 2)], anchor=1)
     >>> f.folded, f.starts.tolist(), f.ends.tolist()
@@ -63,6 +68,12 @@ def footprint(
         piece for offset, duration in segments for piece in cycle.pieces(anchor + offset, duration)
     )
     folded = _merged(pieces)
+    if before is not None and (before.ring_size, before.period, before.folded) == (
+        ring.size,
+        period,
+        tuple(folded),
+    ):
+        return before
     if not folded:
         empty = np.zeros(0, dtype=np.int64)
         return Footprint(ring_size=ring.size, period=period, folded=(), starts=empty, ends=empty)

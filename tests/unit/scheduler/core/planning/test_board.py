@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -146,3 +149,22 @@ def test_a_job_longer_than_the_horizon_occupies_all_of_it() -> None:
     planned.commit(group, demand, anchor_slot=17, shift_slots=0)
     planned.check()
     assert group.free.num_slots == 0
+
+
+def test_a_cycle_that_occupies_the_same_cells_is_not_painted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = board(1)
+    group = planned.open_group([UnitId("n0")])
+    one = ResidentId("a")
+    demand = Demand(resident_id=one, num_units=1, profile=profile(60, (0, 20)))
+    planned.commit(group, demand, anchor_slot=0, shift_slots=0)
+    version, painted = group.version, list[str]()
+    for name in ("_repaint", "_refresh"):
+        monkeypatch.setattr(planned, name, lambda _, name=name: painted.append(name))
+    planned.relearn(one, replace(demand.profile, jitter_ppm=7), anchor_slot=60)
+    assert painted == []
+    assert group.version > version, "copies of it are out of date all the same"
+    assert planned.groups[group.group_id].residents[one].demand.profile.jitter_ppm == 7
+    planned.relearn(one, demand.profile, anchor_slot=61)
+    assert painted == ["_repaint", "_refresh"]
