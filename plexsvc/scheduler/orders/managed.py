@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
@@ -28,6 +29,17 @@ from plexsvc.scheduler.orders.reach import Reach
 log = Log(__name__)
 
 Result = operations_pb2.OperationResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Managed:
+    """An operation on the state of a WPG, and its answer so far."""
+
+    reach: Reach
+    held: Held
+    record: WpgRecord
+    fence: common_pb2.Fence
+    result: Result
 
 
 async def execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2.ExecuteReply:
@@ -60,12 +72,8 @@ async def _execute(reach: Reach, *, held: Held, record: WpgRecord) -> worker_pb2
     result = Result(
         operation_id=held.operation.operation_id, state=operations_pb2.OPERATION_STATE_APPLIED
     )
-    if held.kind is OperationKind.PUBLISH:
-        await _publish(reach, fence, held=held, record=record, result=result)
-    elif held.kind is OperationKind.STATE_DIGEST:
-        await _digest(reach, fence, held=held, record=record, result=result)
-    else:
-        await _materialize(reach, fence, held=held, record=record, result=result)
+    work = {OperationKind.PUBLISH: _publish, OperationKind.STATE_DIGEST: _digest}
+    await work.get(held.kind, _materialize)(_Managed(reach, held, record, fence, result))
     return worker_pb2.ExecuteReply(result=result)
 
 
@@ -115,26 +123,20 @@ async def publish(
     return published, replies
 
 
-async def _publish(
-    reach: Reach,
-    fence: common_pb2.Fence,
-    *,
-    held: Held,
-    record: WpgRecord,
-    result: Result,
-) -> None:
+async def _publish(work: _Managed) -> None:
     """Freeze a version on every node of the WPG, unless this state is one already.
 
     A new version's number is the operation's.
     """
-    deployment_id, number = record.deployment.deployment_id, held.operation.seq
+    reach, record, result = work.reach, work.record, work.result
+    deployment_id, number = record.deployment.deployment_id, work.held.operation.seq
     incarnation = record.incarnation
     known = reach.versions.hand_out(deployment_id, incarnation=incarnation, number=number)
     if known is not None:
         result.weight_version = known.version.version
         return
     request = statemanager_pb2.PublishRequest(
-        fence=fence,
+        fence=work.fence,
         wpg_id=record.wpg_id,
         deployment_id=deployment_id,
         incarnation=incarnation,
@@ -157,54 +159,40 @@ def _used(reach: Reach) -> set[VersionId]:
     return used
 
 
-async def _digest(
-    reach: Reach,
-    fence: common_pb2.Fence,
-    *,
-    held: Held,
-    record: WpgRecord,
-    result: Result,
-) -> None:
-    request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=fence)
-    async with _copies(reach, fence, held=held, record=record) as copies:
+async def _digest(work: _Managed) -> None:
+    reach, record = work.reach, work.record
+    request = statemanager_pb2.DigestRequest(wpg_id=record.wpg_id, fence=work.fence)
+    async with _copies(work) as copies:
         request.copies.CopyFrom(copies)
         node_id, what = record.nodes[0], f"a digest of {record.wpg_id}"
         carriers = reach.state_carriers(record.wpg_id, [node_id])
         async with reach.watch.over(what, carriers, stuck=ErrorCode.OPERATION_TIMEOUT):
             reply = await reach.ask_state(node_id, lambda state: state.Digest(request))
     _check(reply)
-    result.texts.update(reply.digests)
+    work.result.texts.update(reply.digests)
 
 
-async def _materialize(
-    reach: Reach,
-    fence: common_pb2.Fence,
-    *,
-    held: Held,
-    record: WpgRecord,
-    result: Result,
-) -> None:
-    is_save = held.kind is OperationKind.SAVE
-    body = held.operation.save if is_save else held.operation.export
+async def _materialize(work: _Managed) -> None:
+    reach, record, operation = work.reach, work.record, work.held.operation
+    is_save = work.held.kind is OperationKind.SAVE
+    body = operation.save if is_save else operation.export
     request = statemanager_pb2.MaterializeRequest(
-        fence=fence,
+        fence=work.fence,
         wpg_id=record.wpg_id,
         path=body.path,
         root=body.root,
         tenant=record.deployment.tenant,
-        optimizer=is_save and held.operation.save.optimizer,
+        optimizer=is_save and operation.save.optimizer,
         model=record.deployment.spec.model,
         model_root=record.deployment.spec.model_root,
     )
-    async with _copies(
-        reach, fence, held=held, record=record, complete=request.optimizer
-    ) as copies:
+    async with _copies(work, complete=request.optimizer) as copies:
         request.copies.CopyFrom(copies)
         reply = await reach.ask_state(record.nodes[0], partial(_written, reach, request))
     _check(reply)
-    result.texts["path"] = body.path
-    result.texts["files"] = "\n".join(reply.files)
-    result.metrics["nbytes"] = reply.nbytes
+    work.result.texts["path"] = body.path
+    work.result.texts["files"] = "\n".join(reply.files)
+    work.result.metrics["nbytes"] = reply.nbytes
 
 
 async def _written(
@@ -239,16 +227,12 @@ async def _written(
 
 @asynccontextmanager
 async def _copies(
-    reach: Reach,
-    fence: common_pb2.Fence,
-    *,
-    held: Held,
-    record: WpgRecord,
-    complete: bool = True,
+    work: _Managed, *, complete: bool = True
 ) -> AsyncIterator[statemanager_pb2.PublishedVersion]:
     """Have every node of a WPG copy its part, for one of them to work from; the WPG goes on."""
+    reach, record, held = work.reach, work.record, work.held
     request = statemanager_pb2.PublishRequest(
-        fence=fence,
+        fence=work.fence,
         wpg_id=record.wpg_id,
         deployment_id=f"{record.deployment.deployment_id}~copied",
         incarnation=record.incarnation,
