@@ -1,4 +1,4 @@
-"""What is true of a rollout core after every event."""
+"""Invariants of a rollout core, which hold after every event."""
 
 from __future__ import annotations
 

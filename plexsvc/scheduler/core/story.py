@@ -1,4 +1,4 @@
-"""Why an operation or a job waits, told from the core's own record."""
+"""Reasons why an operation or a job waits, told from the core's own record."""
 
 from __future__ import annotations
 

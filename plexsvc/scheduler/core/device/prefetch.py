@@ -1,4 +1,4 @@
-"""Whose state to bring in while the devices are idle: the job expected next, when that is clear."""
+"""Choice of a prefetch: the job expected next on idle devices, when that is clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order waiting jobs are offered resources."""
+"""Order in which waiting jobs are offered resources."""
 
 from __future__ import annotations
 
