@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Final, TypeVar
 
 from plexsvc.clock import Clock
@@ -39,29 +37,6 @@ PASSES: Final = frozenset({ErrorCode.DISK_FULL, ErrorCode.UNAVAILABLE})
 """What may pass; anything else says that this scheduler must stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    work: Callable[[], Any]
-    answer: asyncio.Future[Any]
-
-    def run(self) -> None:
-        loop = self.answer.get_loop()
-        try:
-            result = self.work()
-        except BaseException as error:  # noqa: BLE001 - whoever awaits it raises it
-            loop.call_soon_threadsafe(self._fail, error)
-        else:
-            loop.call_soon_threadsafe(self._succeed, result)
-
-    def _succeed(self, result: object) -> None:
-        if not self.answer.done():
-            self.answer.set_result(result)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-
 class Storing:
     """A store, the thread for calls that may wait, and how long appends took lately."""
 
@@ -71,9 +46,7 @@ class Storing:
         self._inline_us = inline_us
         self._lately_us = 0
         self._waiting = 0
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="store", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self.failure: PlexError | None = None
         """Why nothing can be written now."""
 
@@ -119,16 +92,14 @@ class Storing:
 
         A call that is cancelled runs all the same.
         """
-        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, work)
         self._waiting += 1
         answer.add_done_callback(self._done)
-        self._calls.put(_Call(work, answer))
-        return await answer
+        return await asyncio.shield(answer)
 
     def close(self) -> None:
         """Return when every call has run. No call may follow."""
-        self._calls.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
     @property
     def _is_quick(self) -> bool:
@@ -144,7 +115,3 @@ class Storing:
 
     def _done(self, _: asyncio.Future[Any]) -> None:
         self._waiting -= 1
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call.run()
