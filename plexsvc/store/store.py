@@ -135,39 +135,6 @@ class Store:
         is_synced = any(not isinstance(row, OperationRow | OperationGone) for row in rows)
         return self._appender is not None and self._appender.write(rows, is_synced=is_synced)
 
-    def journal(self, *, epoch: int | None = None) -> Iterator[JournalRow]:
-        """Yield the events of an epoch (this one by default) in order."""
-        wanted = self.epoch if epoch is None else epoch
-        query = select(JOURNAL).where(JOURNAL.c.scheduler_epoch == wanted).order_by(JOURNAL.c.idx)
-        with self._engine.connect() as connection:
-            for row in connection.execute(query):
-                yield JournalRow(
-                    idx=row.idx,
-                    at_us=row.at_us,
-                    kind=row.kind,
-                    version=row.version,
-                    body=row.body,
-                )
-
-    def jobs(self, *, tenant: str | None = None) -> list[JobRow]:
-        """Return the known jobs, oldest first; of one tenant or of all."""
-        query = select(JOBS).order_by(JOBS.c.created_us, JOBS.c.job_id)
-        if tenant is not None:
-            query = query.where(JOBS.c.tenant == tenant)
-        return [JobRow(**fields) for fields in self._read(query, JobRow)]
-
-    def deployments(self, *, job_id: str) -> list[DeploymentRow]:
-        """Return a job's deployments."""
-        query = select(DEPLOYMENTS).where(DEPLOYMENTS.c.job_id == job_id)
-        query = query.order_by(DEPLOYMENTS.c.deployment_id)
-        return [DeploymentRow(**fields) for fields in self._read(query, DeploymentRow)]
-
-    def operation(self, operation_id: bytes) -> OperationRow | None:
-        """Return the record of an answered operation."""
-        query = select(OPERATIONS).where(OPERATIONS.c.operation_id == operation_id)
-        found = self._read(query, OperationRow)
-        return OperationRow(**found[0]) if found else None
-
     def profiles(self, *, limit: int) -> list[ProfileRow]:
         """Return the cycles measured last, oldest of them first."""
         query = select(PROFILES).order_by(PROFILES.c.at_us.desc()).limit(limit)

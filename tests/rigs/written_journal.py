@@ -12,6 +12,7 @@ from plexsvc.sim.replay import Verdict, verify
 from plexsvc.store.reader import read_journal
 from plexsvc.store.store import open_store
 from tests.fakes.fake_world import FakeWorld
+from tests.rigs import stored
 
 
 class WrittenJournal:
@@ -63,4 +64,4 @@ class WrittenJournal:
 
     def first_row(self) -> int:
         """Return the oldest row there is."""
-        return next(iter(self.store.journal())).idx
+        return next(iter(stored.journal(self.store))).idx

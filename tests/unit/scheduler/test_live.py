@@ -25,6 +25,7 @@ from plexsvc.scheduler.core.vocabulary import JobState
 from plexsvc.scheduler.driver import journal, storing
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store, open_store
+from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
@@ -50,7 +51,7 @@ async def test_a_job_deploys_runs_and_ends_leaving_nothing(rig: Rig) -> None:
 async def test_whoever_posts_a_fact_may_wait_for_what_follows(rig: Rig) -> None:
     fact = NodeCordoned(node_id=NodeId("node-0"))
     assert await rig.driver.post(fact).decision == []
-    joined, cordoned = journal.replay(rig.store.journal())
+    joined, cordoned = journal.replay(stored.journal(rig.store))
     assert cordoned == replace(fact, at_us=cordoned.at_us)
     assert cordoned.at_us > joined.at_us
 
@@ -235,7 +236,7 @@ async def test_the_journal_replayed_in_a_new_core_gives_the_same_end(rig: Rig) -
     await rig.deploy("job-1")
     await rig.run("job-1", "step")
     await rig.end("job-1")
-    recorded = journal.read(rig.store.journal())
+    recorded = journal.read(stored.journal(rig.store))
     replayed = recorded.configured.new_core()
     for event in recorded:
         replayed.handle(event)
@@ -253,11 +254,13 @@ async def test_the_tables_tell_what_happened(tmp_path: Path) -> None:
         await rig.scheduler.submit(operation)
         await rig.end("job-1")
         rig.store.append([], rig.driver.recorder.take_rows())
-        assert [(job.job_id, job.state) for job in rig.store.jobs()] == [("job-1", "completed")]
-        row = rig.store.operation(operation.operation_id)
+        assert [(job.job_id, job.state) for job in stored.jobs(rig.store)] == [
+            ("job-1", "completed")
+        ]
+        row = stored.operation(rig.store, operation.operation_id)
         assert row is not None
         assert (row.state, row.digest, row.lease_no) == ("answered", "01", 1)
-        assert rig.store.deployments(job_id="job-1")[0].state == "stopped"
+        assert stored.deployments(rig.store, job_id="job-1")[0].state == "stopped"
 
 
 async def limit_pages(rig: Rig, more: int) -> None:

@@ -25,6 +25,7 @@ from plexsvc.store.rows import (
 )
 from plexsvc.store.store import _take_epoch, open_store, reopen_store
 from plexsvc.store.tables import METADATA
+from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
 
@@ -50,11 +51,10 @@ def test_events_come_back_in_order_and_rows_as_they_are_now(url: str) -> None:
     store = open_store(url, now_us=1)
     store.append([entry(1), entry(2)], [job(), operation()])
     store.append([entry(3)], [job("completed")])
-    assert list(store.journal()) == [entry(1), entry(2), entry(3)]
-    assert store.jobs() == [job("completed")]
-    assert store.jobs(tenant="others") == []
-    assert store.operation(b"0123456789abcdef") == operation()
-    assert store.operation(b"x" * 16) is None
+    assert list(stored.journal(store)) == [entry(1), entry(2), entry(3)]
+    assert stored.jobs(store) == [job("completed")]
+    assert stored.operation(store, b"0123456789abcdef") == operation()
+    assert stored.operation(store, b"x" * 16) is None
     store.close()
 
 
@@ -65,7 +65,7 @@ def test_the_row_of_an_operation_goes_when_nobody_asks_about_it_any_more(url: st
         store.append([], [operation()])
         if write([gone]) is False:
             continue  # PostgreSQL is never written at once
-        assert store.operation(b"0123456789abcdef") is None
+        assert stored.operation(store, b"0123456789abcdef") is None
     store.close()
 
 
@@ -86,8 +86,8 @@ def test_deployments_are_listed_by_job(url: str) -> None:
         error="",
     )
     store.append([], [row])
-    assert store.deployments(job_id="job-1") == [row]
-    assert store.deployments(job_id="job-2") == []
+    assert stored.deployments(store, job_id="job-1") == [row]
+    assert stored.deployments(store, job_id="job-2") == []
     store.close()
 
 
@@ -100,7 +100,7 @@ def test_each_opening_takes_the_next_epoch_and_fences_the_one_before(url: str) -
         old.append([entry(2)])
     assert refused.value.code == ErrorCode.STALE_FENCE
     new.append([entry(1)])
-    assert [row.idx for row in new.journal(epoch=1)] == [1]
+    assert [row.idx for row in stored.journal(new, epoch=1)] == [1]
     old.close()
     new.close()
 
@@ -117,7 +117,7 @@ def test_no_epoch_is_allocated_between_the_check_of_a_write_and_its_commit(url: 
             return super().__iter__()
 
     old.append(Interrupted([entry(1)]), [job()])
-    assert list(old.journal()) == [entry(1)]
+    assert list(stored.journal(old)) == [entry(1)]
     new = open_store(url, now_us=2)
     assert new.epoch == 2
     old.close()
@@ -141,7 +141,7 @@ def test_jobs_an_earlier_scheduler_left_open_are_failed(url: str) -> None:
     old.close()
     new = open_store(url, now_us=2)
     assert new.fail_orphans(reason="the scheduler restarted", ended_us=9) == 1
-    found = new.jobs()[0]
+    found = stored.jobs(new)[0]
     assert (found.state, found.reason, found.ended_us) == ("failed", "the scheduler restarted", 9)
     new.close()
 
@@ -161,10 +161,14 @@ def test_history_of_schedulers_replaced_long_ago_is_deleted_and_no_other(url: st
     store = stores[-1]
     assert store.forget(before_us=10) == 0
     assert store.forget(before_us=25) == 4
-    assert [len(list(store.journal(epoch=epoch))) for epoch in (1, 2, 3)] == [0, 1, 1]
-    assert [store.operation(bytes([n] * 16)) is None for n in (1, 2, 3)] == [True, False, False]
+    assert [len(list(stored.journal(store, epoch=epoch))) for epoch in (1, 2, 3)] == [0, 1, 1]
+    assert [stored.operation(store, bytes([n] * 16)) is None for n in (1, 2, 3)] == [
+        True,
+        False,
+        False,
+    ]
     assert [row.name for row in store.profiles(limit=9)] == ["cycle-3"]
-    assert len(store.jobs()) == 1
+    assert len(stored.jobs(store)) == 1
     store.close()
 
 
@@ -183,7 +187,7 @@ def test_a_repeated_index_is_refused_and_nothing_of_the_batch_is_kept(url: str) 
     with pytest.raises(PlexError) as refused:
         store.append([entry(2), entry(1)])
     assert refused.value.code == ErrorCode.INTERNAL
-    assert list(store.journal()) == [entry(1)]
+    assert list(stored.journal(store)) == [entry(1)]
     store.close()
 
 
@@ -208,12 +212,12 @@ def test_what_is_written_without_a_sync_is_there_and_fenced_like_the_rest(tmp_pa
     assert old.append_now([entry(2)], is_synced=True)
     assert old.write_now([operation()])
     assert old.write_now([operation("failed"), job()])
-    assert list(old.journal()) == [entry(1), entry(2)]
-    assert old.operation(b"0123456789abcdef") == operation("failed")
+    assert list(stored.journal(old)) == [entry(1), entry(2)]
+    assert stored.operation(old, b"0123456789abcdef") == operation("failed")
     new = open_store(url, now_us=2)
     assert not old.append_now([entry(3)], is_synced=False)
     assert not old.write_now([job("completed")])
-    assert new.jobs() == [job()]
+    assert stored.jobs(new) == [job()]
     assert new.write_now([job("failed")])
     old.close()
     new.close()

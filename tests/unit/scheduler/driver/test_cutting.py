@@ -11,6 +11,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.driver import cutting, journal
 from plexsvc.sim.replay import verify
 from plexsvc.store.reader import read_journal
+from tests.rigs import stored
 from tests.rigs.scheduler_rig import Rig, start_rig
 
 ROWS = 60
@@ -24,7 +25,7 @@ async def work(rig: Rig) -> None:
 
 
 async def first_row(rig: Rig) -> int:
-    return next(iter(await asyncio.to_thread(lambda: list(rig.store.journal())))).idx
+    return next(iter(await asyncio.to_thread(lambda: list(stored.journal(rig.store))))).idx
 
 
 async def test_a_running_scheduler_keeps_its_journal_short(

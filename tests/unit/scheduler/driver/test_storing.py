@@ -16,6 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.driver.storing import Storing
 from plexsvc.store.rows import JournalRow
 from plexsvc.store.store import Store, open_store
+from tests.rigs import stored
 from tests.rigs.store_rows import entry, job
 
 
@@ -68,7 +69,7 @@ async def test_quick_appends_are_made_on_the_loop(store: Store) -> None:
     await storing.append([entry(3)])
     storing.close()
     assert noting.threads == ["loop", "loop"]
-    assert list(store.journal()) == [entry(1), entry(2), entry(3)]
+    assert list(stored.journal(store)) == [entry(1), entry(2), entry(3)]
 
 
 async def test_after_a_slow_append_the_thread_makes_them_until_they_are_quick(store: Store) -> None:
@@ -81,7 +82,7 @@ async def test_after_a_slow_append_the_thread_makes_them_until_they_are_quick(st
         await storing.append([entry(idx)])
     storing.close()
     assert noting.threads == ["loop", "thread", "thread", "loop", "loop", "loop"]
-    assert [row.idx for row in store.journal()] == [1, 2, 3, 4, 5, 6]
+    assert [row.idx for row in stored.journal(store)] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_a_limit_of_zero_keeps_every_append_off_the_loop(store: Store) -> None:
@@ -105,7 +106,7 @@ async def test_an_append_waits_on_the_thread_while_another_connection_writes(
         other.execute("rollback")
     storing.close()
     other.close()
-    assert list(store.journal()) == [entry(1)]
+    assert list(stored.journal(store)) == [entry(1)]
 
 
 async def test_appends_wait_behind_the_work_of_the_thread(store: Store) -> None:
@@ -132,7 +133,7 @@ async def test_an_append_of_a_scheduler_that_was_replaced_is_refused(
         await storing.append([entry(1)])
     storing.close()
     assert refused.value.code == ErrorCode.STALE_FENCE
-    assert list(store.journal()) == []
+    assert list(stored.journal(store)) == []
 
 
 async def test_rows_are_written_at_once_or_behind_who_has_the_store(
@@ -140,7 +141,7 @@ async def test_rows_are_written_at_once_or_behind_who_has_the_store(
 ) -> None:
     storing = Storing(store, clock=SystemClock(), inline_us=10_000_000)
     await storing.write([job("running")])
-    assert [row.state for row in store.jobs()] == ["running"]
+    assert [row.state for row in stored.jobs(store)] == ["running"]
     other = sqlite3.connect(tmp_path / "plex.db", isolation_level=None)
     other.execute("begin immediate")
     async with asyncio.TaskGroup() as group:
@@ -150,4 +151,4 @@ async def test_rows_are_written_at_once_or_behind_who_has_the_store(
         other.execute("rollback")
     storing.close()
     other.close()
-    assert [row.state for row in store.jobs()] == ["completed"]
+    assert [row.state for row in stored.jobs(store)] == ["completed"]

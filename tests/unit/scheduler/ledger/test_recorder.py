@@ -12,6 +12,7 @@ from plexsvc.ids import OperationId
 from plexsvc.scheduler import live
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.store.rows import OperationGone, OperationRow
+from tests.rigs import stored
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
 
@@ -57,7 +58,7 @@ async def test_rows_of_operations_go_once_acknowledged_or_when_their_job_is_forg
 
         def kept() -> list[bool]:
             rig.store.append([], rig.driver.recorder.take_rows())
-            return [rig.store.operation(each.operation_id) is not None for each in ran]
+            return [stored.operation(rig.store, each.operation_id) is not None for each in ran]
 
         assert kept() == [True, True, True]
         await acknowledge(rig, seq=2, left=1)

@@ -16,6 +16,7 @@ from plexsvc.scheduler.core.events import RelocationRequested
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
 from plexsvc.scheduler.driver import journal
 from tests.fakes.fake_cluster import no_room, staged_payload
+from tests.rigs import stored
 from tests.rigs.scheduler_rig import TENANT, Rig, listen, start_rig
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -221,7 +222,7 @@ async def test_the_journal_replays_relocations(pair: Rig) -> None:
     await move(pair, ("node-1", 0))
     await pair.run("job-1", "step")
     await pair.end("job-1")
-    recorded = journal.read(pair.store.journal())
+    recorded = journal.read(stored.journal(pair.store))
     core = recorded.configured.new_core()
     for event in recorded:
         core.handle(event)

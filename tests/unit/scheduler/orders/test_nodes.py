@@ -12,6 +12,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeLost
 from plexsvc.scheduler.driver import journal
+from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig
 
@@ -31,7 +32,7 @@ async def test_a_node_that_falls_silent_is_lost_and_its_jobs_told(tmp_path: Path
             await rig.agents[0].server.stop(None)
         assert call.result().error.code == ErrorCode.NODE_LOST
         assert "AioRpcError" not in call.result().error.message
-        kinds = [type(event) for event in journal.replay(rig.store.journal())]
+        kinds = [type(event) for event in journal.replay(stored.journal(rig.store))]
         assert NodeLost in kinds
 
 

@@ -19,6 +19,7 @@ from plexsvc.scheduler.core.planning import answers, plans
 from plexsvc.scheduler.core.planning.plans import Question
 from plexsvc.scheduler.core.planning.repack import Relief
 from plexsvc.scheduler.driver import journal
+from tests.rigs import stored
 from tests.rigs.router_rig import until
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
@@ -73,7 +74,7 @@ async def works_meanwhile(rig: Rig, slow: FakeSlowness) -> None:
 
 
 def journaled(rig: Rig) -> list[type]:
-    return [type(event) for event in journal.replay(rig.store.journal())]
+    return [type(event) for event in journal.replay(stored.journal(rig.store))]
 
 
 async def repack(rig: Rig) -> pb.MovesReply:
