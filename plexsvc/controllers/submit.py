@@ -17,16 +17,8 @@ from typing import Final
 
 from plexclient.ids import JobId, new_job_id
 from plexclient.wire.v1 import service_pb2
+from plexsvc.cluster import places
 from plexsvc.cluster.calls import router
-from plexsvc.cluster.places import (
-    ADDRESS_VARIABLE,
-    CA_VARIABLE,
-    JOB_VARIABLE,
-    TOKEN_VARIABLE,
-    Card,
-    is_running,
-    job_dir,
-)
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.logs import older_half
 
@@ -65,7 +57,7 @@ class JobEnd:
 
 
 def submit(
-    card: Card,
+    card: places.Card,
     *,
     state_dir: Path,
     name: str,
@@ -133,7 +125,7 @@ def check_user(name: str) -> None:
 
 
 def _prepare(state_dir: Path, order: JobOrder) -> Path:
-    place = job_dir(state_dir, order.job_id)
+    place = places.job_dir(state_dir, order.job_id)
     place.mkdir(mode=0o700, parents=True)
     (place / LOG).touch(mode=0o600)
     (place / ORDER).write_text(json.dumps(asdict(order)))
@@ -146,15 +138,15 @@ def read_order(place: Path) -> JobOrder:
     return JobOrder(**(table | {"argv": tuple(table["argv"])}))
 
 
-def _start_supervisor(place: Path, *, card: Card, order: JobOrder) -> None:
+def _start_supervisor(place: Path, *, card: places.Card, order: JobOrder) -> None:
     """Start the supervisor in a session of its own; address and token travel by environment."""
     env = {
         **os.environ,
         **order.env,
-        ADDRESS_VARIABLE: card.address,
-        TOKEN_VARIABLE: card.token,
-        CA_VARIABLE: card.ca,
-        JOB_VARIABLE: order.job_id,
+        places.ADDRESS_VARIABLE: card.address,
+        places.TOKEN_VARIABLE: card.token,
+        places.CA_VARIABLE: card.ca,
+        places.JOB_VARIABLE: order.job_id,
         "PYTHONUNBUFFERED": "1",
     }
     with (place / LOG).open("ab") as log_file:
@@ -222,6 +214,6 @@ def _is_supervised(place: Path) -> bool:
     if read_end(place) is not None:
         return False
     try:
-        return is_running(int((place / SUPERVISOR).read_text()))
+        return places.is_running(int((place / SUPERVISOR).read_text()))
     except FileNotFoundError:  # it is just being started, or its start was cut short
         return time.time() - (place / ORDER).stat().st_mtime < _START_S

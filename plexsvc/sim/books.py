@@ -10,19 +10,7 @@ from dataclasses import dataclass, field
 
 from plexsvc.ids import DeploymentId, NodeId, OperationId, ResidentId, UnitId, WpgId
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core import events
-from plexsvc.scheduler.core.actions import (
-    Action,
-    AnswerOperation,
-    CarryState,
-    CutOver,
-    MoveState,
-    RefuseOperation,
-    RelocationChanged,
-    SpawnWpg,
-    StartOperation,
-    StopWpg,
-)
+from plexsvc.scheduler.core import actions, events
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place, RelocationStage
@@ -51,7 +39,7 @@ class Books:
     drains: dict[NodeId, Drained] = field(default_factory=dict)
     losses: list[Lost] = field(default_factory=list)
 
-    _lives: dict[WpgId, SpawnWpg] = field(default_factory=dict)
+    _lives: dict[WpgId, actions.SpawnWpg] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
     _devices: int = 0
     _loading: dict[WpgId, tuple[int, bool]] = field(default_factory=dict)
@@ -75,7 +63,7 @@ class Books:
         assert wpg_id is not None, deployment_id
         return _nodes(self._lives[wpg_id]), self.memory.disk_bytes(wpg_id)
 
-    def note(self, event: events.Event, actions: Sequence[Action]) -> None:
+    def note(self, event: events.Event, actions: Sequence[actions.Action]) -> None:
         """Take in one event and what followed."""
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
@@ -112,32 +100,32 @@ class Books:
             case _:
                 pass
 
-    def _note_action(self, action: Action, *, at_us: int) -> None:
+    def _note_action(self, action: actions.Action, *, at_us: int) -> None:
         match action:
-            case SpawnWpg():
+            case actions.SpawnWpg():
                 self._arrive(action, at_us=at_us)
-            case StopWpg():
+            case actions.StopWpg():
                 self._loaded(action.wpg_id, at_us=at_us)
-            case CarryState():
+            case actions.CarryState():
                 self._carrying[action.deployment_id] = at_us
-            case CutOver():
+            case actions.CutOver():
                 self._cut_over(action, at_us=at_us)
-            case RelocationChanged(stage=RelocationStage.DONE):
+            case actions.RelocationChanged(stage=RelocationStage.DONE):
                 self._moved(action, at_us=at_us)
-            case MoveState(to=Residency.DEVICE):
+            case actions.MoveState(to=Residency.DEVICE):
                 switch = self.view.wpgs[action.wpg_id].switch
                 assert switch is not None, action
                 self._loading[action.wpg_id] = switch.started_us, switch.operation_id is None
-            case StartOperation():
+            case actions.StartOperation():
                 self._running[action.operation_id] = (action.wpg_id, at_us)
-            case AnswerOperation():
+            case actions.AnswerOperation():
                 self._running.pop(action.operation_id, None)
-            case RefuseOperation():
+            case actions.RefuseOperation():
                 self._cut_short(action.operation_id, at_us=at_us)
             case _:
                 pass
 
-    def _arrive(self, action: SpawnWpg, *, at_us: int) -> None:
+    def _arrive(self, action: actions.SpawnWpg, *, at_us: int) -> None:
         self._lives[action.wpg_id] = action
         holder = self._holder_of(action.deployment_id)
         if holder is None:
@@ -158,20 +146,20 @@ class Books:
         record = self.record_of.get(deployment_id)
         return record or self.rollout_record_of.get(deployment_id)
 
-    def _cut_over(self, action: CutOver, *, at_us: int) -> None:
+    def _cut_over(self, action: actions.CutOver, *, at_us: int) -> None:
         """Note that a job lives elsewhere now."""
         holder = self._holder_of(action.deployment_id)
         if holder is not None:
             self._stay(holder, self._lives[action.to_wpg_id], at_us=at_us)
 
-    def _moved(self, action: RelocationChanged, *, at_us: int) -> None:
+    def _moved(self, action: actions.RelocationChanged, *, at_us: int) -> None:
         """Note a job's move: it was held while its state was copied."""
         since_us = self._carrying.pop(action.deployment_id, at_us)
         record = self.record_of.get(action.deployment_id)
         if record is not None:
             record.moves.append(Move(since_us=since_us, until_us=at_us, why=action.reason))
 
-    def _stay(self, record: Record, action: SpawnWpg, *, at_us: int) -> None:
+    def _stay(self, record: Record, action: actions.SpawnWpg, *, at_us: int) -> None:
         """Note where a job lives: on the nodes of all its deployments that train, or roll out."""
         is_training = action.deployment_id in self.record_of
         alike = self.record_of if is_training else self.rollout_record_of
@@ -242,5 +230,5 @@ class Books:
                 self.drains[node_id].empty_us = at_us
 
 
-def _nodes(life: SpawnWpg) -> tuple[UnitId, ...]:
+def _nodes(life: actions.SpawnWpg) -> tuple[UnitId, ...]:
     return tuple(UnitId(place.node_id) for place in life.places)

@@ -13,17 +13,7 @@ from typing import Final
 from plexsvc.errors import RETRYABLE
 from plexsvc.ids import DeploymentId, JobId, OperationId, WpgId
 from plexsvc.residency import Residency
-from plexsvc.scheduler.core import events
-from plexsvc.scheduler.core.actions import (
-    Action,
-    AnswerOperation,
-    CarryState,
-    DeploymentChanged,
-    JobChanged,
-    MoveState,
-    RefuseOperation,
-    SpawnWpg,
-)
+from plexsvc.scheduler.core import actions, events
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, OperationKind, Place
 from plexsvc.scheduler.driver.encoding import Recording
@@ -127,7 +117,7 @@ class _Watcher:
     def __init__(self, core: Scheduler) -> None:
         self.found = Observed()
         self._core = core
-        self._ordered: dict[object, tuple[Action, int]] = {}
+        self._ordered: dict[object, tuple[actions.Action, int]] = {}
         self._job_of: dict[object, JobId] = {}
         self._known: set[tuple[DeploymentId, OperationKind]] = set()
 
@@ -156,7 +146,9 @@ class _Watcher:
                 pass
             case events.ProcExited():
                 order, _ = self._order(event.wpg_id)
-                if order is None or isinstance(order, SpawnWpg):  # nobody had ordered its end
+                if order is None or isinstance(
+                    order, actions.SpawnWpg
+                ):  # nobody had ordered its end
                     self.found.outside.append(event)
             case events.OperationSubmitted():
                 if event.operation_id not in self._job_of:
@@ -175,7 +167,7 @@ class _Watcher:
             case _:
                 self.found.outside.append(event)
 
-    def _answer(self, action: Action, *, at_us: int) -> None:
+    def _answer(self, action: actions.Action, *, at_us: int) -> None:
         key = answer_key(action) if isinstance(action, Answer) else None
         if key is not None and isinstance(action, Answer):
             job_id = self._job_of.get(subject_of(action))
@@ -187,7 +179,7 @@ class _Watcher:
             moment = Moment(at_us=event.at_us, key=Key(What.SENT, idx), event=event)
             self.found.jobs.setdefault(job_id, []).append(moment)
 
-    def _order(self, subject: object) -> tuple[Action | None, int]:
+    def _order(self, subject: object) -> tuple[actions.Action | None, int]:
         """Return the last order about a subject and when it was given."""
         return self._ordered.get(subject, (None, 0))
 
@@ -223,15 +215,15 @@ class _Watcher:
     def _moved(self, event: events.ResidencyMoved | events.StateCarried) -> None:
         order, ordered_us = self._order(event.move_id)
         deployment_id = None
-        if isinstance(order, CarryState):
+        if isinstance(order, actions.CarryState):
             deployment_id = order.deployment_id
-        elif isinstance(order, MoveState) and order.wpg_id in self._core.view.wpgs:
+        elif isinstance(order, actions.MoveState) and order.wpg_id in self._core.view.wpgs:
             deployment_id = self._core.view.wpgs[order.wpg_id].deployment_id
         if deployment_id is not None:
             self.found.moves.append(
                 MoveSample(
                     deployment_id=deployment_id,
-                    to=order.to if isinstance(order, MoveState) else None,
+                    to=order.to if isinstance(order, actions.MoveState) else None,
                     nbytes=event.nbytes,
                     elapsed_us=event.at_us - ordered_us,
                 )
@@ -239,7 +231,7 @@ class _Watcher:
 
     def _spawn_ended(self, event: events.WpgReady | events.SpawnFailed) -> None:
         order, ordered_us = self._order(event.wpg_id)
-        if not isinstance(order, SpawnWpg):
+        if not isinstance(order, actions.SpawnWpg):
             return
         del self._ordered[event.wpg_id]
         deployment = self._core.view.deployments.get(order.deployment_id)
@@ -259,18 +251,18 @@ class _Watcher:
 def answer_key(action: Answer) -> Key | None:
     """Return what an answer settles for its job, if it settles anything."""
     match action:
-        case AnswerOperation():
+        case actions.AnswerOperation():
             return Key(What.ANSWERED, action.operation_id.hex())
-        case RefuseOperation():
+        case actions.RefuseOperation():
             is_over = action.is_final or not is_tried_again(action)
             return Key(What.ANSWERED, action.operation_id.hex()) if is_over else None
-        case DeploymentChanged():
+        case actions.DeploymentChanged():
             is_starting = action.state is DeploymentState.STARTING
             return None if is_starting else Key(What.READY, action.deployment_id)
-        case JobChanged():
+        case actions.JobChanged():
             return Key(What.ENDED, action.job_id) if action.state in ENDED else None
 
 
-def is_tried_again(action: RefuseOperation) -> bool:
+def is_tried_again(action: actions.RefuseOperation) -> bool:
     """Whether a client submits the same operation again."""
     return not action.is_final and action.fault.code in RETRYABLE

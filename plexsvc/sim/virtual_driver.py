@@ -17,19 +17,7 @@ from typing import Any, Final, get_args
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, OperationId
-from plexsvc.scheduler.core.actions import (
-    Action,
-    CancelOperation,
-    CarryState,
-    ComputePlan,
-    ForgetWpg,
-    MoveState,
-    SetTimer,
-    SpawnInstance,
-    SpawnWpg,
-    StartOperation,
-    StopWpg,
-)
+from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.events import (
     DeploymentRequested,
     Event,
@@ -59,7 +47,7 @@ class VirtualDriver:
     core: Scheduler
     costs: Costs
     clients: Sequence[Client]
-    watch: Callable[[Event, Sequence[Action]], None] | None = None
+    watch: Callable[[Event, Sequence[actions.Action]], None] | None = None
     """Told every event and what followed, before it is done."""
     max_events: int = 100_000_000
     """A run that takes more has gone astray and ends."""
@@ -172,7 +160,7 @@ def _is_awaited(post: Post | Alarm, client: Client | None) -> bool:
     return isinstance(post, Post) and not isinstance(post.event, TimerFired)
 
 
-def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
+def _spawn(driver: VirtualDriver, action: actions.SpawnWpg) -> None:
     made = driver.costs.spawn(action.deployment_id, places=action.places, now_us=driver.now_us)
     outcome: Event = WpgReady(wpg_id=action.wpg_id, device_bytes=made.device_bytes)
     if made.fault is not None:
@@ -180,7 +168,7 @@ def _spawn(driver: VirtualDriver, action: SpawnWpg) -> None:
     driver.expect(outcome, at_us=made.ready_us)
 
 
-def _spawn_instance(driver: VirtualDriver, action: SpawnInstance) -> None:
+def _spawn_instance(driver: VirtualDriver, action: actions.SpawnInstance) -> None:
     wpg = driver.core.view.wpgs[action.wpg_id]
     places = (wpg.places[action.rank],)
     made = driver.costs.spawn(wpg.deployment_id, places=places, now_us=driver.now_us)
@@ -188,17 +176,17 @@ def _spawn_instance(driver: VirtualDriver, action: SpawnInstance) -> None:
     driver.expect(back, at_us=made.ready_us)
 
 
-def _stop(driver: VirtualDriver, action: StopWpg) -> None:
+def _stop(driver: VirtualDriver, action: actions.StopWpg) -> None:
     at_us = driver.now_us + driver.costs.stop_us()
     driver.expect(WpgStopped(wpg_id=action.wpg_id), at_us=at_us)
 
 
-def _forget(driver: VirtualDriver, action: ForgetWpg) -> None:
+def _forget(driver: VirtualDriver, action: actions.ForgetWpg) -> None:
     at_us = driver.now_us + driver.costs.forget_us()
     driver.expect(WpgForgotten(wpg_id=action.wpg_id), at_us=at_us)
 
 
-def _start(driver: VirtualDriver, action: StartOperation) -> None:
+def _start(driver: VirtualDriver, action: actions.StartOperation) -> None:
     operation = driver.core.view.operations[action.operation_id]
     work = Work(
         operation_id=operation.operation_id,
@@ -209,7 +197,7 @@ def _start(driver: VirtualDriver, action: StartOperation) -> None:
     _finish(driver, action.operation_id, driver.costs.operation(work))
 
 
-def _cancel(driver: VirtualDriver, action: CancelOperation) -> None:
+def _cancel(driver: VirtualDriver, action: actions.CancelOperation) -> None:
     _finish(driver, action.operation_id, Took(elapsed_us=1, run_us=1, fault=_CANCELLED))
 
 
@@ -224,7 +212,7 @@ def _finish(driver: VirtualDriver, operation_id: OperationId, took: Took) -> Non
     driver.expect(finished, at_us=driver.now_us + took.elapsed_us)
 
 
-def _move(driver: VirtualDriver, action: MoveState) -> None:
+def _move(driver: VirtualDriver, action: actions.MoveState) -> None:
     driver.moves += 1
     wpg = driver.core.view.wpgs[action.wpg_id]
     moved = driver.costs.move(wpg.deployment_id, to=action.to)
@@ -237,7 +225,7 @@ def _move(driver: VirtualDriver, action: MoveState) -> None:
     driver.expect(outcome, at_us=driver.now_us + moved.elapsed_us)
 
 
-def _carry(driver: VirtualDriver, action: CarryState) -> None:
+def _carry(driver: VirtualDriver, action: actions.CarryState) -> None:
     driver.moves += 1
     carried = driver.costs.move(action.deployment_id, to=None)
     outcome = StateCarried(
@@ -246,7 +234,7 @@ def _carry(driver: VirtualDriver, action: CarryState) -> None:
     driver.expect(outcome, at_us=driver.now_us + carried.elapsed_us)
 
 
-def _plan(driver: VirtualDriver, action: ComputePlan) -> None:
+def _plan(driver: VirtualDriver, action: actions.ComputePlan) -> None:
     """Compute a plan at once; it takes no virtual time."""
     outcome = PlanComputed(
         device_kind=action.device_kind,
@@ -257,25 +245,27 @@ def _plan(driver: VirtualDriver, action: ComputePlan) -> None:
     driver.expect(outcome, at_us=driver.now_us)
 
 
-def _set_timer(driver: VirtualDriver, action: SetTimer) -> None:
+def _set_timer(driver: VirtualDriver, action: actions.SetTimer) -> None:
     driver.timers[action.key] = action.at_us
     driver.push(Post(action.at_us, TimerFired(key=action.key)))
 
 
-PERFORM: Final[Mapping[type[Action], Callable[[VirtualDriver, Any], None]]] = MappingProxyType(
-    {
-        SpawnWpg: _spawn,
-        SpawnInstance: _spawn_instance,
-        StopWpg: _stop,
-        ForgetWpg: _forget,
-        StartOperation: _start,
-        CancelOperation: _cancel,
-        MoveState: _move,
-        CarryState: _carry,
-        ComputePlan: _plan,
-        SetTimer: _set_timer,
-        **dict.fromkeys(get_args(Answer), VirtualDriver.tell),
-    }
+PERFORM: Final[Mapping[type[actions.Action], Callable[[VirtualDriver, Any], None]]] = (
+    MappingProxyType(
+        {
+            actions.SpawnWpg: _spawn,
+            actions.SpawnInstance: _spawn_instance,
+            actions.StopWpg: _stop,
+            actions.ForgetWpg: _forget,
+            actions.StartOperation: _start,
+            actions.CancelOperation: _cancel,
+            actions.MoveState: _move,
+            actions.CarryState: _carry,
+            actions.ComputePlan: _plan,
+            actions.SetTimer: _set_timer,
+            **dict.fromkeys(get_args(Answer), VirtualDriver.tell),
+        }
+    )
 )
 """How an action is performed. One that takes no time and answers nobody has no entry."""
 

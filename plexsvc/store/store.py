@@ -15,22 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Table,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    func,
-    insert,
-    make_url,
-    select,
-    update,
-)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -58,7 +45,7 @@ from plexsvc.store.tables import (
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
-TABLES: Final[dict[type, Table]] = {
+TABLES: Final[dict[type, sa.Table]] = {
     JobRow: JOBS,
     DeploymentRow: DEPLOYMENTS,
     OperationRow: OPERATIONS,
@@ -69,7 +56,7 @@ TABLES: Final[dict[type, Table]] = {
 class Store:
     """One open database, led under one epoch."""
 
-    def __init__(self, engine: Engine, *, epoch: int) -> None:
+    def __init__(self, engine: sa.Engine, *, epoch: int) -> None:
         self.url = engine.url.render_as_string(hide_password=False)
         self._engine = engine
         self._connection = engine.connect()
@@ -137,7 +124,7 @@ class Store:
 
     def profiles(self, *, limit: int) -> list[ProfileRow]:
         """Return the cycles measured last, oldest of them first."""
-        query = select(PROFILES).order_by(PROFILES.c.at_us.desc()).limit(limit)
+        query = sa.select(PROFILES).order_by(PROFILES.c.at_us.desc()).limit(limit)
         found = [ProfileRow(**fields) for fields in self._read(query, ProfileRow)]
         return found[::-1]
 
@@ -146,7 +133,7 @@ class Store:
         unfinished = JOBS.c.state.in_(["queued", "running"])
         with self._led():
             done = self._connection.execute(
-                update(JOBS)
+                sa.update(JOBS)
                 .where(unfinished, JOBS.c.scheduler_epoch < self.epoch)
                 .values(state="failed", reason=reason, ended_us=ended_us)
             )
@@ -158,14 +145,16 @@ class Store:
         The journal, snapshots and operations of schedulers that another had replaced before that
         time, and cycles measured before it. Jobs and deployments stay.
         """
-        then = select(func.max(EPOCHS.c.scheduler_epoch)).where(EPOCHS.c.started_us < before_us)
+        then = sa.select(sa.func.max(EPOCHS.c.scheduler_epoch)).where(
+            EPOCHS.c.started_us < before_us
+        )
         with self._led():
             led_then = self._connection.execute(then).scalar_one() or 0
             gone = [
-                delete(table).where(table.c.scheduler_epoch < led_then)
+                sa.delete(table).where(table.c.scheduler_epoch < led_then)
                 for table in (JOURNAL, SNAPSHOTS, OPERATIONS)
             ]
-            gone.append(delete(PROFILES).where(PROFILES.c.at_us < before_us))
+            gone.append(sa.delete(PROFILES).where(PROFILES.c.at_us < before_us))
             return sum(int(self._connection.execute(one).rowcount) for one in gone)
 
     def keep_snapshot(self, snapshot: SnapshotRow) -> None:
@@ -176,10 +165,10 @@ class Store:
         """
         with self._led():
             mine = SNAPSHOTS.c.scheduler_epoch == self.epoch
-            before = select(func.max(SNAPSHOTS.c.idx)).where(mine)
+            before = sa.select(sa.func.max(SNAPSHOTS.c.idx)).where(mine)
             previous = self._connection.execute(before).scalar_one() or 0
-            self._connection.execute(insert(SNAPSHOTS), [_values(snapshot, epoch=self.epoch)])
-            self._connection.execute(delete(SNAPSHOTS).where(mine, SNAPSHOTS.c.idx < previous))
+            self._connection.execute(sa.insert(SNAPSHOTS), [_values(snapshot, epoch=self.epoch)])
+            self._connection.execute(sa.delete(SNAPSHOTS).where(mine, SNAPSHOTS.c.idx < previous))
 
     def cut(self, *, max_rows: int) -> int:
         """Delete the oldest of the rows that come before the last two snapshots.
@@ -191,14 +180,14 @@ class Store:
         """
         with self._led():
             mine = SNAPSHOTS.c.scheduler_epoch == self.epoch
-            kept = select(SNAPSHOTS.c.idx).where(mine).order_by(SNAPSHOTS.c.idx)
+            kept = sa.select(SNAPSHOTS.c.idx).where(mine).order_by(SNAPSHOTS.c.idx)
             snapshots = self._connection.execute(kept).scalars().all()
             if len(snapshots) < 2:
                 return 0
             rows = JOURNAL.c.scheduler_epoch == self.epoch
-            first = self._connection.execute(select(func.min(JOURNAL.c.idx)).where(rows))
+            first = self._connection.execute(sa.select(sa.func.min(JOURNAL.c.idx)).where(rows))
             end = min((first.scalar_one() or 0) + max_rows - 1, snapshots[0])
-            gone = self._connection.execute(delete(JOURNAL).where(rows, JOURNAL.c.idx <= end))
+            gone = self._connection.execute(sa.delete(JOURNAL).where(rows, JOURNAL.c.idx <= end))
             return int(gone.rowcount)
 
     def close(self) -> None:
@@ -217,7 +206,7 @@ class Store:
         if self._engine.dialect.name == "sqlite":
             self._connection.exec_driver_sql("begin immediate")
         epoch = EPOCHS.c.scheduler_epoch
-        leading = select(epoch).order_by(epoch.desc()).limit(1)
+        leading = sa.select(epoch).order_by(epoch.desc()).limit(1)
         query = leading.with_for_update(read=True, key_share=True)
         newest = self._connection.execute(query).scalar_one()
         if newest != self.epoch:
@@ -232,7 +221,7 @@ class Store:
     def _write(self, events: Sequence[JournalRow], rows: Sequence[Row]) -> None:
         if events:
             self._connection.execute(
-                insert(JOURNAL), [_values(row, epoch=self.epoch) for row in events]
+                sa.insert(JOURNAL), [_values(row, epoch=self.epoch) for row in events]
             )
         for kind, upsert in self._upserts.items():
             values = [_values(row, epoch=self.epoch) for row in rows if isinstance(row, kind)]
@@ -240,7 +229,7 @@ class Store:
                 self._connection.execute(upsert, values)
         gone = [{"gone": row.operation_id} for row in rows if isinstance(row, OperationGone)]
         if gone:
-            one = delete(OPERATIONS).where(OPERATIONS.c.operation_id == bindparam("gone"))
+            one = sa.delete(OPERATIONS).where(OPERATIONS.c.operation_id == sa.bindparam("gone"))
             self._connection.execute(one, gone)
 
     def _read(self, query: Any, kind: type) -> list[dict[str, Any]]:  # noqa: ANN401 - a Select
@@ -284,11 +273,11 @@ def reopen_store(url: str, *, epoch: int) -> Store:
 
 
 def _unreachable(url: str, error: Exception) -> PlexError:
-    shown = make_url(url).render_as_string(hide_password=True)
+    shown = sa.make_url(url).render_as_string(hide_password=True)
     return PlexError(ErrorCode.UNAVAILABLE, f"cannot open store {shown}: {error}")
 
 
-def migrate(connection: Connection) -> None:
+def migrate(connection: sa.Connection) -> None:
     """Bring the schema to the newest version."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -296,10 +285,10 @@ def migrate(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _engine(url: str) -> Engine:
-    engine = create_engine(url)
+def _engine(url: str) -> sa.Engine:
+    engine = sa.create_engine(url)
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _sqlite_pragmas)
+        sa.event.listen(engine, "connect", _sqlite_pragmas)
     return engine
 
 
@@ -310,16 +299,16 @@ def _sqlite_pragmas(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("pragma foreign_keys=on")
 
 
-def _take_epoch(connection: Connection, *, now_us: int) -> int:
+def _take_epoch(connection: sa.Connection, *, now_us: int) -> int:
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("lock table scheduler_epochs in exclusive mode")
-    newest = connection.execute(select(func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
+    newest = connection.execute(sa.select(sa.func.max(EPOCHS.c.scheduler_epoch))).scalar_one()
     epoch = int(newest or 0) + 1
-    connection.execute(insert(EPOCHS).values(scheduler_epoch=epoch, started_us=now_us))
+    connection.execute(sa.insert(EPOCHS).values(scheduler_epoch=epoch, started_us=now_us))
     return epoch
 
 
-def _upsert(engine: Engine, table: Table) -> Any:  # noqa: ANN401 - an Insert of either dialect
+def _upsert(engine: sa.Engine, table: sa.Table) -> Any:  # noqa: ANN401 - an Insert of either dialect
     dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
     keys = [column.name for column in table.primary_key]

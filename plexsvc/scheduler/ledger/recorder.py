@@ -12,15 +12,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, WpgId, show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
-from plexsvc.scheduler.core.actions import (
-    AnswerOperation,
-    DeploymentChanged,
-    JobChanged,
-    KeepProfile,
-    RefuseOperation,
-    RelocationChanged,
-    SpawnInstance,
-)
+from plexsvc.scheduler.core import actions
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     OperationKind,
@@ -76,12 +68,12 @@ class Recorder:
     def handlers(self) -> list[Handler[Any]]:
         """Return the handlers of what is only recorded and announced."""
         return [
-            Handler(AnswerOperation, self.answer),
-            Handler(RefuseOperation, self.refuse),
-            Handler(DeploymentChanged, self.deployment_changed),
-            Handler(JobChanged, self.job_changed),
-            Handler(RelocationChanged, self.relocation_changed),
-            Handler(KeepProfile, self.keep_profile),
+            Handler(actions.AnswerOperation, self.answer),
+            Handler(actions.RefuseOperation, self.refuse),
+            Handler(actions.DeploymentChanged, self.deployment_changed),
+            Handler(actions.JobChanged, self.job_changed),
+            Handler(actions.RelocationChanged, self.relocation_changed),
+            Handler(actions.KeepProfile, self.keep_profile),
         ]
 
     def take_rows(self) -> list[Row]:
@@ -188,7 +180,7 @@ class Recorder:
         held.result, held.digest = result, digest
         record.applied_seq = max(record.applied_seq, held.operation.seq)
 
-    def answer(self, action: AnswerOperation) -> None:
+    def answer(self, action: actions.AnswerOperation) -> None:
         """Hand an applied operation's result to whoever waits."""
         held = self._end(action.operation_id)
         if held is None or held.result is None:
@@ -204,7 +196,7 @@ class Recorder:
         self._keep(held, result)
         self._results.tell(action.operation_id, result)
 
-    def refuse(self, action: RefuseOperation) -> None:
+    def refuse(self, action: actions.RefuseOperation) -> None:
         """Hand a refusal or failure to whoever waits; a final one is kept like any answer."""
         held = self._end(action.operation_id)
         if held is None:
@@ -251,7 +243,7 @@ class Recorder:
         if is_current:
             wpg.deployment.wpg = wpg
 
-    def rank_respawned(self, wpg: WpgRecord, action: SpawnInstance) -> None:
+    def rank_respawned(self, wpg: WpgRecord, action: actions.SpawnInstance) -> None:
         """Note which process takes the place of a lost one, and where."""
         wpg.respawned[action.rank] = action.incarnation
         if action.place is not None:
@@ -282,7 +274,7 @@ class Recorder:
         record.wpg = wpg
         record.former_nodes = tuple(n for n in known if n not in record.nodes)
 
-    def relocation_changed(self, action: RelocationChanged) -> None:
+    def relocation_changed(self, action: actions.RelocationChanged) -> None:
         """Tell how far a relocation is, or why it ended."""
         say = log.info if action.fault is None else log.warning
         say(
@@ -294,7 +286,7 @@ class Recorder:
             fault="" if action.fault is None else f"{action.fault.code}: {action.fault.message}",
         )
 
-    def deployment_changed(self, action: DeploymentChanged) -> None:
+    def deployment_changed(self, action: actions.DeploymentChanged) -> None:
         """Announce a deployment's state."""
         record = self._registry.deployments[action.deployment_id]
         record.state = action.state
@@ -305,7 +297,7 @@ class Recorder:
         log.info("deployment changed", deployment=action.deployment_id, state=action.state)
         self._add(rows.deployment(record))
 
-    def job_changed(self, action: JobChanged) -> None:
+    def job_changed(self, action: actions.JobChanged) -> None:
         """Announce a job's state."""
         record = self._registry.jobs[action.job_id]
         record.state = action.state
@@ -336,7 +328,7 @@ class Recorder:
             self._settled.tell(deployment_id, None)
             self._registry.let_go(deployment.initialize_id)
 
-    def keep_profile(self, action: KeepProfile) -> None:
+    def keep_profile(self, action: actions.KeepProfile) -> None:
         """Have a measured cycle stored."""
         self._add(profiles.to_row(action.kept))
 

@@ -14,16 +14,8 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.rpc.retry import Patience, retry
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg, SpawnInstance, SpawnWpg, StopWpg
-from plexsvc.scheduler.core.events import (
-    Event,
-    InstanceLost,
-    InstanceReady,
-    SpawnFailed,
-    WpgForgotten,
-    WpgReady,
-    WpgStopped,
-)
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 from plexsvc.scheduler.faults import error_of, fault_from_wire
 from plexsvc.scheduler.handler import Handler, Work
@@ -78,7 +70,7 @@ def stop(reach: Reach, action: StopWpg) -> Work:
     return _stop(reach, wpg)
 
 
-async def forget(reach: Reach, action: ForgetWpg) -> Event:
+async def forget(reach: Reach, action: ForgetWpg) -> events.Event:
     """Free all state of a WPG."""
     record = reach.registry.by_wpg[action.wpg_id]
     request = statemanager_pb2.ForgetRequest(
@@ -101,10 +93,10 @@ async def forget(reach: Reach, action: ForgetWpg) -> Event:
         reach.versions.forget(deployment.deployment_id)
         await managed.release_unused(reach)
     reach.recorder.forgotten(action.wpg_id)
-    return WpgForgotten(wpg_id=action.wpg_id)
+    return events.WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _spawn(reach: Reach, wpg: WpgRecord) -> Event:
+async def _spawn(reach: Reach, wpg: WpgRecord) -> events.Event:
     """Start every rank of a WPG; return once all answer.
 
     Raises:
@@ -121,11 +113,11 @@ async def _spawn(reach: Reach, wpg: WpgRecord) -> Event:
     return await _describe(reach, wpg)
 
 
-def _spawn_failed(action: SpawnWpg, fault: Fault) -> Event:
-    return SpawnFailed(wpg_id=action.wpg_id, fault=fault)
+def _spawn_failed(action: SpawnWpg, fault: Fault) -> events.Event:
+    return events.SpawnFailed(wpg_id=action.wpg_id, fault=fault)
 
 
-async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> Event | None:
+async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> events.Event | None:
     """Start an instance and give it to the rollout manager; None if its WPG was stopped meanwhile.
 
     Raises:
@@ -155,37 +147,37 @@ async def _respawn(reach: Reach, wpg: WpgRecord, action: SpawnInstance) -> Event
     await reach.ranks.replace(wpg.wpg_id, action.rank, rank)
     deployment_id = wpg.deployment.deployment_id
     await reach.rollout.replace(deployment_id, index=action.rank, address=rank.address)
-    return InstanceReady(wpg_id=wpg.wpg_id, rank=action.rank, incarnation=action.incarnation)
+    return events.InstanceReady(wpg_id=wpg.wpg_id, rank=action.rank, incarnation=action.incarnation)
 
 
-def _respawn_failed(action: SpawnInstance, fault: Fault) -> Event:
-    return InstanceLost(
+def _respawn_failed(action: SpawnInstance, fault: Fault) -> events.Event:
+    return events.InstanceLost(
         wpg_id=action.wpg_id, rank=action.rank, incarnation=action.incarnation, fault=fault
     )
 
 
-def _stop_failed(action: StopWpg, fault: Fault) -> Event:
+def _stop_failed(action: StopWpg, fault: Fault) -> events.Event:
     """Return that it stopped all the same: whoever waits for its devices must not wait for ever."""
     del fault
-    return WpgStopped(wpg_id=action.wpg_id)
+    return events.WpgStopped(wpg_id=action.wpg_id)
 
 
-def _forget_failed(action: ForgetWpg, fault: Fault) -> Event:
+def _forget_failed(action: ForgetWpg, fault: Fault) -> events.Event:
     """Return that it is forgotten all the same, for the same reason."""
     del fault
-    return WpgForgotten(wpg_id=action.wpg_id)
+    return events.WpgForgotten(wpg_id=action.wpg_id)
 
 
-async def _describe(reach: Reach, record: WpgRecord) -> WpgReady:
+async def _describe(reach: Reach, record: WpgRecord) -> events.WpgReady:
     """Return what each rank takes on its device; rollout instances reserve theirs whole."""
     ranks = reach.ranks.of(record.wpg_id)
     if record.is_rollout:
         whole = tuple(_device_bytes(reach, place) for place in record.places)
-        return WpgReady(wpg_id=record.wpg_id, device_bytes=whole)
+        return events.WpgReady(wpg_id=record.wpg_id, device_bytes=whole)
     replies = [await _describe_rank(reach, record, rank) for rank in ranks]
     for rank, reply in zip(ranks, replies, strict=True):
         rank.take_orders(reply.orders_socket)
-    return WpgReady(
+    return events.WpgReady(
         wpg_id=record.wpg_id,
         device_bytes=tuple(reply.device_bytes for reply in replies),
         parked_bytes=tuple(reply.parked_bytes for reply in replies),
@@ -204,11 +196,11 @@ async def learn(reach: Reach, record: WpgRecord) -> None:
     )
 
 
-async def _stop(reach: Reach, wpg: WpgRecord) -> Event:
+async def _stop(reach: Reach, wpg: WpgRecord) -> events.Event:
     async with asyncio.TaskGroup() as group:
         for rank in range(len(wpg.places)):
             group.create_task(_stop_rank(reach, wpg, rank=rank))
-    return WpgStopped(wpg_id=wpg.wpg_id)
+    return events.WpgStopped(wpg_id=wpg.wpg_id)
 
 
 async def _stop_rank(reach: Reach, record: WpgRecord, *, rank: int) -> None:

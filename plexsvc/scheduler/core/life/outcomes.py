@@ -11,20 +11,10 @@ from typing import Final
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.residency import ResidencyTrigger
+from plexsvc.scheduler.core import events
 from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning, lease, space, switch
-from plexsvc.scheduler.core.events import (
-    MoveFailed,
-    OperationFinished,
-    ProcExited,
-    ResidencyMoved,
-    SpawnFailed,
-    StateCopied,
-    WpgForgotten,
-    WpgReady,
-    WpgStopped,
-)
 from plexsvc.scheduler.core.life import deployments, instances, jobs, wpgs
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.queues import endings, lanes
@@ -44,7 +34,7 @@ FATAL: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
 are judged one by one."""
 
 
-def came_up(devices: Devices, event: WpgReady) -> None:
+def came_up(devices: Devices, event: events.WpgReady) -> None:
     """Queue `Initialize` of a WPG whose ranks answer, unless it can never fit.
 
     One that is coming waits with it for the state it starts from.
@@ -68,7 +58,7 @@ def came_up(devices: Devices, event: WpgReady) -> None:
         wpgs.queue_initialize(devices, wpg, deployment.initialize_id)
 
 
-def did_not_spawn(devices: Devices, event: SpawnFailed) -> None:
+def did_not_spawn(devices: Devices, event: events.SpawnFailed) -> None:
     """Fail a WPG whose processes could not be started."""
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None:
@@ -88,7 +78,7 @@ def did_not_come_up(devices: Devices, wpg_id: WpgId) -> None:
     deployments.fail_wpg(devices, wpg, fault)
 
 
-def died(devices: Devices, event: ProcExited) -> None:
+def died(devices: Devices, event: events.ProcExited) -> None:
     """Fail a WPG of which a rank ended that was not told to, or have an instance spawned again."""
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is None or event.incarnation != wpg.incarnation_of(event.rank):
@@ -126,7 +116,7 @@ def _why_not_up(devices: Devices, wpg: Wpg, fault: Fault) -> Fault:
     )
 
 
-def stopped(devices: Devices, event: WpgStopped) -> None:
+def stopped(devices: Devices, event: events.WpgStopped) -> None:
     """Let others have the devices of a stopped WPG, and order its state to be freed."""
     wpg = devices.wpgs.get(event.wpg_id)
     if wpg is not None and wpg.state is WpgState.STOPPING:
@@ -135,7 +125,7 @@ def stopped(devices: Devices, event: WpgStopped) -> None:
         devices.emit(ForgetWpg(wpg_id=wpg.wpg_id, lease_no=wpg.lease_no))
 
 
-def forgotten(lives: Lives, event: WpgForgotten) -> None:
+def forgotten(lives: Lives, event: events.WpgForgotten) -> None:
     """Take a WPG of which nothing is left off its devices and let others use the room."""
     wpg = lives.wpgs.get(event.wpg_id)
     if wpg is None or wpg.state is not WpgState.FORGETTING:
@@ -154,14 +144,14 @@ def forgotten(lives: Lives, event: WpgForgotten) -> None:
     jobs.drop_ended(lives, lives.jobs[wpg.job_id])
 
 
-def moved(devices: Devices, event: ResidencyMoved) -> None:
+def moved(devices: Devices, event: events.ResidencyMoved) -> None:
     """Go on with the switch that a move was for."""
     wpg = switch.moved(devices, event)
     if wpg is not None:
         wpgs.stop_when_idle(devices, wpg)
 
 
-def did_not_move(devices: Devices, event: MoveFailed) -> None:
+def did_not_move(devices: Devices, event: events.MoveFailed) -> None:
     """Put off the switch that a move was for, or fail a WPG that cannot be trusted any more."""
     wpg = devices.wpgs.get(event.wpg_id)
     failed = switch.move_failed(devices, event)
@@ -171,7 +161,7 @@ def did_not_move(devices: Devices, event: MoveFailed) -> None:
         wpgs.stop_when_idle(devices, wpg)
 
 
-def copied(devices: Devices, event: StateCopied) -> None:
+def copied(devices: Devices, event: events.StateCopied) -> None:
     """Let a WPG go on while a copy of its state is written or hashed."""
     operation = devices.queues.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
@@ -184,7 +174,7 @@ def copied(devices: Devices, event: StateCopied) -> None:
         devices.touch(wpg.wpg_id)
 
 
-def finished(devices: Devices, event: OperationFinished) -> None:
+def finished(devices: Devices, event: events.OperationFinished) -> None:
     """Answer an operation that its executors have ended, and free what it held."""
     operation = devices.queues.operations.get(event.operation_id)
     if operation is None or operation.state is not OperationState.RUNNING:
@@ -214,7 +204,7 @@ def finished(devices: Devices, event: OperationFinished) -> None:
 
 
 def _initialized(
-    devices: Devices, wpg: Wpg, operation: Operation, event: OperationFinished
+    devices: Devices, wpg: Wpg, operation: Operation, event: events.OperationFinished
 ) -> None:
     if event.fault is not None:
         wpg.shift(ResidencyTrigger.BUILD_FAILED)
