@@ -37,6 +37,9 @@ class RewardConfig:
     """How long a batch that nobody asks for is kept: then its samples are not run, and its scores
     are dropped."""
 
+    max_batches: int = 1024
+    """Batches that one tenant may have with the proxy; more are refused with `queue_full`."""
+
     max_samples: int = 65_536
     """Samples that one tenant may have with the proxy, scored ones that are kept among them; more
     are refused with `queue_full`."""

@@ -42,7 +42,7 @@ from plexsvc.reward.programs.adding import from_wire
 from plexsvc.reward.programs.base import Program, cut
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.programs.registry import check_settings
-from plexsvc.reward.record import BatchRecord
+from plexsvc.reward.record import BatchRecord, Pending
 from plexsvc.reward.view import program_view, rewards_view
 from plexsvc.reward.workers import Heard, Workers
 
@@ -154,7 +154,7 @@ class RewardProxy:
         if not new:
             return self.records.setdefault(batch_id, record)
         self._check_workers(record.program)
-        self._check_room(batch_id.tenant, new)
+        self._check_room(batch_id, new)
         self.records[batch_id] = record
         record.add(new)
         record.size = max(record.size, request.batch_size, len(record.pending))
@@ -185,12 +185,14 @@ class RewardProxy:
                     f"{stage.holds}; nodes have {rooms or 'nothing'} for workers",
                 )
 
-    def _check_room(self, tenant: TenantId, new: list[pb.ScoreSample]) -> None:
+    def _check_room(self, batch_id: BatchId, new: list[pb.ScoreSample]) -> None:
+        tenant = batch_id.tenant
         own = [record for batch, record in self.records.items() if batch.tenant == tenant]
+        batches = len(own) + (batch_id not in self.records)
         samples = sum(len(record.pending) + len(record.replies) for record in own) + len(new)
-        nbytes = sum(record.nbytes for record in own)
-        nbytes += sum(len(sample.text) + len(sample.reference) for sample in new)
+        nbytes = sum(record.nbytes for record in own) + sum(Pending(one).nbytes for one in new)
         for what, found, key in (
+            ("batches", batches, "max_batches"),
             ("samples", samples, "max_samples"),
             ("bytes", nbytes, "max_bytes"),
         ):
@@ -316,7 +318,7 @@ def _new_record(request: pb.ScoreRequest, library: Library) -> BatchRecord:
     program = library.find(TenantId(request.tenant), request.program, request.version)
     try:
         settings: Any = json.loads(request.settings or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlexError(ErrorCode.BAD_REQUEST, f"settings are not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise PlexError(ErrorCode.BAD_REQUEST, "settings must be a JSON object")

@@ -42,6 +42,8 @@ class BatchRecord:
     program: Program
     settings: str
     size: int = 0
+    nbytes: int = 0
+    """What its pending samples take of its tenant's room."""
     readers: int = 0
     quiet_since_us: int = 0
     """When the last reader left."""
@@ -49,11 +51,6 @@ class BatchRecord:
     replies: dict[int, pb.ScoreReply] = field(default_factory=dict)
     _digests: dict[int, int] = field(default_factory=dict)
     _waiting: dict[int, list[asyncio.Queue[pb.ScoreReply]]] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """What its pending samples take of its tenant's room."""
-        return sum(pending.nbytes for pending in self.pending.values())
 
     def new_ones(self, samples: Iterable[pb.ScoreSample]) -> list[pb.ScoreSample]:
         """Return those that were not sent before. Changes nothing.
@@ -81,10 +78,11 @@ class BatchRecord:
         for sample in samples:
             self._digests[sample.index] = _digest(sample)
             self.pending[sample.index] = Pending(sample)
+            self.nbytes += self.pending[sample.index].nbytes
 
     def answer(self, reply: pb.ScoreReply) -> None:
         """Keep a sample's answer and tell all who wait for it."""
-        del self.pending[reply.index]
+        self.nbytes -= self.pending.pop(reply.index).nbytes
         self.replies[reply.index] = reply
         for queue in self._waiting.pop(reply.index, ()):
             queue.put_nowait(reply)

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from plexsvc.reward.programs.base import Program, RefusedError, Scored, Stage, Work
 from plexsvc.reward.sandbox.base import Limits
@@ -91,14 +91,32 @@ def _json_schema(work: Work) -> Scored:
     schema = work.settings.get("schema", work.reference)
     library: Any = _library("json_schema", "fastjsonschema")
     try:
-        validate = library.compile(schema)
+        validate = library.compile(schema, handlers=_NowhereElse())
     except (library.JsonSchemaDefinitionException, TypeError, AttributeError) as error:
         raise RefusedError(f"json_schema: the schema is none: {error}") from error
     try:
         validate(json.loads(work.text))
-    except ValueError as error:  # neither JSON nor what the schema says
+    except (ValueError, RecursionError) as error:  # neither JSON nor what the schema says
         return Scored(score=0.0, detail=str(error))
     return Scored(score=1.0)
+
+
+class _NowhereElse(dict[str, Callable[[str], NoReturn]]):
+    """Refuses references to other documents, which would have a worker open files and URLs."""
+
+    def __contains__(self, scheme: object) -> bool:
+        """Be asked for every scheme."""
+        return True
+
+    def __missing__(self, scheme: str) -> Callable[[str], NoReturn]:
+        """Return what is called with the URI."""
+        return _refuse_elsewhere
+
+
+def _refuse_elsewhere(uri: str) -> NoReturn:
+    raise RefusedError(
+        f"json_schema: the schema refers to {uri[:256]!r}, which is not in it; give it whole"
+    )
 
 
 def _library(program: str, module: str) -> Any:  # noqa: ANN401 - the module

@@ -181,6 +181,17 @@ BAD: dict[str, tuple[pb.ScoreRequest, ErrorCode, str]] = {
         ErrorCode.BAD_REQUEST,
         "batch_id of 16 bytes",
     ),
+    "settings nested deep": (
+        pb.ScoreRequest(
+            job_id="job-1",
+            batch_id=b"b" * 16,
+            program="exact",
+            settings="[" * 100_000,
+            samples=[pb.ScoreSample()],
+        ),
+        ErrorCode.BAD_REQUEST,
+        "settings are not JSON",
+    ),
     "too many samples": (asked("exact", ["x"] * 9), ErrorCode.QUEUE_FULL, "reward.max_samples"),
     "too many bytes": (asked("exact", ["x" * 999]), ErrorCode.QUEUE_FULL, "reward.max_bytes"),
 }
@@ -194,6 +205,20 @@ async def test_what_is_refused_changes_nothing(name: str, short: Path) -> None:
             await live.score(request)
         assert refused.value.code is code
         assert (live.proxy.core.batches, live.proxy.records) == ({}, {})
+
+
+async def test_batches_of_a_tenant_are_bounded_and_what_is_answered_gives_its_room_back(
+    short: Path,
+) -> None:
+    async with served(short, max_batches=2, max_bytes=30) as live:
+        for batch in (b"1" * 16, b"2" * 16):
+            await live.score(asked("exact", ["x" * 5], ["x" * 5], batch=batch))
+        with pytest.raises(PlexError, match=r"3 batches .*reward\.max_batches") as refused:
+            await live.score(asked("exact", ["x"], ["x"], batch=b"3" * 16))
+        assert refused.value.code is ErrorCode.QUEUE_FULL
+        assert [record.nbytes for record in live.proxy.records.values()] == [0, 0]
+        await live.score(asked("exact", ["x"], ["x"], batch=b"3" * 16, tenant="other"))
+        await live.score(asked("exact", ["x" * 5, "y"], ["x" * 5, "y"], batch=b"2" * 16))
 
 
 async def test_a_sample_with_the_index_of_another_is_refused(short: Path) -> None:

@@ -42,6 +42,7 @@ def score(program: str, text: str, reference: object = None, **settings: object)
         ("json_schema", '{"a": 1}', {"required": ["a"]}, {}, 1),
         ("json_schema", '{"b": 1}', {"required": ["a"]}, {}, 0),
         ("json_schema", "no json", {"required": ["a"]}, {}, 0),
+        ("json_schema", "[" * 100_000, {"type": "array"}, {}, 0),
     ],
 )
 def test_a_sample_gets_its_score(
@@ -60,6 +61,13 @@ def test_a_sample_gets_its_score(
         ("regex", None, "is none"),
         ("math", None, "must be an expression"),
         ("json_schema", {"type": "nonsense"}, "the schema is none"),
+        ("json_schema", {"$ref": "file:///etc/hostname"}, "refers to 'file:///etc/hostname'"),
+        (
+            "json_schema",
+            {"$id": "http://localhost/a", "$ref": "b"},
+            "refers to 'http://localhost/b'",
+        ),
+        ("json_schema", {"items": {"$ref": "else.json#/a"}}, "refers to 'else.json'"),
     ],
 )
 def test_a_reference_that_means_nothing_is_refused(
