@@ -23,7 +23,12 @@ from plexsvc.statelink.mapping import Extent
 if TYPE_CHECKING:
     import torch
 
-_OUT_OF_MEMORY: Final = 2
+_KINDS: Final = {
+    2: ErrorCode.NO_ROOM,  # CUDA_ERROR_OUT_OF_MEMORY
+    100: ErrorCode.BAD_REQUEST,  # CUDA_ERROR_NO_DEVICE
+    101: ErrorCode.BAD_REQUEST,  # CUDA_ERROR_INVALID_DEVICE
+}
+"""What CUDA's codes mean to us; any other is `internal`."""
 _NAME_BYTES: Final = 256
 
 
@@ -66,7 +71,8 @@ def _describe(api: Any, index: int) -> Gpu:  # noqa: ANN401 - the bindings are u
     (device,) = _check(api, "cuDeviceGet", api.cuDeviceGet(index), where=where)
     (name,) = _check(api, "cuDeviceGetName", api.cuDeviceGetName(_NAME_BYTES, device), where=where)
     (nbytes,) = _check(api, "cuDeviceTotalMem", api.cuDeviceTotalMem(device), where=where)
-    return Gpu(index=index, name=bytes(name).rstrip(b"\0").decode(), nbytes=int(nbytes))
+    text = bytes(name).partition(b"\0")[0]  # what follows the zero is whatever stood there
+    return Gpu(index=index, name=text.decode(), nbytes=int(nbytes))
 
 
 @functools.cache
@@ -227,7 +233,7 @@ def _check(api: Any, name: str, answer: Sequence[Any], *, where: str) -> Sequenc
         return values
     _, text = api.cuGetErrorString(code)
     reason = (text or b"unknown error").decode()
-    kind = ErrorCode.NO_ROOM if int(code) == _OUT_OF_MEMORY else ErrorCode.INTERNAL
+    kind = _KINDS.get(int(code), ErrorCode.INTERNAL)
     raise PlexError(kind, f"{name} on {where}: {reason}", cuda=int(code))
 
 

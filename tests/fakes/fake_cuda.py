@@ -29,6 +29,7 @@ class Code(IntEnum):
     SUCCESS = 0
     INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
+    INVALID_DEVICE = 101
     UNKNOWN = 999
 
 
@@ -105,7 +106,7 @@ class FakeCuda:
         return (index,)
 
     def _cuDeviceGetName(self, nbytes: int, _device: int) -> tuple[bytes]:
-        return (b"Fake H200".ljust(nbytes, b"\0"),)
+        return (b"Fake H200\0".ljust(nbytes, b" "),)  # as the bindings fill it
 
     def _cuDeviceTotalMem(self, _device: int) -> tuple[int]:
         return (self.nbytes,)
