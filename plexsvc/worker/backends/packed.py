@@ -8,6 +8,7 @@ of short ones would otherwise be hundreds of launches a layer.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -81,7 +82,7 @@ def attend(
             *(packing.longest, packing.longest),
             scale=scale,
             window_size=_CAUSAL,
-            enable_gqa=query_TND.size(1) != key_TGD.size(1),
+            **_grouping(query_TND.size(1) != key_TGD.size(1)),
         )
         return out
     groups = query_TND.size(1) // key_TGD.size(1)
@@ -91,6 +92,12 @@ def attend(
     )
     values: Tensor = jagged.transpose(1, 2).values()
     return values
+
+
+def _grouping(is_grouped: bool) -> dict[str, bool]:
+    """Return the option by which query heads share key heads; torch 2.11 asks for none."""
+    is_asked = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return {"enable_gqa": is_grouped} if is_asked else {}
 
 
 def _jagged(tensor_TND: Tensor, packing: Packing) -> Tensor:

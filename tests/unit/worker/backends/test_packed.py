@@ -50,9 +50,15 @@ def test_half_precision_is_one_call_of_variable_lengths(monkeypatch: pytest.Monk
     query, key, value = tensors(torch.bfloat16)
     calls: list[dict[str, Any]] = []
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, *lengths: object, **options: Any) -> Tensor:  # noqa: ANN401 - torch's
-        calls.append({"lengths": lengths, **options})
-        return one_by_one(q, k, v, scale=options["scale"])
+    def kernel(
+        *qkv_and_lengths: Any,  # noqa: ANN401 - torch's
+        scale: float,
+        window_size: tuple[int, int],
+        enable_gqa: bool,
+    ) -> Tensor:
+        query, key, value, *lengths = qkv_and_lengths
+        calls.append({"lengths": lengths, "window_size": window_size, "enable_gqa": enable_gqa})
+        return one_by_one(query, key, value, scale=scale)
 
     monkeypatch.setattr(packed, "varlen_attn", kernel)
     found = attend(query, key, value, packing(), scale=0.5)
@@ -62,6 +68,24 @@ def test_half_precision_is_one_call_of_variable_lengths(monkeypatch: pytest.Monk
     assert cu_q.dtype is cu_k.dtype is torch.int32
     assert (cu_q.tolist(), longest_q, longest_k) == (BOUNDS, 7, 7)
     assert (call["window_size"], call["enable_gqa"]) == ((-1, 0), True)
+
+
+def test_a_kernel_that_knows_no_option_of_groups_is_asked_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query, key, value = tensors(torch.bfloat16)
+
+    def kernel(
+        *qkv_and_lengths: Any,  # noqa: ANN401 - torch's, of 2.11
+        scale: float,
+        window_size: tuple[int, int],
+    ) -> Tensor:
+        assert window_size == (-1, 0)
+        return one_by_one(*qkv_and_lengths[:3], scale=scale)
+
+    monkeypatch.setattr(packed, "varlen_attn", kernel)
+    found = attend(query, key, value, packing(), scale=0.5)
+    assert torch.equal(found, one_by_one(query, key, value, scale=0.5))
 
 
 def test_single_precision_is_one_call_on_jagged_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
