@@ -1,21 +1,25 @@
 """First hour on a GPU: what was written by the documents alone, tried and measured on the card.
 
-    python -m benchmarks.gpu_first_hour [--only NAME ...] [--on-cpu]
+    python -m benchmarks.gpu_first_hour [--only NAME ...] [--logs DIR] [--on-cpu]
 
 Each probe runs in a process of its own with a limit, so that one that crashes or hangs costs its
-own answer only. One line of JSON comes out: the hardware, the versions, and for each probe its
-figures, or why it was skipped, or how it failed. The exit code is 1 when a probe failed. Without a
-GPU every probe is skipped; `--on-cpu` runs those that a CPU device can, to try the program itself.
+own answer only; `--logs` keeps all it wrote. One line of JSON comes out: the hardware, the
+versions, and for each probe its figures, or why it was skipped, or how it failed; a figure that is
+false is a promise that does not hold, and fails its probe. The exit code is 1 when a probe failed.
+Probes that generate are skipped where there is no vLLM. Without a GPU every probe is skipped;
+`--on-cpu` runs those that a CPU device can, to try the program itself.
 
 | probe | answers |
 |---|---|
 | `tiers` | do the contract tests of device memory pass on the card |
 | `park` | is parked memory gone from the card; do addresses and bytes survive |
 | `publish` | bytes copied off the device for one publish of 290 tensors, over the bytes published |
-| `switch` | seconds of an offload and a load, against plain copies from pinned memory |
+| `switch` | copies of up to 40 GiB each way, one by one and at once, against plain pinned ones |
 | `attention` | packed attention in one call against one call a sequence: error, and equal bits |
 | `attach` | memory of a rank on the card after `attach` and when parked, against what it says |
-| `train` | tokens a second of forward_backward and step |
+| `train`, `train_fsdp` | tokens a second of forward_backward and step, and its share of waiting |
+| `two_trainers` | do two jobs on one device end with the bits they have alone; save and load |
+| `dead_neighbour` | does a parked job outlive a kill -9 of the rank that is on the device |
 | `continuation` | does a sample go on as it would have, from each of its tokens |
 | `two_engines` | do two engines fit on two GPUs, or on halves of the only one |
 | `one_gpu_job` | deploy, sync, generate, train and switch through the service on a planned node |
@@ -26,6 +30,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -68,7 +73,7 @@ def tiers(memory: str) -> dict[str, object]:
     )
     last = (done.stdout.strip().splitlines() or [done.stderr])[-1]
     if done.returncode:
-        raise RuntimeError(done.stdout[-TAIL_CHARACTERS:])
+        raise RuntimeError(done.stdout + done.stderr)
     return {"pytest": last}
 
 
@@ -108,32 +113,40 @@ def publish(memory: str) -> dict[str, object]:
 
 
 def switch(memory: str) -> dict[str, object]:
-    """Move a region off and on, after a first round that is not counted."""
+    """Move two states of a large model off and on, one after the other and at once."""
     import torch
 
-    from benchmarks.state_rig import one_client
+    from benchmarks.state_rig import switched
 
-    nbytes = 4096 * MIB if memory == "cuda" else 64 * MIB
-    with one_client(memory, nbytes=nbytes, budget=nbytes) as found:
-        found.offload()
-        found.load()
-        rounds = [(found.offload(), found.load()) for _ in range(3)]
-    device = torch.device(memory)
-    there = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=memory == "cuda")
-    plain = min(
-        seconds(lambda: host.copy_(there)) + seconds(lambda: there.copy_(host)) for _ in "123"
-    )
-    copies = min(off["copy_us"] + on["copy_us"] for off, on in rounds) / 1e6
-    whole = min(off["total_us"] + on["total_us"] for off, on in rounds) / 1e6
-    return {
-        "region_bytes": nbytes,
-        "plain_s": round(plain, 4),
-        "copies_s": round(copies, 4),
-        "switch_s": round(whole, 4),
-        "copies_over_plain": round(copies / plain, 2),
-        "gib_per_s_each_way": round(2 * nbytes / copies / 2**30, 1),
+    nbytes = _state_bytes() if memory == "cuda" else 64 * MIB
+    moved = switched(memory, nbytes=nbytes)
+    some = min(nbytes, 4096 * MIB)
+    there = torch.empty(some, dtype=torch.uint8, device=memory).random_(0, 256)
+    host = torch.empty(some, dtype=torch.uint8, pin_memory=memory == "cuda").random_(0, 256)
+    ways: dict[str, Callable[[], object]] = {
+        "out": lambda: host.copy_(there),
+        "back": lambda: there.copy_(host),
     }
+    plain = {way: some / min(seconds(copy) for _ in "1234") for way, copy in ways.items()}
+    ours = {way: nbytes / moved[way] for way in ways}
+    return {
+        "state_bytes": nbytes,
+        "plain_gb_per_s": {way: round(rate / 1e9, 1) for way, rate in plain.items()},
+        "copies_gb_per_s": {way: round(rate / 1e9, 1) for way, rate in ours.items()},
+        "copies_over_plain": {way: round(ours[way] / plain[way], 2) for way in ways},
+        "switch_s": round(moved["whole"], 4),
+        "switch_over_copies": round(moved["whole"] / (moved["out"] + moved["back"]), 2),
+        "both_at_once_s": round(moved["both"], 4),
+        "both_over_one_after_the_other": round(moved["both"] / moved["whole"], 2),
+        "allocate_s_per_gib": round(moved["allocate"] / nbytes * 2**30, 3),
+    }
+
+
+def _state_bytes() -> int:
+    """Return the bytes of a state of which the GPU and page-locked memory hold two each."""
+    free_on_host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = min(40 << 30, driver_memory()[0] * 2 // 5, free_on_host // 3)
+    return most // (2 * MIB) * (2 * MIB)
 
 
 def seconds(act: Callable[[], object]) -> float:
@@ -211,14 +224,62 @@ def attach(memory: str) -> dict[str, object]:
 
 
 def train(memory: str) -> dict[str, object]:
-    """Train on batches of 64 x 128 tokens."""
+    """Train on batches of 64 x 128 tokens with megatron, in bfloat16 on a GPU."""
+    return _trained(memory, "megatron")
+
+
+def train_fsdp(memory: str) -> dict[str, object]:
+    """Train on the same batches with fsdp, in float32."""
+    return _trained(memory, "fsdp")
+
+
+def _trained(memory: str, backend: str) -> dict[str, object]:
     from benchmarks.state_rig import trained_rank
 
-    with trained_rank(memory) as rank:
+    with trained_rank(memory, backend) as rank:
         rank.step()
         tokens = rank.step()
         best = min(seconds(rank.step) for _ in "123")
-        return {"tokens": tokens, "tokens_per_s": round(tokens / best), "step_s": round(best, 4)}
+        return {
+            "backend": backend,
+            "dtype": rank.dtype,
+            "parameters": rank.parameters,
+            "tokens": tokens,
+            "tokens_per_s": round(tokens / best),
+            "step_s": round(best, 4),
+            "tflop_per_s": round(6 * rank.parameters * tokens / best / 1e12, 2),
+            **_waits(rank.step),
+        }
+
+
+def _waits(step: Callable[[], object]) -> dict[str, object]:
+    """Return how often `step` waits for the GPU, and the share of its time that it does."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        took = seconds(step)
+    waits = [event for event in seen.key_averages() if "Synchronize" in event.key]
+    return {
+        "waits": {event.key: event.count for event in waits},
+        "waiting_share": round(sum(e.self_cpu_time_total for e in waits) / 1e6 / took, 2),
+    }
+
+
+def two_trainers(memory: str) -> dict[str, object]:
+    """Have two jobs take turns through the service, on each backend and in each dtype."""
+    from benchmarks.trainer_rig import LAYOUTS, compared, site
+
+    with site(memory) as at:
+        found = {"-".join(layout): compared(at, layout) for layout in LAYOUTS}
+        return {"parameters": at.parameters, **found}
+
+
+def dead_neighbour(memory: str) -> dict[str, object]:
+    """Kill the rank of a job on the device while another's state is parked."""
+    from benchmarks.trainer_rig import site, survived
+
+    with site(memory) as at:
+        return survived(at, ("megatron", "bfloat16"))
 
 
 def continuation(memory: str) -> dict[str, object]:
@@ -272,6 +333,7 @@ class Probe:
 
     ask: Callable[[str], dict[str, object]]
     runs_on_cpu: bool = False
+    generates: bool = False
     limit_s: int = 300
 
 
@@ -283,9 +345,12 @@ PROBES: Final[Mapping[str, Probe]] = {
     "attention": Probe(ask=attention),
     "attach": Probe(ask=attach, runs_on_cpu=True),
     "train": Probe(ask=train, runs_on_cpu=True),
-    "continuation": Probe(ask=continuation, runs_on_cpu=True, limit_s=600),
-    "two_engines": Probe(ask=two_engines, limit_s=600),
-    "one_gpu_job": Probe(ask=one_gpu_job, runs_on_cpu=True, limit_s=600),
+    "train_fsdp": Probe(ask=train_fsdp, runs_on_cpu=True),
+    "two_trainers": Probe(ask=two_trainers, runs_on_cpu=True),
+    "dead_neighbour": Probe(ask=dead_neighbour, runs_on_cpu=True),
+    "continuation": Probe(ask=continuation, runs_on_cpu=True, generates=True, limit_s=600),
+    "two_engines": Probe(ask=two_engines, generates=True, limit_s=600),
+    "one_gpu_job": Probe(ask=one_gpu_job, runs_on_cpu=True, generates=True, limit_s=600),
 }
 
 
@@ -322,12 +387,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run_probe(name: str, *, memory: str) -> dict[str, object]:
-    """Run one probe in a process of its own; return its figures or how it failed."""
+def run_probe(name: str, *, memory: str, logs: Path | None = None) -> dict[str, object]:
+    """Run one probe in a process of its own; return its figures or how it failed.
+
+    What it writes is kept in `logs`.
+    """
     argv = [sys.executable, "-m", "benchmarks.gpu_first_hour", "--probe", name, "--memory", memory]
     started = time.monotonic()
     with (
-        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryFile("w+")
+        if logs is None
+        else (logs / f"{name}.log").open("w+") as errors,
         subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         ) as process,
@@ -344,21 +414,44 @@ def run_probe(name: str, *, memory: str) -> dict[str, object]:
     lines = said.strip().splitlines()
     if how or not lines:
         return {"failed": how or "it said nothing", "log_tail": tail}
-    return {**json.loads(lines[-1]), "took_s": round(time.monotonic() - started, 1)}
+    return judged({**json.loads(lines[-1]), "took_s": round(time.monotonic() - started, 1)})
 
 
-def ask(names: list[str], *, on_cpu: bool) -> dict[str, dict[str, object]]:
+def judged(figures: dict[str, object]) -> dict[str, object]:
+    """Return figures, failed where one of them, or one of a part of them, is false.
+
+    >>> judged({"a": True, "b": {"c": False}})
+    {'a': True, 'b': {'c': False}, 'failed': 'not so: b.c'}
+    """
+    untrue = [name for name, value in figures.items() if value is False]
+    for name, part in figures.items():
+        if isinstance(part, dict):
+            untrue += [f"{name}.{inner}" for inner, value in part.items() if value is False]
+    return {**figures, "failed": f"not so: {', '.join(untrue)}"} if untrue else figures
+
+
+def ask(names: list[str], *, on_cpu: bool, logs: Path | None) -> dict[str, dict[str, object]]:
     """Return the answers of the probes `names`."""
-    has_gpu, answers = bool(gpus()), dict[str, dict[str, object]]()
+    memory = "cpu" if on_cpu else "cuda" if gpus() else ""
+    answers = dict[str, dict[str, object]]()
     for name in names:
         print(f"probe {name} ...", file=sys.stderr)
-        if has_gpu and not on_cpu:
-            answers[name] = run_probe(name, memory="cuda")
-        elif on_cpu and PROBES[name].runs_on_cpu:
-            answers[name] = run_probe(name, memory="cpu")
+        if reason := why_skipped(PROBES[name], memory=memory):
+            answers[name] = {"skipped": reason}
         else:
-            answers[name] = {"skipped": "it needs a GPU" if on_cpu else "no GPU"}
+            answers[name] = run_probe(name, memory=memory, logs=logs)
     return answers
+
+
+def why_skipped(probe: Probe, *, memory: str) -> str:
+    """Return why a probe cannot run on `memory` (empty: there is no GPU); empty when it can."""
+    if not memory:
+        return "no GPU"
+    if memory == "cpu" and not probe.runs_on_cpu:
+        return "it needs a GPU"
+    if probe.generates and importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    return ""
 
 
 def main() -> None:
@@ -366,13 +459,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PROBES), default=list(PROBES))
     parser.add_argument("--on-cpu", action="store_true")
+    parser.add_argument("--logs", type=Path, help="directory that keeps all that probes write")
     parser.add_argument("--probe", choices=list(PROBES), help=argparse.SUPPRESS)
     parser.add_argument("--memory", default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
         print(json.dumps(PROBES[options.probe].ask(options.memory)))
         return
-    answers = ask(options.only, on_cpu=options.on_cpu)
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
+    answers = ask(options.only, on_cpu=options.on_cpu, logs=options.logs)
     service.report(
         benchmark="gpu_first_hour", hardware=hardware(), versions=versions(), probes=answers
     )

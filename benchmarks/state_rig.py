@@ -1,4 +1,4 @@
-"""A state manager and one client for benchmarks of device memory, on a CPU arena or a GPU."""
+"""A state manager and its clients for benchmarks of device memory, on a CPU arena or a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ TENSORS: Final = 290
 
 @dataclass(slots=True, kw_only=True)
 class Client:
-    """The only client of a state manager."""
+    """A client of a state manager."""
 
+    wpg_id: str
     stub: statemanager_pb2_grpc.StateManagerStub
     connection: StateClient
     region: Region | None = None
@@ -51,7 +53,7 @@ class Client:
 
     def _move(self, to: common_pb2.Residency) -> dict[str, int]:
         fence = common_pb2.Fence(scheduler_epoch=1, lease_no=1, incarnation=1)
-        request = statemanager_pb2.MoveRequest(wpg_id="w", fence=fence, to=to)
+        request = statemanager_pb2.MoveRequest(wpg_id=self.wpg_id, fence=fence, to=to)
         reply = self.stub.Move(request, timeout=DEADLINE_S)
         if reply.HasField("error"):
             raise RuntimeError(reply.error.message)
@@ -59,13 +61,10 @@ class Client:
 
 
 @contextmanager
-def one_client(
-    memory: str, *, nbytes: int, budget: int, handlers: MoveHandlers | None = None
-) -> Iterator[Client]:
-    """Yield the client of a state manager whose device has `budget` bytes.
-
-    It has a region of `nbytes` (0: none yet).
-    """
+def state_manager(
+    memory: str, *, budget: int
+) -> Iterator[tuple[statemanager_pb2_grpc.StateManagerStub, str]]:
+    """Yield the stub and the data socket of one whose device has `budget` bytes, its host twice."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pxr")))
         config = place / "sm.toml"
@@ -82,17 +81,84 @@ def one_client(
         assert daemon.stdout is not None
         ready = json.loads(daemon.stdout.readline())
         channel = stack.enter_context(open_blocking_channel(ready["address"], KEYS))
-        stub = statemanager_pb2_grpc.StateManagerStub(channel)
-        connection = StateClient(ready["data_socket"], _member(), handlers=handlers)
-        stack.callback(connection.close)
-        found = Client(stub=stub, connection=connection)
-        if nbytes:
-            found.region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
+        yield statemanager_pb2_grpc.StateManagerStub(channel), ready["data_socket"]
+
+
+@contextmanager
+def one_client(
+    memory: str, *, nbytes: int, budget: int, handlers: MoveHandlers | None = None
+) -> Iterator[Client]:
+    """Yield the client of a state manager whose device has `budget` bytes.
+
+    It has a region of `nbytes` (0: none yet).
+    """
+    with (
+        state_manager(memory, budget=budget) as (stub, socket),
+        _joined(stub, socket, "w", nbytes=nbytes, handlers=handlers) as found,
+    ):
         yield found
 
 
+@contextmanager
+def _joined(
+    stub: statemanager_pb2_grpc.StateManagerStub,
+    socket: str,
+    wpg_id: str,
+    *,
+    nbytes: int,
+    handlers: MoveHandlers | None = None,
+) -> Iterator[Client]:
+    connection = StateClient(socket, _member(wpg_id=wpg_id), handlers=handlers)
+    try:
+        found = Client(wpg_id=wpg_id, stub=stub, connection=connection)
+        if nbytes:
+            found.region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
+        yield found
+    finally:
+        connection.close()
+
+
+def switched(memory: str, *, nbytes: int, rounds: int = 3) -> dict[str, float]:
+    """Return seconds of moves of two states of `nbytes` on a device with room for both.
+
+    `allocate` makes one, its page-locked host copy included; `out` and `back` copy one alone,
+    `whole` is one out and then one in with all that belongs to it, `both` the same two at once.
+    """
+    with ExitStack() as stack:
+        stub, socket = stack.enter_context(state_manager(memory, budget=2 * nbytes))
+        started = time.perf_counter()
+        clients = [
+            stack.enter_context(_joined(stub, socket, name, nbytes=nbytes)) for name in ("v", "w")
+        ]
+        allocate = (time.perf_counter() - started) / 2
+        for client in clients:
+            assert client.region is not None, "it was asked for"
+            client.region.tensor().random_(0, 256)  # zeros may be copied faster than states
+        going, coming = clients
+        coming.offload()
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        found: list[dict[str, float]] = []
+        for _ in range(1 + rounds):
+            off, on = going.offload(), coming.load()
+            off_us, on_us = off["copy_us"], on["copy_us"]
+            started = time.perf_counter()
+            for move in [pool.submit(coming.offload), pool.submit(going.load)]:
+                move.result()
+            found.append(
+                {
+                    "out": off_us / 1e6,
+                    "back": on_us / 1e6,
+                    "whole": (off["total_us"] + on["total_us"]) / 1e6,
+                    "both": time.perf_counter() - started,
+                }
+            )
+    best = {name: min(one[name] for one in found[1:]) for name in found[0]}
+    return {"allocate": allocate, **best}
+
+
 def _member(**facts: Any) -> WorkerConfig:  # noqa: ANN401 - fields of the configuration
-    who = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1, "scheduler_epoch": 1}
+    who: dict[str, Any] = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1}
+    who["scheduler_epoch"] = 1
     what = {"job_id": "j", "deployment_id": "d", "role": "actor", "backend": "noop", "model": ""}
     return parse({**who, **what, **facts})
 
@@ -105,6 +171,8 @@ class Rank:
     client: Client
     batch: list[Any]
     loss: Any
+    parameters: int
+    dtype: str
 
     def step(self) -> int:
         """Run forward_backward and step; return the tokens."""
@@ -117,8 +185,8 @@ class Rank:
 
 
 @contextmanager
-def trained_rank(memory: str) -> Iterator[Rank]:
-    """Yield a megatron rank on its own state manager, with a batch of 64 sequences."""
+def trained_rank(memory: str, backend: str = "megatron") -> Iterator[Rank]:
+    """Yield a rank on its own state manager, with a batch of 64 sequences."""
     import plexsvc.worker.preload  # noqa: F401 - before Megatron, as a zygote does
     from plexsvc.clock import SystemClock
     from plexsvc.demo.model import Shape, make_model
@@ -131,10 +199,11 @@ def trained_rank(memory: str) -> Iterator[Rank]:
     with tempfile.TemporaryDirectory(prefix="pxm") as place:
         model = Path(place) / "model"
         parameters = make_model(model, seed=0, shape=big if on_gpu else Shape())
+        dtype = "bfloat16" if on_gpu and backend == "megatron" else "float32"
         config = _member(
-            backend="megatron",
+            backend=backend,
             model=str(model),
-            dtype="bfloat16" if on_gpu else "float32",
+            dtype=dtype,
             optimizer={"lr": 1e-4},
         )
         executor = Executor(config, registry.create(config), clock=SystemClock())
@@ -148,7 +217,14 @@ def trained_rank(memory: str) -> Iterator[Rank]:
             if error.code:
                 raise RuntimeError(error.message)
             loss = losses.resolve("cross_entropy", {}, role="actor")
-            yield Rank(executor=executor, client=client, batch=_batch(), loss=loss)
+            yield Rank(
+                executor=executor,
+                client=client,
+                batch=_batch(),
+                loss=loss,
+                parameters=parameters,
+                dtype=dtype,
+            )
 
 
 def _batch() -> list[Any]:

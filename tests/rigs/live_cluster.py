@@ -49,6 +49,7 @@ def configuration(
     *,
     scheduler: str = SHARES_ALL,
     staging_bytes: int = 256 * MIB,
+    host_bytes: int = 2048 * MIB,
 ) -> str:
     """Return the TOML of a cluster with these nodes, devices and bounds."""
     tables = [
@@ -56,7 +57,7 @@ def configuration(
     ]
     for node_id, devices in nodes.items():
         tables.append(
-            f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {2048 * MIB}\n'
+            f'[[nodes]]\nnode_id = "{node_id}"\nhost_bytes = {host_bytes}\n'
             f"staging_bytes = {staging_bytes}\ndevices = [{', '.join(devices)}]"
         )
     tenants = ("default", "ops")
@@ -133,6 +134,7 @@ def start_cluster(
     extra: str = "",
     scheduler: str = SHARES_ALL,
     staging_bytes: int = 256 * MIB,
+    host_bytes: int = 2048 * MIB,
 ) -> Iterator[LiveCluster]:
     """Start `plexctl up`; `extra` opens its configuration. Stop it with SIGTERM at the end.
 
@@ -140,7 +142,13 @@ def start_cluster(
     """
     state_dir = state_beside(directory)
     config = directory / "cluster.toml"
-    tables = configuration(state_dir, nodes, scheduler=scheduler, staging_bytes=staging_bytes)
+    tables = configuration(
+        state_dir,
+        nodes,
+        scheduler=scheduler,
+        staging_bytes=staging_bytes,
+        host_bytes=host_bytes,
+    )
     config.write_text(extra + tables)
     log = (directory / "up.log").open("wb")
     command = [*TETHERED, "-m", "plexsvc.cli.main", "up", "--config", str(config)]

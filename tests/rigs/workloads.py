@@ -41,18 +41,25 @@ class Program:
     deployment: plex.Actor
     seed: int
     steps: int = 3
+    lr: float = 1e-2
+    sequences: int = 6
+    longest: int = 24
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def operations(self) -> Iterator[None]:
         """Yield after each operation: two forward_backward, then a step, `steps` times."""
         for step in range(self.steps):
             for part in range(2):
-                batch = fixed_batch(1000 * self.seed + 2 * step + part)
+                batch = fixed_batch(
+                    1000 * self.seed + 2 * step + part,
+                    sequences=self.sequences,
+                    longest=self.longest,
+                )
                 self.metrics.append(
                     self.deployment.forward_backward(batch, loss="ppo", **PPO_ARGS).metrics
                 )
                 yield
-            self.metrics.append(self.deployment.step(lr=1e-2).metrics)
+            self.metrics.append(self.deployment.step(lr=self.lr).metrics)
             yield
 
 
