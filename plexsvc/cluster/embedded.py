@@ -291,9 +291,11 @@ class EmbeddedCluster:
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(router.stop)
         await server.start()
+        http = await stack.enter_async_context(router.http())
         token = next(iter(self._tokens))
         self.card = Card(
             address=address,
+            http=http,
             token=token,
             pid=os.getpid(),
             scheduler=inner,

@@ -29,6 +29,8 @@ class Card:
     address: str
     token: str
     pid: int = 0
+    http: str = ""
+    """Where clients that speak HTTP reach it; empty: nowhere."""
     scheduler: str = ""
     """Where routers apart reach the scheduler; empty when none may."""
     ca: str = ""

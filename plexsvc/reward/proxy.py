@@ -33,6 +33,7 @@ from plexsvc.reward.core.vocabulary import (
     StartWorker,
     StopWorker,
     TimePassed,
+    Verdict,
     WorkerId,
     WorkerLost,
     WorkerReady,
@@ -264,6 +265,7 @@ class RewardProxy:
                 output=cut(pending.output),
                 detail=pending.detail or order.reason,
                 version=record.program.version,
+                files=pending.files if order.verdict is Verdict.SCORED else {},
             )
         )
 

@@ -43,7 +43,7 @@ class BatchRecord:
     settings: str
     size: int = 0
     nbytes: int = 0
-    """What its pending samples take of its tenant's room."""
+    """What its samples, and files that came with scores, take of its tenant's room."""
     readers: int = 0
     quiet_since_us: int = 0
     """When the last reader left."""
@@ -84,6 +84,7 @@ class BatchRecord:
         """Keep a sample's answer and tell all who wait for it."""
         self.nbytes -= self.pending.pop(reply.index).nbytes
         self.replies[reply.index] = reply
+        self.nbytes += sum(map(len, reply.files.values()))
         for queue in self._waiting.pop(reply.index, ()):
             queue.put_nowait(reply)
 

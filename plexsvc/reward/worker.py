@@ -78,10 +78,10 @@ def run(task: Task, *, sandbox: Sandbox) -> Done:
 
 def _done(outcome: Scored | Passed | TimedOut) -> Done:
     match outcome:
-        case Scored(score=score, output=output, detail=detail):
+        case Scored(score=score, output=output, detail=detail, files=files):
             if not math.isfinite(score):
                 return Done("refused", output=cut(output), detail=f"the score is {score}")
-            return Done("scored", float(score), cut(output), cut(detail))
+            return Done("scored", float(score), cut(output), cut(detail), dict(files))
         case Passed(files=files, output=output):
             return Done("passed", output=cut(output), files=dict(files))
         case TimedOut(output=output, detail=detail):

@@ -39,7 +39,15 @@ class Tenants:
         Raises:
             PlexError: `unauthenticated`.
         """
-        found = self._find(context.invocation_metadata() or ())
+        return self.tenant_of(context.invocation_metadata() or ())
+
+    def tenant_of(self, metadata: Metadata) -> TenantId:
+        """Return the tenant whose token is in the metadata, or in the headers, of a request.
+
+        Raises:
+            PlexError: `unauthenticated`.
+        """
+        found = self._find(metadata)
         if isinstance(found, PlexError):
             raise found
         return found

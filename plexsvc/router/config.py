@@ -16,6 +16,10 @@ class RouterConfig:
     listen: str = "127.0.0.1:50051"
     """Where clients connect, when the router is a process of its own; port 0 picks a free one."""
 
+    http_listen: str = ""
+    """Where clients that speak HTTP connect (`/run_code`, `/submit`): HOST:PORT, port 0 picks a
+    free one. Empty: nowhere."""
+
     scheduler: str = ""
     """gRPC target of the scheduler, when the router is a process of its own."""
 

@@ -44,7 +44,8 @@ async def serving(config: RouterConfig) -> AsyncIterator[str]:
     try:
         address = bind(server, config.listen, client_tls(config), key="router.listen")
         await server.start()
-        yield address
+        async with router.http():
+            yield address
     finally:
         router.stop()
         await server.stop(STOP_GRACE_S)

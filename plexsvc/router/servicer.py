@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
+from plexsvc.router.http import sandbox_fusion
+from plexsvc.router.http.server import serving
 from plexsvc.router.relay import Uploads
 from plexsvc.router.rewards import Rewards
 from plexsvc.router.roots import Roots
@@ -80,6 +82,11 @@ class RouterServicer:
         self.operations = OperationStreams(
             max_operations=config.max_operations_per_stream, key="router.max_operations_per_stream"
         )
+
+    def http(self) -> AbstractAsyncContextManager[str]:
+        """Return a server of what is offered over HTTP; entered, it serves, and is its address."""
+        routes = sandbox_fusion.routes(self.rewards)
+        return serving(routes, tenants=self.tenants, config=self._config)
 
     def stop(self) -> None:
         """Let streams that would stay open end; call it before the server is stopped."""

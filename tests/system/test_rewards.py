@@ -10,22 +10,27 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import plexclient as plex
-from tests.rigs.live_cluster import TRAIN, LiveCluster, processes_of, start_cluster
+from tests.rigs.live_cluster import SHARES_ALL, TRAIN, LiveCluster, processes_of, start_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 QUESTIONS = ["1/2", "\\frac{3}{4}", "x^2 + 2x + 1", "7"]
+HTTP = '[router]\nhttp_listen = "127.0.0.1:0"\n'
 ANSWERS = ["so it is $0.5$", "$\\boxed{0.75}$", "$(x+1)^2$", "I do not know"]
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with start_cluster(tmp_path_factory.mktemp("rewards"), nodes={"only": [TRAIN]}) as cluster:
+    directory, settings = tmp_path_factory.mktemp("rewards"), f"{SHARES_ALL}\n{HTTP}"
+    with start_cluster(directory, nodes={"only": [TRAIN]}, scheduler=settings) as cluster:
         yield cluster
 
 
@@ -155,6 +160,36 @@ def test_a_killed_proxy_changes_neither_own_programs_nor_the_version_of_a_batch(
     found += [score.value for score in first]
     assert found == [1.0] * 40
     assert [score.value for score in job.score("killed", ["a"])] == [2.0]
+
+
+def post(live: LiveCluster, path: str, body: object, *, token: str) -> tuple[int, Any]:
+    """Return what a client that knows only the standard library gets."""
+    place = json.loads((live.state_dir / "cluster.json").read_text())["http"]
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{place}{path}", data=data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_clients_of_sandbox_fusion_need_only_another_address(live: LiveCluster) -> None:
+    code = {"code": "print(int(input()) * 2)", "language": "python", "stdin": "4"}
+    status, told = post(live, "/run_code", code, token=live.token)
+    assert (status, told["status"], told["run_result"]["stdout"]) == (200, "Success", "8\n")
+    tests = [{"input": {"stdin": str(n)}, "output": {"stdout": str(2 * n)}} for n in range(3)]
+    asked = {
+        "dataset": "mine",
+        "id": 1,
+        "completion": f"So:\n```python\n{code['code']}\n```",
+        "config": {"provided_data": {"test": tests}, "language": "python"},
+    }
+    status, told = post(live, "/submit", asked, token=live.token)
+    assert (status, told["accepted"], len(told["tests"])) == (200, True, 3)
+    status, told = post(live, "/run_code", code, token="nobody")
+    assert (status, told["error"]["code"]) == (401, "unauthenticated")
 
 
 @pytest.mark.timeout(900)

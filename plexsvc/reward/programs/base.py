@@ -35,6 +35,8 @@ class Scored:
     score: float
     output: str = ""
     detail: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """For the caller, beside the score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ def _python_case(test: Mapping[str, Any], source: bytes, work: Work) -> _Case:
             argv=(*python, "solution.py"),
             files=files,
             stdin=str(test.get("stdin", "")),
-            accepts=_prints(test["stdout"]),
+            accepts=prints(test["stdout"]),
         )
     if "call" in test and "equals" in test:
         return _Case(
@@ -129,7 +129,7 @@ def _run_cpp(work: Work) -> Outcome:
             argv=("./program",),
             files=work.files,
             stdin=str(test.get("stdin", "")),
-            accepts=_prints(test["stdout"]),
+            accepts=prints(test["stdout"]),
         )
         for test in tests
     ]
@@ -183,7 +183,8 @@ def _why(ran: Ran) -> str:
     return f"exit code {ran.exit_code}" if ran.exit_code else "another answer"
 
 
-def _prints(expected: object) -> Callable[[str], bool]:
+def prints(expected: object) -> Callable[[str], bool]:
+    """Return whether an output is the expected one; white space at line ends does not matter."""
     return lambda printed: _lines(printed) == _lines(str(expected))
 
 

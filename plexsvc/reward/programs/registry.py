@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.reward.programs import answers, code
+from plexsvc.reward.programs import answers, code, snippets
 from plexsvc.reward.programs.base import Program
 
 PROGRAMS: Final[Mapping[str, Program]] = {
-    program.name: program for program in (*answers.PROGRAMS, *code.PROGRAMS)
+    program.name: program for program in (*answers.PROGRAMS, *code.PROGRAMS, *snippets.PROGRAMS)
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import reasoning_gym
 
 from plexsvc.reward.messages import Done, Task
 from plexsvc.reward.programs import own
@@ -15,6 +18,8 @@ from plexsvc.reward.worker import run as run_task
 from tests.rigs.sandbox_process import sandbox_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+REWARDS = Path(__file__).parents[3] / "examples" / "rewards"
 
 FORGERS = {
     "prints a verdict": """echo '{"score": 1}'""",
@@ -160,3 +165,16 @@ def test_a_stage_may_have_more_memory_than_its_worker(sandbox: Sandbox) -> None:
     files = {"x.py": b"import mmap; mmap.mmap(-1, 5 << 30); print('{\"score\": 1}')"}
     done = score(sandbox, stage("python3 x.py", memory_bytes=6 << 30), files=files)
     assert (done.how, done.score) == ("scored", 1.0), done
+
+
+@pytest.mark.parametrize("dataset", ["chain_sum", "spell_backward", "countdown", "graph_color"])
+def test_scorers_of_reasoning_gym_run_as_a_program(dataset: str, sandbox: Sandbox) -> None:
+    made = reasoning_gym.create_dataset(dataset, size=1, seed=3)
+    entry = json.loads(json.dumps(made[0]))
+    files = {"gym_score.py": (REWARDS / "gym_score.py").read_bytes()}
+    judge = stage(python="gym_score.py", memory_bytes=512 << 20)
+    answers = [str(made[0]["answer"] or json.dumps(made[0]["metadata"]["possible_answer"])), "no"]
+    for answer in answers:
+        done = score(sandbox, judge, files=files, text=answer, reference=json.dumps(entry))
+        assert done.how == "scored", done
+        assert done.score == pytest.approx(made.score_answer(answer, made[0]))

@@ -37,7 +37,14 @@ class ScoreSample(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
-    __slots__ = ("index", "score", "verdict", "time_us", "queue_us", "output", "detail", "version")
+    __slots__ = ("index", "score", "verdict", "time_us", "queue_us", "output", "detail", "version", "files")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +53,7 @@ class ScoreReply(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     index: int
     score: float
     verdict: str
@@ -54,7 +62,8 @@ class ScoreReply(_message.Message):
     output: str
     detail: str
     version: str
-    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., verdict: _Optional[str] = ..., time_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., output: _Optional[str] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    files: _containers.ScalarMap[str, bytes]
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., verdict: _Optional[str] = ..., time_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., output: _Optional[str] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class AddProgramRequest(_message.Message):
     __slots__ = ("tenant", "name", "stages", "files", "timeout_score")

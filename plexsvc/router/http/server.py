@@ -1,0 +1,193 @@
+"""HTTP server of a router: bearer tokens, bounded bodies, errors as JSON; routes come in tables.
+
+It is for clients that others wrote. A connection that sends no request is closed after a while, and
+so is one beyond `router.max_connections`, before anybody is asked for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from aiohttp import web
+
+from plexclient.wire.channels import MAX_MESSAGE_BYTES
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId
+from plexsvc.log import Log
+from plexsvc.router.auth import Tenants
+from plexsvc.router.config import RouterConfig
+
+SILENT_S: Final = 10.0
+"""How long a new connection may take to send the head of a request, and a request its body."""
+IDLE_S: Final = 60.0
+"""How long a connection may be kept between requests."""
+STOP_S: Final = 2.0
+
+_STATUS: Final = {
+    ErrorCode.BAD_REQUEST: 400,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.OPERATION_TIMEOUT: 408,
+    ErrorCode.PAYLOAD_TOO_LARGE: 413,
+    ErrorCode.QUEUE_FULL: 429,
+    ErrorCode.UNAVAILABLE: 503,
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TENANT: Final = web.RequestKey("tenant", TenantId)
+
+log = Log(__name__)
+
+
+@asynccontextmanager
+async def serving(
+    routes: Iterable[web.RouteDef], *, tenants: Tenants, config: RouterConfig
+) -> AsyncIterator[str]:
+    """Serve routes, over TLS where the router has a certificate; yield where, or "" for nowhere.
+
+    Raises:
+        PlexError: `bad_request` for an address that cannot be listened on.
+    """
+    if not config.http_listen:
+        yield ""
+        return
+    guard = _Guard(tenants)
+    app = web.Application(middlewares=[guard.serve], client_max_size=MAX_MESSAGE_BYTES)
+    app.add_routes(list(routes))
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        keepalive_timeout=IDLE_S,
+        shutdown_timeout=STOP_S,
+    )
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        factory = _Connections(runner.server, guard, max_connections=config.max_connections)
+        host, server = await _listen(factory, config)
+        try:
+            yield f"{host}:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(
+    factory: Callable[[], asyncio.BaseProtocol], config: RouterConfig
+) -> tuple[str, asyncio.Server]:
+    host, _, port = config.http_listen.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        server = await loop.create_server(factory, host.strip("[]"), int(port), ssl=_tls(config))
+    except (OSError, ValueError) as error:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"cannot listen on router.http_listen = {config.http_listen!r}: {error}",
+        ) from error
+    return host, server
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the object that a request's body is.
+
+    Raises:
+        PlexError: `bad_request`, `payload_too_large`, `operation_timeout`.
+    """
+    try:
+        async with asyncio.timeout(SILENT_S):
+            found = await request.json()
+    except TimeoutError:
+        raise PlexError(
+            ErrorCode.OPERATION_TIMEOUT, f"the body did not come within {SILENT_S:g} s"
+        ) from None
+    except web.HTTPRequestEntityTooLarge:
+        raise PlexError(
+            ErrorCode.PAYLOAD_TOO_LARGE, f"a body has {MAX_MESSAGE_BYTES} bytes at most"
+        ) from None
+    except (ValueError, web.RequestPayloadError) as error:
+        raise PlexError(ErrorCode.BAD_REQUEST, f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise PlexError(ErrorCode.BAD_REQUEST, "the body must be a JSON object")
+    return found
+
+
+class _Guard:
+    """Knows who calls before a byte of a body is read, and turns errors into answers."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self.silent: set[asyncio.BaseProtocol] = set()
+        """New connections on which no request came."""
+
+    @web.middleware
+    async def serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the answer to a request."""
+        self.silent.discard(request.protocol)
+        try:
+            request[TENANT] = self._tenants.tenant_of(
+                (name.lower(), value) for name, value in request.headers.items()
+            )
+            return await handler(request)
+        except PlexError as error:
+            return _answer(error)
+        except web.HTTPException as error:
+            return _answer(
+                PlexError(ErrorCode.NOT_FOUND, f"{request.method} {request.path}: {error.reason}"),
+                status=error.status,
+            )
+        except Exception as error:  # noqa: BLE001 - the edge: a bug of ours is told, not swallowed
+            log.error("call failed", path=request.path)  # noqa: TRY400 - adds the traceback
+            text = f"the router failed in {request.path}: {error!r}; its log says where"
+            return _answer(PlexError(ErrorCode.INTERNAL, text))
+
+
+class _Connections:
+    """Makes the protocol of each connection, bounded in number and in patience."""
+
+    def __init__(self, server: web.Server, guard: _Guard, *, max_connections: int) -> None:
+        self._server = server
+        self._guard = guard
+        self._max = max_connections
+
+    def __call__(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a new connection."""
+        if len(self._server.connections) >= self._max:
+            return _Full()
+        protocol = self._server()
+        self._guard.silent.add(protocol)
+        asyncio.get_running_loop().call_later(SILENT_S, self._hang_up, protocol)
+        return protocol
+
+    def _hang_up(self, protocol: web.RequestHandler) -> None:
+        if protocol in self._guard.silent:
+            self._guard.silent.discard(protocol)
+            protocol.force_close()
+
+
+class _Full(asyncio.Protocol):
+    """A connection beyond the bound."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
+
+
+def _answer(error: PlexError, *, status: int = 0) -> web.Response:
+    said = {"message": error.message, "type": str(error.code), "code": str(error.code)}
+    body = {"error": {**said, "facts": error.facts}}
+    return web.json_response(body, status=status or _STATUS.get(error.code, 500))
+
+
+def _tls(config: RouterConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(config.tls_cert, config.tls_key)
+    return context
