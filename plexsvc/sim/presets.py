@@ -50,7 +50,7 @@ PHASE_SHARES: Final = (("log_prob", 0.168), ("update", 0.662), (SYNC_PHASE, 0.17
 """How the paper's 7B job divides its device time over phases."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PaperCycle:
     """A row of the paper's table in section 6.3 and its training to rollout devices."""
 
@@ -66,31 +66,13 @@ class PaperCycle:
 PAPER_CYCLES: Final[Mapping[str, PaperCycle]] = MappingProxyType(
     {
         "7b": PaperCycle(
-            cycle_s=289.03,
-            log_prob_s=9.66,
-            update_s=38.08,
-            sync_s=9.76,
-            train_devices=8,
-            rollout_devices=2,
-            switch_s=19,
+            289.03, 9.66, 38.08, 9.76, train_devices=8, rollout_devices=2, switch_s=19
         ),
         "30b": PaperCycle(
-            cycle_s=284.80,
-            log_prob_s=19.62,
-            update_s=56.35,
-            sync_s=7.57,
-            train_devices=64,
-            rollout_devices=8,
-            switch_s=19,
+            284.80, 19.62, 56.35, 7.57, train_devices=64, rollout_devices=8, switch_s=19
         ),
         "235b": PaperCycle(
-            cycle_s=589.71,
-            log_prob_s=20.11,
-            update_s=82.39,
-            sync_s=8.89,
-            train_devices=96,
-            rollout_devices=32,
-            switch_s=0,
+            589.71, 20.11, 82.39, 8.89, train_devices=96, rollout_devices=32, switch_s=0
         ),
     }
 )
