@@ -95,6 +95,7 @@ class GenerateCall:
             )
         session, n = self._rollout.session, options.get("n", 1)
         batch = ScoreBatch(session, program, settings or {}, size=n * len(given))
+        batch.announce()
         generation = self._rollout.begin(given, text=True, options=options)
 
         def finished(sample: Sample) -> None:

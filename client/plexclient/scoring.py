@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -212,6 +212,10 @@ class ScoreBatch:
         for part in _parts(samples):
             self._session.background.start(partial(self._ask, part))
 
+    def announce(self) -> None:
+        """Say that samples will come, so that workers are warm when the first does."""
+        self._session.background.start(self._announce)
+
     def leave(self) -> None:
         """Ask for nothing more."""
         self._is_left = True
@@ -242,6 +246,12 @@ class ScoreBatch:
                 yield found
         finally:
             self.leave()
+
+    async def _announce(self) -> None:
+        with suppress(PlexError):  # a hint: what is wrong with it, the first sample is told
+            async with aclosing(self._replies(())) as replies:
+                async for _ in replies:
+                    pass
 
     async def _ask(self, part: Sequence[reward_pb2.ScoreSample]) -> None:
         """Ask for the samples of one request until all are answered."""

@@ -19,6 +19,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """What isolates untrusted code there, or why nothing does."""
 
 
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """Import these modules: a program in use needs them."""
+
+    modules: tuple[str, ...]
+
+
 class Task(msgspec.Struct, frozen=True, tag=True):
     """Run one stage of one request. `reference` and `settings` are JSON."""
 
@@ -42,10 +48,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     files: dict[str, bytes] = {}
 
 
-_decode: Final = msgspec.msgpack.Decoder(Ready | Task | Done).decode
+_decode: Final = msgspec.msgpack.Decoder(Ready | Warm | Task | Done).decode
 
 
-def encode(message: Ready | Task | Done) -> bytes:
+def encode(message: Ready | Warm | Task | Done) -> bytes:
     """Return a message with its length before it."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body

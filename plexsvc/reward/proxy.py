@@ -152,8 +152,8 @@ class RewardProxy:
                 f"{record.settings!r}; a batch has one program and one set of settings",
             )
         new = record.new_ones(request.samples)
-        if not new:
-            return self.records.setdefault(batch_id, record)
+        if not new and batch_id in self.records:
+            return record
         self._check_workers(record.program)
         self._check_room(batch_id, new)
         self.records[batch_id] = record
@@ -206,8 +206,12 @@ class RewardProxy:
                 )
 
     def _keep_warm(self, record: BatchRecord) -> None:
-        """Have workers that start from now on import what the programs in use need."""
-        self._warm |= dict.fromkeys(record.program.imports)
+        """Have workers, those that start later too, import what the programs in use need."""
+        missing = [module for module in record.program.imports if module not in self._warm]
+        if missing:
+            assert self._workers is not None, "samples come once it runs"
+            self._warm |= dict.fromkeys(missing)
+            self._workers.warm(missing)
 
     def _post(self, fact: Fact) -> None:
         """Hand a fact to the core and do what it orders; facts that follow wait their turn."""

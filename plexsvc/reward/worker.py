@@ -14,11 +14,13 @@ import resource
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from plexsvc.errors import PlexError
 from plexsvc.reward import messages
-from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.messages import Done, Ready, Task, Warm
 from plexsvc.reward.programs import own
 from plexsvc.reward.programs.base import Passed, RefusedError, Scored, TimedOut, Work, cut
 from plexsvc.reward.programs.registry import PROGRAMS
@@ -39,15 +41,25 @@ def main() -> int:
     set_process_name("reward-worker")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.RLIM_INFINITY))
     sandbox = open_sandbox()
-    for module in modules:
-        importlib.import_module(module)
+    _import(modules)
     with socket.socket(fileno=fd) as line:
         line.sendall(messages.encode(Ready(sandbox.describe())))
         while (body := _read(line)) is not None:
-            task = messages.decode(body)
-            assert isinstance(task, Task), task
-            line.sendall(messages.encode(run(task, sandbox=sandbox)))
+            match messages.decode(body):
+                case Warm() as warm:
+                    _import(warm.modules)
+                case Task() as task:
+                    line.sendall(messages.encode(run(task, sandbox=sandbox)))
+                case other:
+                    raise AssertionError(other)
     return 0
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import what programs need, as far as it is there: who lacks it says so when it runs."""
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
 
 
 def run(task: Task, *, sandbox: Sandbox) -> Done:

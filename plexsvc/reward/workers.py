@@ -13,7 +13,7 @@ from typing import Final, Protocol, Self
 from plexsvc.log import Log
 from plexsvc.reward import messages
 from plexsvc.reward.core.vocabulary import WorkerId
-from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.messages import Done, Ready, Task, Warm
 
 log = Log(__name__)
 
@@ -37,6 +37,10 @@ class Workers(Protocol):
 
     def send(self, worker: WorkerId, task: Task) -> None:
         """Give a task to an idle worker."""
+        ...
+
+    def warm(self, modules: Sequence[str]) -> None:
+        """Have the workers import modules, before their next tasks."""
         ...
 
     def stop(self, worker: WorkerId) -> None:
@@ -86,6 +90,11 @@ class LocalWorkers:
         line = self._lines.get(worker)
         if line is not None:  # else it has ended, and that is about to be heard
             line.write(messages.encode(task))
+
+    def warm(self, modules: Sequence[str]) -> None:
+        """Have the workers import modules, before their next tasks."""
+        for line in self._lines.values():
+            line.write(messages.encode(Warm(tuple(modules))))
 
     def stop(self, worker: WorkerId) -> None:
         """Kill a worker."""

@@ -41,8 +41,8 @@ class Rewards:
                 f"a request scores {len(request.samples)} samples; at most {limit} "
                 "(router.max_score_samples): send the batch in several",
             )
-        if not request.samples:
-            raise bad_request("score needs samples")
+        if not request.samples and not request.batch_size:
+            raise bad_request("score needs samples, or the size of a batch that is to come")
         request.tenant = tenant
         stream = self._channels.stream(
             self._proxy(),

@@ -253,6 +253,7 @@ class RewardCore:
         batch = self.batches.get(fact.batch)
         if batch is None:
             batch = self.batches[fact.batch] = self._begin(fact)
+            self._pool(fact.program.stages[0].resource)
         batch.size = max(batch.size, fact.size)
         batch.arrived += len(fact.samples)
         for index in fact.samples:
@@ -510,7 +511,10 @@ class RewardCore:
         return None
 
     def _start(self, pool: Pool, now_us: int) -> None:
-        wanted = pool.wanted(now_us, least=self._least(pool))
+        wanted = max(
+            pool.wanted(now_us, least=self._least(pool)),
+            self._is_announced(pool) - len(pool.idle) - pool.starting,
+        )
         if wanted > 0 and self._failed_starts and now_us < self._start_at_us:
             self._is_start_due = True
             return
@@ -525,6 +529,13 @@ class RewardCore:
             pool.working += 1
             self.places[place].book(pool.resource, 1)
             self._orders.append(StartWorker(worker=worker_id, place=place, resource=pool.resource))
+
+    def _is_announced(self, pool: Pool) -> bool:
+        """Return whether an idle worker is to be there: samples will come, and none has yet."""
+        return any(
+            not batch.arrived and batch.program.stages[0].resource == pool.resource
+            for batch in self.batches.values()
+        )
 
     def _run(self, found: RequestId, worker_id: WorkerId, now_us: int) -> None:
         worker = self.workers[worker_id]

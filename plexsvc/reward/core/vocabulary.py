@@ -94,7 +94,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesArrived(Fact):
-    """Samples that nobody asked for before; `size` is of the whole batch."""
+    """Samples that nobody asked for before; `size` is of the whole batch.
+
+    Without any it says that they will come.
+    """
 
     batch: BatchId
     program: ProgramSpec

@@ -148,7 +148,7 @@ def _tests(work: Work) -> list[Mapping[str, Any]]:
 
 def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
     """Run the cases one after the other, each in a sandbox of its own, in the time of the stage."""
-    left_us, passed, output, detail = work.limits.wall_us, 0, "", ""
+    left_us, passed, output, detail = _time_us(work), 0, "", ""
     for number, case in enumerate(cases):
         limits = _within(work.limits, left_us)
         ran = work.sandbox.run(
@@ -164,6 +164,16 @@ def _test(work: Work, cases: Sequence[_Case]) -> Outcome:
     share = passed / len(cases)
     score = share if work.settings.get("partial", True) else float(share == 1)
     return Scored(score=score, output=output, detail=f"{passed} of {len(cases)} passed. {detail}")
+
+
+def _time_us(work: Work) -> int:
+    """Return the time that the tests may take together: the stage's, or less if that is asked."""
+    seconds = work.settings.get("seconds", work.limits.wall_us / 1e6)
+    if not 0 < seconds <= work.limits.wall_us / 1e6:
+        raise RefusedError(
+            f"seconds = {seconds}: it must be above 0 and at most {work.limits.wall_us / 1e6:g}"
+        )
+    return int(seconds * 1e6)
 
 
 def _within(limits: Limits, left_us: int) -> Limits:
@@ -257,7 +267,7 @@ PROGRAMS: Final = (
         name="code_python",
         text="the share of tests that a Python program passes",
         stages=(Stage(name="run", run=_python, limits=_RUN, is_sandboxed=True),),
-        settings={"partial": bool, "packages": bool},
+        settings={"partial": bool, "packages": bool, "seconds": float},
     ),
     Program(
         name="code_cpp",
@@ -266,7 +276,7 @@ PROGRAMS: Final = (
             Stage(name="compile", run=_compile, limits=_COMPILE, is_sandboxed=True),
             Stage(name="run", run=_run_cpp, limits=_RUN, is_sandboxed=True),
         ),
-        settings={"partial": bool},
+        settings={"partial": bool, "seconds": float},
     ),
     Program(
         name="unit_tests",

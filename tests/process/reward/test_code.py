@@ -108,6 +108,13 @@ def test_code_that_does_not_end_times_out(sandbox: Sandbox) -> None:
     assert isinstance(stage.run(work), TimedOut)
 
 
+def test_tests_may_be_given_less_time(sandbox: Sandbox) -> None:
+    found = run(sandbox, "code_python", "while True: pass", ADD, seconds=0.2)
+    assert isinstance(found, TimedOut)
+    with pytest.raises(RefusedError, match=r"seconds = 31: it must be above 0 and at most 30"):
+        run(sandbox, "code_python", "print(1)", ADD, seconds=31)
+
+
 @pytest.mark.parametrize("tests", [[], "x", [{"stdin": "1"}], [{}] * 300, None])
 def test_tests_that_are_none_are_refused(tests: object, sandbox: Sandbox) -> None:
     with pytest.raises(RefusedError):

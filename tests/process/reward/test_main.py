@@ -334,3 +334,37 @@ async def test_a_program_that_fails_by_itself_is_tried_again_and_reported(short:
     assert found[0].verdict == "error"
     assert found[0].detail.startswith("the program failed 3 times, last: RuntimeError: stage score")
     assert "ZeroDivisionError" in found[0].detail
+
+
+async def test_endless_programs_of_one_of_ten_tenants_take_no_more_than_its_share(
+    short: Path,
+) -> None:
+    """Of two workers each tenant's share is one, as long as another has something to run."""
+    tests = [{"stdin": "4", "stdout": "8"}]
+    async with served(short, max_workers=2) as live, asyncio.TaskGroup() as tasks:
+
+        async def others(number: int) -> dict[int, pb.ScoreReply]:
+            texts = ["print(int(input()) * 2)"] * (3 * number)
+            batch = bytes([number]) * 16
+            return await live.score(
+                asked("code_python", texts, [tests] * len(texts), batch=batch, tenant=f"t{number}")
+            )
+
+        good = [tasks.create_task(others(number)) for number in range(1, 10)]
+        await until(lambda: len(live.proxy.records) == len(good))
+        texts = ["while True: pass"] * 4
+        endless = tasks.create_task(
+            live.score(asked("code_python", texts, [tests] * 4, tenant="endless", seconds=0.5))
+        )
+        most = 0
+        while not all(task.done() for task in good):
+            view = await live.proxy.view(pb.GetRewardsRequest(is_operator=True))
+            if any(batch.queued for batch in view.batches if batch.tenant != "endless"):
+                running = (batch.running for batch in view.batches if batch.tenant == "endless")
+                most = max(most, *running, 0)
+            await asyncio.sleep(0.005)
+        assert most == 1
+        for number, task in enumerate(good, start=1):
+            answers = await task
+            assert [answers[i].score for i in range(3 * number)] == [1.0] * 3 * number
+        assert [reply.verdict for reply in (await endless).values()] == ["timeout"] * 4

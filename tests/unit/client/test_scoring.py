@@ -109,5 +109,8 @@ def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter
         i: (sample.text, '"x"' if sample.prompt_index == 0 else '"y"')
         for i, sample in enumerate(samples)
     }
+    hint = next(request for request in router.scored if not request.samples)
+    assert (hint.program, hint.batch_size) == ("exact", 4)
+    assert {request.batch_id for request in router.scored} == {hint.batch_id}
     with pytest.raises(PlexError, match="1 references for 2 prompts"):
         loop.rollout.generate.scored([[0], [1]], "exact", references=["x"])

@@ -23,7 +23,7 @@ def request(samples: int) -> pb.ScoreRequest:
 @pytest.mark.parametrize(
     ("samples", "reward", "code", "text"),
     [
-        (0, NOWHERE, ErrorCode.BAD_REQUEST, "score needs samples"),
+        (0, NOWHERE, ErrorCode.BAD_REQUEST, "score needs samples, or the size"),
         (5, NOWHERE, ErrorCode.PAYLOAD_TOO_LARGE, "5 samples; at most 4"),
         (1, "", ErrorCode.BAD_REQUEST, "set router.reward"),
         (1, NOWHERE, ErrorCode.UNAVAILABLE, "call failed"),

@@ -50,6 +50,7 @@ TWO = ProgramSpec(
     timeout_score=-2.0,
 )
 BATCH = BatchId(TenantId("acme"), JobId("job-1"), b"b1")
+OTHER = BatchId(TenantId("other"), JobId("job-2"), b"b2")
 W1, W2 = WorkerId(1), WorkerId(2)
 
 
@@ -66,6 +67,24 @@ def core_with_a_worker(*, max_workers: int = 1) -> RewardCore:
     assert core.handle(TimePassed(at_us=0)) == [StartWorker(worker=W1)]
     assert core.handle(WorkerReady(at_us=0, worker=W1)) == []
     return core
+
+
+def test_a_batch_that_is_to_come_keeps_a_worker_idle_for_it() -> None:
+    core = core_with_a_worker(max_workers=2)
+    assert core.handle(arrived(at_us=1)) == [], "one is idle"
+    core.handle(arrived(0, batch=OTHER, at_us=2))
+    assert W2 in core.workers, "the idle one has work now"
+    core.handle(WorkerReady(at_us=3, worker=W2))
+    first = RequestId(BATCH, 0)
+    assert core.handle(arrived(0, at_us=4)) == [RunStage(worker=W2, request=first, stage=0)]
+
+
+def test_a_batch_that_never_comes_keeps_no_worker() -> None:
+    core = core_with_a_worker(max_workers=2)
+    core.handle(arrived(at_us=1))
+    core.handle(BatchLeft(at_us=2, batch=BATCH))
+    core.handle(arrived(0, batch=OTHER, at_us=3))
+    assert list(core.workers) == [W1]
 
 
 def test_a_sample_runs_on_the_idle_worker_and_is_answered_with_its_times() -> None:
