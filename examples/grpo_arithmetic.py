@@ -9,20 +9,26 @@ import argparse
 import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from hostile_programs import PROGRAMS
 from recorder import Recorder
-from verifiable_tasks import MAX_ANSWER_TOKENS, TASKS, Problem
+from verifiable_tasks import TASKS, Problem, Task
 
 import plexclient as plex
 
 MAX_GAP: Final = 1e-3
 """Largest logprob gap of sampler and actor: fp32 explains less, other weights more."""
+MAX_PROGRAM_S: Final = 1.0
+"""Seconds that a program may take for all its tests."""
+HOSTILE_EVERY: Final = 10
+"""Steps from one lot of hostile programs to the next."""
 HELD_OUT_SAMPLES: Final = 4
-"""Samples for each held-out prompt, at temperature 1 as in training."""
+"""Samples for each held-out prompt, at temperature 1 as in training; of programs, one."""
 
 
 def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> None:
@@ -37,15 +43,18 @@ def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> 
     )
     rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
     rollout.sync(actor)
-    before = accuracy(rollout, task.held_out())
+    before = accuracy(rollout, task)
     recorder.write("held_out", when="before", accuracy=before)
     problems = task.problems(options.seed)
+    hostile = Hostile(job, task)
     for step in range(options.steps):
         started = time.monotonic()
+        if step % HOSTILE_EVERY == 0:
+            hostile.send()
         chosen = list(islice(problems, options.prompts))
-        samples = sample(rollout, chosen, n=options.group, seed=options.seed * 10**6 + step)
+        seed = options.seed * 10**6 + step
+        samples, rewards = attempt(rollout, task, chosen, n=options.group, seed=seed)
         wait_s = use_tool(options.wait_ms)
-        rewards = score(samples, chosen)
         advantages = plex.grpo_advantages(rewards, group=options.group)
         batch = plex.Batch.from_samples(samples, advantages=advantages / samples.num_tokens)
         training = actor.forward_backward.submit(batch, loss="ppo", clip=0.2)
@@ -64,26 +73,74 @@ def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> 
             wait_s=wait_s,
             wall_s=time.monotonic() - started,
         )
-    recorder.write("held_out", when="after", accuracy=accuracy(rollout, task.held_out()))
+    recorder.write("held_out", when="after", accuracy=accuracy(rollout, task))
+    recorder.write("hostile", **hostile.result())
     recorder.write("end", cpu_s=time.process_time())
 
 
-def sample(
-    rollout: plex.Rollout, problems: Sequence[Problem], *, n: int, seed: int
-) -> plex.Samples:
-    """Return `n` answers to each problem, as text, at temperature 1."""
+def attempt(
+    rollout: plex.Rollout, task: Task, problems: Sequence[Problem], *, n: int, seed: int
+) -> tuple[plex.Samples, list[float]]:
+    """Return `n` answers to each problem at temperature 1, and 1 for each right one, else 0.
+
+    What is a program runs in the sandbox of the reward service as soon as it is written, while
+    others are being generated.
+    """
     prompts = [problem.prompt for problem in problems]
-    return rollout.generate(prompts, n=n, max_tokens=MAX_ANSWER_TOKENS, temperature=1.0, seed=seed)
+    options: plex.SamplingOptions = {
+        "n": n,
+        "max_tokens": task.max_tokens,
+        "temperature": 1.0,
+        "seed": seed,
+    }
+    if task.program:
+        scored = rollout.generate.scored(
+            prompts,
+            task.program,
+            references=[problem.tests for problem in problems],
+            settings={"partial": False, "seconds": MAX_PROGRAM_S},
+            **options,
+        )
+        samples, scores = scored.result()
+        return samples, [max(0.0, value) for value in scores.filled(0.0)]
+    samples = rollout.generate(prompts, **options)
+    return samples, [_score(sample, problems[sample.prompt_index]) for sample in samples]
 
 
-def score(samples: plex.Samples, problems: Sequence[Problem]) -> list[float]:
-    """Return 1 for each sample whose whole answer is right, else 0."""
-    return [problems[sample.prompt_index].score(sample.text or "") for sample in samples]
+def _score(sample: plex.Sample, problem: Problem) -> float:
+    assert problem.score is not None, "the task names no program"
+    return problem.score(sample.text or "")
 
 
-def accuracy(rollout: plex.Rollout, problems: Sequence[Problem]) -> float:
-    """Return the share of sampled answers that are right, always with the same seed."""
-    return float(np.mean(score(sample(rollout, problems, n=HELD_OUT_SAMPLES, seed=0), problems)))
+def accuracy(rollout: plex.Rollout, task: Task) -> float:
+    """Return the share of answers to held-out problems that are right, always of the same seed."""
+    n = 1 if task.program else HELD_OUT_SAMPLES
+    _, rewards = attempt(rollout, task, task.held_out(), n=n, seed=0)
+    return float(np.mean(rewards))
+
+
+class Hostile:
+    """Programs that attack where they run; each must fail, and cost the job nothing."""
+
+    def __init__(self, job: plex.Job, task: Task) -> None:
+        self._job = job
+        self._is_on = bool(task.program)
+        self._scores: list[Future[plex.Scores]] = []
+
+    def send(self) -> None:
+        """Have them scored beside the job's own samples."""
+        if self._is_on:
+            tests = [[{"call": "1 + 1", "equals": 2}]] * len(PROGRAMS)
+            self._scores.append(
+                self._job.score.submit(
+                    "code_python", list(PROGRAMS.values()), references=tests, seconds=MAX_PROGRAM_S
+                )
+            )
+
+    def result(self) -> dict[str, float]:
+        """Return how many were sent, and how many of them have failed."""
+        found = [score for scores in self._scores for score in scores.result()]
+        return {"sent": len(found), "failed": sum(score.value <= 0 for score in found)}
 
 
 def use_tool(wait_ms: float) -> float:

@@ -1,10 +1,14 @@
-"""Verifiable tasks of reasoning-gym as short character prompts, with held-out ones kept apart."""
+"""Verifiable tasks as short character prompts, with held-out ones kept apart.
+
+Those of reasoning-gym have one right answer. In the others a small Python function is to be
+written; the reward service runs it in its sandbox.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,22 +29,27 @@ class Problem:
 
     prompt: str
     answer: str
-    score: Callable[[str], float]
+    score: Callable[[str], float] | None = None
+    tests: list[dict[str, Any]] | None = None
+    """What the reward service tests a program with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A reasoning-gym dataset and how its problems look to a character model."""
+    """Where problems come from, and how their answers are scored."""
 
-    dataset: str
-    settings: dict[str, int] = field(default_factory=dict)
-    prompt: Callable[[Entry], str]
+    make: Callable[[int], Iterator[Problem]]
+    """Problems of a seed."""
+    program: str = ""
+    """The program of the reward service that scores answers; empty: `Problem.score` does."""
+    max_tokens: int = 8
+    """Tokens of an answer."""
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield training problems without end; none of them is held out."""
         held_out = {problem.prompt for problem in self.held_out()}
         while True:
-            for problem in self._all(seed * DATASET_SIZE):
+            for problem in self.make(seed * DATASET_SIZE):
                 if problem.prompt not in held_out:
                     yield problem
             seed += 1
@@ -48,22 +57,53 @@ class Task:
     def held_out(self) -> list[Problem]:
         """Return the `HELD_OUT` distinct problems that no training prompt repeats."""
         found: dict[str, Problem] = {}
-        for problem in self._all(HELD_OUT_SEED):
+        for problem in self.make(HELD_OUT_SEED):
             found.setdefault(problem.prompt, problem)
             if len(found) == HELD_OUT:
                 break
         return list(found.values())
 
-    def _all(self, seed: int) -> Iterator[Problem]:
-        dataset = reasoning_gym.create_dataset(
-            self.dataset, seed=seed, size=DATASET_SIZE, **self.settings
-        )
-        for entry in dataset:
+
+def reasoning_gym_task(dataset: str, prompt: Callable[[Entry], str], **settings: int) -> Task:
+    """Return a dataset of reasoning-gym; `prompt` says how its entries look to the model."""
+
+    def make(seed: int) -> Iterator[Problem]:
+        made = reasoning_gym.create_dataset(dataset, seed=seed, size=DATASET_SIZE, **settings)
+        for entry in made:
             yield Problem(
-                prompt=self.prompt(entry),
+                prompt=prompt(entry),
                 answer=entry["answer"].lower(),
-                score=partial(_score, dataset, entry),
+                score=partial(_score, made, entry),
             )
+
+    return Task(make=make)
+
+
+def code_task(draw: Callable[[random.Random], tuple[str, str, list[int]]]) -> Task:
+    """Return a task to write a function; `draw` gives a prompt, a right answer and inputs."""
+
+    def make(seed: int) -> Iterator[Problem]:
+        dice = random.Random(seed)
+        while True:
+            prompt, expression, inputs = draw(dice)
+            expected = [eval(expression, {"x": x}) for x in inputs]  # our own expression
+            test = {"call": f"[f(x) for x in {inputs}]", "equals": expected}
+            yield Problem(prompt=prompt, answer=f"f=lambda x:{expression}", tests=[test])
+
+    return Task(make=make, program="code_python", max_tokens=32)
+
+
+def _polynomial(dice: random.Random) -> tuple[str, str, list[int]]:
+    a, b, c = (dice.randint(1, 9) for _ in range(3))
+    first, second = dice.choice("+-"), dice.choice("+-")
+    return f"{a}xx{first}{b}x{second}{c}#", f"{a}*x*x{first}{b}*x{second}{c}", [0, 1, 2, 10]
+
+
+def _choice(dice: random.Random) -> tuple[str, str, list[int]]:
+    limit, low, high = (dice.randint(0, 19) for _ in range(3))
+    order = dice.choice("<>")
+    prompt = f"x{order}{limit}?{low}:{high}#"
+    return prompt, f"{low} if x{order}{limit} else {high}", [limit - 1, limit, limit + 1]
 
 
 def _score(dataset: ProceduralDataset, entry: Entry, text: str) -> float:
@@ -72,23 +112,26 @@ def _score(dataset: ProceduralDataset, entry: Entry, text: str) -> float:
 
 
 TASKS: Final = {
-    "count_bits": Task(
-        dataset="count_bits",
-        settings={"min_n": 1, "max_n": 2**14 - 1},
-        prompt=lambda entry: f"{entry['metadata']['binary']}#",
+    "count_bits": reasoning_gym_task(
+        "count_bits", lambda entry: f"{entry['metadata']['binary']}#", min_n=1, max_n=2**14 - 1
     ),
-    "spell_backward": Task(
-        dataset="spell_backward",
-        settings={"min_word_len": 4, "max_word_len": 4},
-        prompt=lambda entry: f"{entry['metadata']['word'].lower()}<",
+    "spell_backward": reasoning_gym_task(
+        "spell_backward",
+        lambda entry: f"{entry['metadata']['word'].lower()}<",
+        min_word_len=4,
+        max_word_len=4,
     ),
-    "chain_sum": Task(
-        dataset="chain_sum",
-        settings={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-        prompt=lambda entry: f"{entry['metadata']['expression'].replace(' ', '')}=",
+    "chain_sum": reasoning_gym_task(
+        "chain_sum",
+        lambda entry: f"{entry['metadata']['expression'].replace(' ', '')}=",
+        min_terms=2,
+        max_terms=2,
+        min_digits=1,
+        max_digits=2,
     ),
+    "write_polynomial": code_task(_polynomial),
+    "write_choice": code_task(_choice),
 }
-MAX_ANSWER_TOKENS: Final = 8
 
 
 def demonstrations(task: Task, *, seed: int, wrong_share: float) -> Iterator[tuple[str, str]]:

@@ -91,7 +91,7 @@ def warm_up(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -
         update = actor.step.submit(lr=options.lr * min(1.0, step / RAMP_STEPS))
         if step >= options.min_steps and step % options.every == 0:
             rollout.sync(actor)
-            found = {name: accuracy(rollout, TASKS[name].held_out()) for name in options.tasks}
+            found = {name: accuracy(rollout, TASKS[name]) for name in options.tasks}
             parts = shares(found, goal=options.goal)
         loss = training.result()["loss"]
         update.result()

@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from plexsvc.demo.pool import PoolPoint, zero_queue
+from plexsvc.demo.pool import within as within_pool
 from plexsvc.demo.report import Run
 from plexsvc.demo.spans import Span, Window, within
 
@@ -60,6 +62,26 @@ def plot_timeline(
     part.set_title("Three seconds of it")
     handles = [Patch(color=color, label=name) for color, name in _legend(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.savefig(path, dpi=120)
+
+
+def plot_workers(path: Path, *, points: Sequence[PoolPoint], window: Window) -> None:
+    """Write a picture of the reward workers in the window, and of what else would be there."""
+    shown = within_pool(points, window)
+    seconds = [(point.at_us - window.start_us) / 1e6 for point in shown]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    needed = [sum(point.needed.values()) for point in shown]
+    axes.step(seconds, needed, where="post", color="lightgray", label="requests that run or wait")
+    for label, color, values in (
+        ("workers held", "tab:blue", [point.held for point in shown]),
+        ("workers busy", "tab:orange", [point.busy for point in shown]),
+    ):
+        axes.step(seconds, values, where="post", color=color, label=label)
+    zero = sum(zero_queue(shown).values())
+    axes.axhline(zero, color="black", linestyle="--", label="zero-queue pools of each job")
+    axes.set(xlabel="seconds", ylabel="workers, requests", title="Reward workers", yscale="symlog")
+    axes.legend()
     figure.savefig(path, dpi=120)
 
 

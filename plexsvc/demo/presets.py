@@ -33,6 +33,8 @@ class Preset:
     """How long the tool takes in that run."""
     min_speedup: float = 0.0
     """Least speedup of the shared run over the jobs one after the other."""
+    uses_rewards: bool = False
+    """Whether the tasks are scored by the reward service, whose pool is then shown and drawn."""
     seed: int = 0
     """Of the model, the data and the sampling."""
 
@@ -43,6 +45,13 @@ PRESETS: Final = {
         Preset(name="arithmetic"),
         Preset(name="waits", steps=60, wait_share=0.65, min_speedup=1.5),
         Preset(name="frozen", steps=40, lr=0.0),
+        Preset(
+            name="code",
+            tasks=("write_polynomial", "write_choice"),
+            steps=30,
+            lr=1e-4,
+            uses_rewards=True,
+        ),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""

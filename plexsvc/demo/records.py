@@ -30,6 +30,9 @@ class Record:
     held_out_before: float
     held_out_after: float
     cpu_s: float
+    hostile_sent: int = 0
+    """Hostile programs that were scored beside the job's own samples."""
+    hostile_failed: int = 0
 
     @property
     def rewards(self) -> list[float]:
@@ -66,6 +69,8 @@ def _record(lines: list[dict[str, Any]]) -> Record:
         held_out_before=held_out["before"],
         held_out_after=held_out["after"],
         cpu_s=ends["end"]["cpu_s"],
+        hostile_sent=int(ends["hostile"]["sent"]),
+        hostile_failed=int(ends["hostile"]["failed"]),
     )
 
 

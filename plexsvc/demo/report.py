@@ -188,10 +188,14 @@ def _figures(alone: Run, shared: Run, *, spans: Sequence[Span]) -> JobFigures:
     )
 
 
-def checks(summary: Summary, *, preset: Preset, alone: Sequence[Run]) -> list[Check]:
+def checks(
+    summary: Summary, *, preset: Preset, alone: Sequence[Run], shared: Sequence[Run]
+) -> list[Check]:
     """Return every check of a demo, passed or not."""
     found = [check for job in summary.jobs for check in _job_checks(job)]
     found += [_turns(summary.device), _warm(summary.plan, prefetches=bool(preset.wait_share))]
+    if preset.uses_rewards:
+        found += [_hostile(run) for run in shared]
     if preset.wait_share:
         found += [_waits(run) for run in alone]
     if preset.min_speedup:
@@ -246,6 +250,15 @@ def _warm(plan: PlanFigures, *, prefetches: bool) -> Check:
         passed=plan.was_warm and (plan.prefetches > 0 or not prefetches),
         found=f"cycles {'known' if plan.was_warm else 'not known'} from the runs alone, "
         f"{plan.prefetches} prefetches; {due} due",
+    )
+
+
+def _hostile(run: Run) -> Check:
+    record = run.record
+    return Check(
+        name=f"hostile programs of {run.name}",
+        passed=record.hostile_failed == record.hostile_sent > 0,
+        found=f"{record.hostile_failed} of {record.hostile_sent} failed; all must",
     )
 
 

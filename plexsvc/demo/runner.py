@@ -19,11 +19,12 @@ from plexsvc import perfetto
 from plexsvc.demo import plots
 from plexsvc.demo.model import device_bytes_for_one, make_model
 from plexsvc.demo.plan import plan_figures
+from plexsvc.demo.pool import PoolPoint, pool_figures
 from plexsvc.demo.presets import Preset, find_preset, wait_ms_for
 from plexsvc.demo.processors import cores, tree_seconds
 from plexsvc.demo.records import read_record
 from plexsvc.demo.report import Cap, Run, Summary, cap, checks, summarise, union
-from plexsvc.demo.show import Show, verdict
+from plexsvc.demo.show import Show, pool_line, verdict
 from plexsvc.demo.spans import Span, covered_s, training, within
 from plexsvc.demo.stage import Ended, Stage, open_stage
 from plexsvc.demo.trace import trace_events
@@ -40,6 +41,7 @@ FILES: Final = (
     "rewards.png",
     "timeline.png",
     "plan.png",
+    "workers.png",
     "trace.json",
 )
 
@@ -61,6 +63,7 @@ class _Outcome:
     spans: list[Span]
     job_names: dict[str, str]
     plan: service_pb2.PackReply | None
+    pool: list[PoolPoint]
 
 
 def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
@@ -78,8 +81,10 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         outcome = _Demo(preset, out_dir=out_dir, show=show).run()
     planned = plan_figures(outcome.plan)
     summary = summarise(outcome.alone.runs, outcome.shared, spans=outcome.spans, plan=planned)
-    found = checks(summary, preset=preset, alone=outcome.alone.runs)
+    found = checks(summary, preset=preset, alone=outcome.alone.runs, shared=outcome.shared)
     limit = _cap(outcome)
+    window = union([run.window for run in outcome.shared])
+    pool = pool_figures(outcome.pool, window=window)
     _write(out_dir, outcome, summary=summary)
     _write_json(
         out_dir / "checks.json",
@@ -87,6 +92,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
             "preset": asdict(preset),
             "cap": asdict(limit),
             "plan": asdict(planned),
+            "pool": asdict(pool),
             "checks": [asdict(check) for check in found],
         },
     )
@@ -94,7 +100,10 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         print(json.dumps(summary.to_json()))
     else:
         Console().print(verdict(summary, checks=found, cap=limit))
-    talk.print(f"files in {out_dir}: {', '.join(FILES)}, records, logs", highlight=False)
+        if outcome.pool:
+            Console().print(pool_line(pool), highlight=False)
+    written = [name for name in FILES if (out_dir / name).exists()]
+    talk.print(f"files in {out_dir}: {', '.join(written)}, records, logs", highlight=False)
     failed = [check for check in found if not check.passed]
     for check in failed:
         talk.print(f"the demo failed its check of {check.name}: {check.found}", style="red")
@@ -121,7 +130,10 @@ class _Demo:
             f"the state of one job of {num_parameters / 1e6:.1f} M parameters"
         )
         with open_stage(
-            self._out_dir / "state", device_bytes=device_bytes, rollout_bytes=ROLLOUT_BYTES
+            self._out_dir / "state",
+            device_bytes=device_bytes,
+            rollout_bytes=ROLLOUT_BYTES,
+            notes_pool=self._preset.uses_rewards,
         ) as stage:
             self._warm_up(stage, fresh=fresh)
             waits_ms = self._calibrate(stage) if self._preset.wait_share else {}
@@ -134,6 +146,7 @@ class _Demo:
                 spans=stage.spans(),
                 job_names=dict(stage.job_names),
                 plan=stage.plan,
+                pool=stage.pool,
             )
 
     def _warm_up(self, stage: Stage, *, fresh: Path) -> None:
@@ -287,6 +300,8 @@ def _write(out_dir: Path, outcome: _Outcome, *, summary: Summary) -> None:
     _write_json(out_dir / "summary.json", summary.to_json())
     perfetto.write(out_dir / "trace.json", trace_events(outcome.spans, names=outcome.job_names))
     plots.plot_rewards(out_dir / "rewards.png", alone=outcome.alone.runs, shared=outcome.shared)
+    if outcome.pool:
+        plots.plot_workers(out_dir / "workers.png", points=outcome.pool, window=window)
     if outcome.plan is not None:
         draw_pack(out_dir / "plan.png", outcome.plan)
     plots.plot_timeline(out_dir / "timeline.png", spans=outcome.spans, window=window, names=names)

@@ -12,8 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import reward_pb2, service_pb2
+from plexsvc.demo.pool import PoolFigures
 from plexsvc.demo.report import Cap, Check, JobFigures, PlanFigures, Summary
+from plexsvc.show.rewards import batches_view
 from plexsvc.show.status import busy_share, status_view
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -45,8 +47,10 @@ class Show:
         now = f"[dim]{self._elapsed():6.1f} s[/dim]"
         self._console.print(f"{now}  [bold]{title}[/bold]", soft_wrap=True)
 
-    def status(self, status: service_pb2.ClusterStatus) -> None:
-        """Show the cluster as it is now."""
+    def status(
+        self, status: service_pb2.ClusterStatus, rewards: reward_pb2.RewardsReply | None = None
+    ) -> None:
+        """Show the cluster as it is now, and the reward service where jobs use it."""
         running = [job for job in status.jobs if job.state == service_pb2.JOB_STATE_RUNNING]
         for job in running:
             self._note(job, status=status)
@@ -55,10 +59,13 @@ class Show:
             shown.CopyFrom(status)
             del shown.jobs[:]
             shown.jobs.extend(running)
-            self._live.update(Group(status_view(shown), self._lines()))
+            parts = [status_view(shown), self._lines()]
+            if rewards is not None:
+                parts.append(batches_view(rewards))
+            self._live.update(Group(*parts))
         elif time.monotonic() >= self._plain_after_s:
             self._plain_after_s = time.monotonic() + _PLAIN_EVERY_S
-            line = plain_line(status, running=running)
+            line = plain_line(status, running=running, rewards=rewards)
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def _note(self, job: service_pb2.Job, *, status: service_pb2.ClusterStatus) -> None:
@@ -88,8 +95,13 @@ def sparkline(values: list[float]) -> str:
     return "".join(_BARS[point] for point in points)
 
 
-def plain_line(status: service_pb2.ClusterStatus, *, running: list[service_pb2.Job]) -> str:
-    """Return jobs and training devices in one line."""
+def plain_line(
+    status: service_pb2.ClusterStatus,
+    *,
+    running: list[service_pb2.Job],
+    rewards: reward_pb2.RewardsReply | None = None,
+) -> str:
+    """Return jobs, training devices and pools of workers in one line."""
     parts = []
     for job in running:
         metrics = status.progress[job.job_id].metrics if job.job_id in status.progress else {}
@@ -105,6 +117,9 @@ def plain_line(status: service_pb2.ClusterStatus, *, running: list[service_pb2.J
                 f"device {device.index} holds {', '.join(names) or 'nothing'}, "
                 f"{device.switches} switches, busy {share:.0%}"
             )
+    for pool in rewards.pools if rewards is not None else ():
+        workers = pool.busy + pool.idle + pool.starting
+        parts.append(f"{pool.name} {pool.busy} of {workers} workers busy, {pool.queued} waiting")
     return "          " + " | ".join(parts)
 
 
@@ -166,6 +181,14 @@ def _speed_line(summary: Summary, *, cap: Cap) -> str:
         f"(at most {cap.speedup:.2f} here: {cap.cores:.2f} by the {cap.num_cores} cores, "
         f"{cap.training_device:.2f} by the training device, {cap.longest_job:.2f} by the longest "
         "job)"
+    )
+
+
+def pool_line(pool: PoolFigures) -> str:
+    """Return what the pool of workers held while the jobs shared it."""
+    return (
+        f"reward workers, shared: {pool.mean_held:.1f} held and {pool.mean_busy:.1f} busy in the "
+        f"mean; own pools of the jobs, in which nothing waits, have {pool.zero_queue}"
     )
 
 

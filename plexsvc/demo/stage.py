@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexclient.wire.v1.service_pb2_grpc import RouterStub
 from plexsvc.cluster.calls import router
 from plexsvc.cluster.embedded import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.places import job_dir, read_card
 from plexsvc.controllers.submit import LOG
+from plexsvc.demo.pool import PoolPoint, pool_point
 from plexsvc.demo.spans import Span, Window, from_wire
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.config import DeviceConfig
@@ -43,7 +44,7 @@ SLOT_US: Final = 20_000
 """Slot of the planning horizon: the demo's cycles take a second or so."""
 NO_BOUND_PPM: Final = 100_000_000
 """The jobs are to share the one device even where the planner knows that it costs them time."""
-OnStatus = Callable[[service_pb2.ClusterStatus], None]
+OnStatus = Callable[[service_pb2.ClusterStatus, reward_pb2.RewardsReply | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,17 @@ class Stage:
         pid: the cluster's process.
         job_names: what each job that was sent is called in files and logs, by its id.
         plan: how the jobs last shared a group of devices; None before they did.
+        pool: the workers of the reward service, whenever the jobs were looked at.
     """
 
-    def __init__(self, state_dir: Path, *, pid: int, calls: RouterStub) -> None:
+    def __init__(
+        self, state_dir: Path, *, pid: int, calls: RouterStub, notes_pool: bool = False
+    ) -> None:
         self.pid = pid
         self.job_names: dict[str, str] = {}
         self.plan: service_pb2.PackReply | None = None
+        self.pool: list[PoolPoint] = []
+        self._notes_pool = notes_pool
         self._state_dir = state_dir
         self._calls = calls
         self._running: set[str] = set()
@@ -99,7 +105,7 @@ class Stage:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status = self.status()
-            on_status(status)
+            on_status(status, self._note_pool(status))
             self._note_plan()
             jobs = {job.job_id: job for job in status.jobs}
             found = [jobs[job_id] for job_id in job_ids if job_id in jobs]
@@ -114,6 +120,13 @@ class Stage:
             ErrorCode.OPERATION_TIMEOUT,
             f"jobs {', '.join(job_ids)} did not end in {timeout_s:g} s; read their logs",
         )
+
+    def _note_pool(self, status: service_pb2.ClusterStatus) -> reward_pb2.RewardsReply | None:
+        if not self._notes_pool:
+            return None
+        reply = self._calls.GetRewards(reward_pb2.GetRewardsRequest())
+        self.pool.append(pool_point(reply, at_us=status.now_us))
+        return reply
 
     def _note_plan(self) -> None:
         plan = self._calls.GetPack(service_pb2.PackRequest())
@@ -152,7 +165,9 @@ class Stage:
 
 
 @contextmanager
-def open_stage(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Iterator[Stage]:
+def open_stage(
+    state_dir: Path, *, device_bytes: int, rollout_bytes: int, notes_pool: bool = False
+) -> Iterator[Stage]:
     """Bring a cluster up, one training device and two for rollout; take it down at the end.
 
     Raises:
@@ -174,7 +189,7 @@ def open_stage(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> Ite
         )
     try:
         with _calls(process, state_dir=state_dir, log_path=log_path) as calls:
-            stage = Stage(state_dir, pid=process.pid, calls=calls)
+            stage = Stage(state_dir, pid=process.pid, calls=calls, notes_pool=notes_pool)
             try:
                 yield stage
             except BaseException:

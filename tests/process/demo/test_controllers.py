@@ -40,6 +40,18 @@ def test_a_model_is_warmed_up_exported_and_trained_by_submitted_controllers(
     assert all(step.device_s > 0 for step in record.steps)
 
 
+def test_programs_are_scored_by_the_sandbox_and_hostile_ones_beside_them_fail(
+    cluster: LiveCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "record.jsonl"
+    sizes = ["--task=write_choice", "--steps=2", "--prompts=2", "--group=2"]
+    done = submit(cluster, "grpo_arithmetic.py", *sizes, f"--model={tiny_model}", f"--out={out}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    record = read_record(out)
+    assert len(record.steps) == 2
+    assert record.hostile_sent == record.hostile_failed == 7
+
+
 def test_a_warm_up_that_misses_its_goal_is_a_failed_job(
     cluster: LiveCluster, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -10,21 +10,38 @@ import pytest
 
 from plexsvc.demo.model import ALPHABET, make_model
 
-TASK_NAMES = ["chain_sum", "count_bits", "spell_backward"]
+CODE_NAMES = ["write_choice", "write_polynomial"]
+TASK_NAMES = ["chain_sum", "count_bits", "spell_backward", *CODE_NAMES]
 
 
 @pytest.mark.parametrize("name", TASK_NAMES)
 def test_only_the_whole_answer_scores_and_every_character_has_a_token(
     examples: Path, name: str
 ) -> None:
-    from verifiable_tasks import MAX_ANSWER_TOKENS, TASKS  # noqa: PLC0415 - see the fixture
+    from verifiable_tasks import TASKS  # noqa: PLC0415 - see the fixture
 
     for problem in islice(TASKS[name].problems(3), 50):
-        assert problem.score(problem.answer) == 1.0
-        assert problem.score(problem.answer + "0") == 0.0
-        assert problem.score("") == 0.0
+        if problem.score is not None:
+            assert problem.score(problem.answer) == 1.0
+            assert problem.score(problem.answer + "0") == 0.0
+            assert problem.score("") == 0.0
+        assert bool(problem.score) != bool(problem.tests) == bool(TASKS[name].program)
         assert set(problem.prompt + problem.answer) <= set(ALPHABET), examples
-        assert len(problem.answer) < MAX_ANSWER_TOKENS
+        assert len(problem.answer) < TASKS[name].max_tokens
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize("name", CODE_NAMES)
+def test_of_a_function_to_write_only_the_right_one_passes_its_tests(name: str) -> None:
+    from verifiable_tasks import TASKS  # noqa: PLC0415 - see the fixture
+
+    for problem in islice(TASKS[name].problems(3), 50):
+        for answer, is_right in ((problem.answer, True), ("f=lambda x:1000", False)):
+            names: dict[str, object] = {}
+            exec(answer, names)
+            assert problem.tests is not None
+            found = [eval(test["call"], names) == test["equals"] for test in problem.tests]
+            assert found == [is_right]
 
 
 @pytest.mark.usefixtures("examples")

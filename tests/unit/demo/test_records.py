@@ -21,6 +21,7 @@ def write(path: Path, *, is_whole: bool) -> None:
         recorder.write("step", step=step, reward=step / 2, **STEP)
     if is_whole:
         recorder.write("held_out", when="after", accuracy=0.5)
+        recorder.write("hostile", sent=14, failed=13)
         recorder.write("end", cpu_s=2.5)
 
 
@@ -30,6 +31,7 @@ def test_a_written_record_is_read_back(tmp_path: Path) -> None:
     record = read_record(tmp_path / "deep" / "r.jsonl")
     assert record.rewards == [0.0, 0.5, 1.0]
     assert (record.held_out_before, record.held_out_after, record.cpu_s) == (0.25, 0.5, 2.5)
+    assert (record.hostile_sent, record.hostile_failed) == (14, 13)
     assert record.wait_share == pytest.approx(0.6)
 
 

@@ -34,7 +34,7 @@ def summary_of(rewards: list[float], **facts: object) -> Summary:
 
 
 def failed(summary: Summary, preset: Preset | None = None) -> list[str]:
-    found = checks(summary, preset=preset or Preset(name="p"), alone=[])
+    found = checks(summary, preset=preset or Preset(name="p"), alone=[], shared=[])
     return [check.name for check in found if not check.passed]
 
 
@@ -80,13 +80,25 @@ def test_a_slow_shared_run_fails_where_a_speedup_is_due() -> None:
 def test_waiting_outside_its_bounds_fails() -> None:
     preset = Preset(name="waits", wait_share=0.65)
     runs = [make_run("a", rewards=RISING, wait_s=w) for w in (0.59, 0.65, 0.71)]
-    found = checks(summary_of(RISING), preset=preset, alone=runs)
+    found = checks(summary_of(RISING), preset=preset, alone=runs, shared=[])
     waits = [check.passed for check in found if check.name.startswith("waiting")]
     assert waits == [False, True, False]
 
 
+@pytest.mark.parametrize(("sent", "failed", "passes"), [(7, 7, True), (7, 6, False), (0, 0, False)])
+def test_every_hostile_program_must_fail_and_some_must_be_sent(
+    sent: int, failed: int, passes: bool
+) -> None:
+    run = make_run("code", rewards=RISING)
+    record = replace(run.record, hostile_sent=sent, hostile_failed=failed)
+    preset = Preset(name="code", uses_rewards=True)
+    shared = [replace(run, record=record)]
+    found = checks(summary_of(RISING), preset=preset, alone=[], shared=shared)
+    assert [c.passed for c in found if c.name.startswith("hostile")] == [passes]
+
+
 def test_a_failed_check_says_what_was_found_and_what_was_due() -> None:
-    found = checks(summary_of([0.3] * 20), preset=Preset(name="p"), alone=[])
+    found = checks(summary_of([0.3] * 20), preset=Preset(name="p"), alone=[], shared=[])
     learning = next(check for check in found if check.name == "learning of bits")
     assert learning == Check(
         name="learning of bits",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from plexclient.wire.v1 import service_pb2
+from plexclient.wire.v1 import reward_pb2, service_pb2
 from plexsvc.demo.plots import plot_rewards, plot_timeline
 from plexsvc.demo.presets import PRESETS, find_preset, wait_ms_for
 from plexsvc.demo.report import Cap, Check, summarise
@@ -35,6 +35,13 @@ def a_status() -> service_pb2.ClusterStatus:
     )
     status.progress["j"].metrics.update({"step": 3, "reward": 0.25})
     return status
+
+
+def test_a_plain_line_names_the_workers_of_rewards_where_jobs_use_them() -> None:
+    pool = reward_pb2.RewardPool(name="cpu", busy=2, idle=1, queued=40)
+    rewards = reward_pb2.RewardsReply(pools=[pool])
+    line = plain_line(a_status(), running=[], rewards=rewards)
+    assert line.endswith(" | cpu 2 of 3 workers busy, 40 waiting")
 
 
 def test_a_plain_line_names_step_phase_reward_and_who_has_the_device() -> None:
@@ -82,7 +89,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlexError, match="arithmetic, frozen, waits"):
+    with pytest.raises(PlexError, match="arithmetic, code, frozen, waits"):
         find_preset("nope")
 
 

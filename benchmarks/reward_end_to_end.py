@@ -1,0 +1,148 @@
+"""Step time of two jobs that write code: scored by the pool, and by each controller in turn.
+
+`python -m benchmarks.reward_end_to_end` prints one JSON line. It starts a cluster as the demo does
+and runs two GRPO jobs at once, twice: with scores of the reward service while others are being
+generated, and with controllers that run the same program in the same sandbox themselves, one sample
+after the other, when all are generated. The file is also the second kind of controller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TASKS: Final = ("write_polynomial", "write_choice")
+SKIPPED_STEPS: Final = 2
+"""First steps, in which caches are cold."""
+
+
+def measure(directory: Path, *, model: Path | None, steps: int) -> dict[str, Any]:
+    """Return the figures."""
+    from plexsvc.demo.model import device_bytes_for_one, make_model
+    from plexsvc.demo.pool import pool_figures
+    from plexsvc.demo.report import union
+    from plexsvc.demo.stage import open_stage
+
+    fresh = directory / "models" / "fresh"
+    num_parameters = make_model(fresh, seed=0)
+    scripts = {"pool": ROOT / "examples" / "grpo_arithmetic.py", "in_turn": Path(__file__)}
+    seconds: dict[str, float] = {}
+    with open_stage(
+        directory / "state",
+        device_bytes=3 * device_bytes_for_one(num_parameters),
+        rollout_bytes=1 << 30,
+        notes_pool=True,
+    ) as stage:
+        if model is not None:
+            fresh = Path(shutil_copy(model, directory / "models" / "given"))
+        for way, script in scripts.items():
+            outs = [directory / f"{task}-{way}.jsonl" for task in TASKS]
+            job_ids = [
+                stage.submit(
+                    script,
+                    f"--task={task}",
+                    f"--model={fresh}",
+                    f"--steps={steps}",
+                    f"--out={out}",
+                    name=task,
+                    label=way,
+                )
+                for task, out in zip(TASKS, outs, strict=True)
+            ]
+            ends = stage.wait(job_ids, on_status=lambda *_: None, timeout_s=900)
+            seconds[way] = fmean(time for out in outs for time in step_times(out))
+            if way == "pool":
+                pool = pool_figures(stage.pool, window=union([end.window for end in ends]))
+    return {
+        "benchmark": "reward_end_to_end",
+        "step_s": {way: round(found, 3) for way, found in seconds.items()},
+        "shorter": round(seconds["in_turn"] / seconds["pool"], 2),
+        "workers": {"held": round(pool.mean_held, 2), "busy": round(pool.mean_busy, 2)},
+        "steps": steps,
+        "load_before": round(LOAD, 1),
+    }
+
+
+def shutil_copy(source: Path, target: Path) -> str:
+    """Copy a model to where the cluster may read it."""
+    import shutil
+
+    return str(shutil.copytree(source, target))
+
+
+def step_times(out: Path) -> list[float]:
+    """Return the wall time of each step but the first ones."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    return [line["wall_s"] for line in lines if line["kind"] == "step"][SKIPPED_STEPS:]
+
+
+def control() -> None:
+    """Be a controller that scores its samples itself, one after the other."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+    import grpo_arithmetic
+
+    from plexsvc.reward.programs.base import Scored, Work
+    from plexsvc.reward.programs.registry import PROGRAMS
+    from plexsvc.reward.sandbox.opening import open_sandbox
+
+    sandbox = open_sandbox()
+    (stage,) = PROGRAMS["code_python"].stages
+
+    def score(sample: Any, problem: Any) -> float:  # noqa: ANN401 - the examples' own
+        work = Work(
+            text=sample.text,
+            reference=problem.tests,
+            settings={"partial": False, "seconds": grpo_arithmetic.MAX_PROGRAM_S},
+            limits=stage.limits,
+            sandbox=sandbox,
+        )
+        found = stage.run(work)
+        return found.score if isinstance(found, Scored) else 0.0
+
+    def attempt(
+        rollout: Any,  # noqa: ANN401
+        task: Any,  # noqa: ANN401
+        problems: Sequence[Any],
+        *,
+        n: int,
+        seed: int,
+    ) -> tuple[Any, list[float]]:
+        samples = rollout.generate(
+            [problem.prompt for problem in problems],
+            n=n,
+            max_tokens=task.max_tokens,
+            temperature=1.0,
+            seed=seed,
+        )
+        return samples, [score(sample, problems[sample.prompt_index]) for sample in samples]
+
+    grpo_arithmetic.attempt = attempt
+    grpo_arithmetic.main()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a model that was warmed up; else a random one")
+    parser.add_argument("--steps", type=int, default=12)
+    arguments = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
+    found = measure(directory, model=arguments.model, steps=arguments.steps)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+LOAD: Final = os.getloadavg()[0]
+
+if __name__ == "__main__":
+    if any(argument.startswith("--task") for argument in sys.argv):
+        control()
+    else:
+        main()
