@@ -267,7 +267,7 @@ def _keep(ends: dict[str, int], inside: Inside, *, zygote: int) -> list[str]:
         with os.fdopen(ends.pop("kept"), "wb") as file:
             marshal.dump((os.waitstatus_to_exitcode(status), files), file)
     except BaseException as error:  # noqa: BLE001 - the outermost frame of a process
-        _say(ends["said"], f"!{error}")
+        _fail(ends["said"], error)
     os._exit(0)
 
 
@@ -311,7 +311,7 @@ def _become(
         kernel.load_filter(inside.filter)
         os.execve(argv[0], argv, ENVIRONMENT)
     except BaseException as error:  # noqa: BLE001 - the outermost frame of a process
-        _say(ends["said"], f"!{error}")
+        _fail(ends["said"], error)
     os._exit(127)
 
 
@@ -355,6 +355,11 @@ def _left_files(top: str, limits: Limits) -> Iterator[tuple[str, bytes]]:
                     data = file.read(room)
                 room -= len(data)
                 yield os.path.relpath(os.path.join(directory, name), top), data  # noqa: PTH118
+
+
+def _fail(descriptor: int, error: BaseException) -> None:
+    with contextlib.suppress(OSError):  # the worker is gone
+        _say(descriptor, f"!{error}")
 
 
 def _say(descriptor: int, line: str) -> None:
