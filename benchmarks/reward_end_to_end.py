@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -65,7 +66,7 @@ def measure(directory: Path, *, model: Path | None, steps: int) -> dict[str, Any
         "benchmark": "reward_end_to_end",
         "step_s": {way: round(found, 3) for way, found in seconds.items()},
         "shorter": round(seconds["in_turn"] / seconds["pool"], 2),
-        "workers": {"held": round(pool.mean_held, 2), "busy": round(pool.mean_busy, 2)},
+        "workers": asdict(pool),
         "steps": steps,
         "load_before": round(LOAD, 1),
     }

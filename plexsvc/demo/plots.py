@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -73,7 +74,9 @@ def plot_workers(path: Path, *, points: Sequence[PoolPoint], window: Window) -> 
     axes = figure.subplots()
     needed = [sum(point.needed.values()) for point in shown]
     axes.step(seconds, needed, where="post", color="lightgray", label="requests that run or wait")
+    planned = [math.nan if point.planned is None else point.planned for point in shown]
     for label, color, values in (
+        ("workers planned, at most", "tab:green", planned),
         ("workers held", "tab:blue", [point.held for point in shown]),
         ("workers busy", "tab:orange", [point.busy for point in shown]),
     ):

@@ -24,6 +24,8 @@ class PoolPoint:
     busy: int
     needed: Mapping[str, int]
     """Requests of each job that run or wait, by its id."""
+    planned: int | None = None
+    """Workers at most by the plan in force; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class PoolFigures:
 
     mean_held: float
     mean_busy: float
+    mean_planned: float | None
+    """While a plan was in force; None if none was."""
     zero_queue: int
     """Workers of pools of their own in which no request of the jobs waits."""
 
@@ -41,8 +45,10 @@ def pool_point(reply: reward_pb2.RewardsReply, *, at_us: int) -> PoolPoint:
     needed: dict[str, int] = {}
     for batch in reply.batches:
         needed[batch.job_id] = needed.get(batch.job_id, 0) + batch.queued + batch.running
+    planned = [pool.planned for pool in reply.pools if pool.HasField("planned")]
     return PoolPoint(
         at_us=at_us,
+        planned=sum(planned) if planned else None,
         held=sum(pool.busy + pool.idle + pool.starting for pool in reply.pools),
         busy=sum(pool.busy for pool in reply.pools),
         needed=needed,
@@ -52,9 +58,11 @@ def pool_point(reply: reward_pb2.RewardsReply, *, at_us: int) -> PoolPoint:
 def pool_figures(points: Sequence[PoolPoint], *, window: Window) -> PoolFigures:
     """Return the figures of the window; zeros where no point lies in it."""
     inside = within(points, window)
+    planned = [point.planned for point in inside if point.planned is not None]
     return PoolFigures(
         mean_held=fmean(point.held for point in inside) if inside else 0.0,
         mean_busy=fmean(point.busy for point in inside) if inside else 0.0,
+        mean_planned=fmean(planned) if planned else None,
         zero_queue=sum(zero_queue(inside).values()),
     )
 

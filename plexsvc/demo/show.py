@@ -186,9 +186,10 @@ def _speed_line(summary: Summary, *, cap: Cap) -> str:
 
 def pool_line(pool: PoolFigures) -> str:
     """Return what the pool of workers held while the jobs shared it."""
+    planned = "" if pool.mean_planned is None else f"{pool.mean_planned:.1f} planned, "
     return (
-        f"reward workers, shared: {pool.mean_held:.1f} held and {pool.mean_busy:.1f} busy in the "
-        f"mean; own pools of the jobs, in which nothing waits, have {pool.zero_queue}"
+        f"reward workers, shared: {planned}{pool.mean_held:.1f} held and {pool.mean_busy:.1f} busy "
+        f"in the mean; own pools of the jobs, in which nothing waits, have {pool.zero_queue}"
     )
 
 
