@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plexclient.samples import Delta, Sample, Samples
     from plexclient.sampling import SamplingOptions
     from plexclient.scoring import Score, Scores
-    from plexclient.specs import AdamW, Parallel
+    from plexclient.specs import AdamW, Elastic, Parallel
     from plexclient.tokenizer import Tokenizer
     from plexclient.training import Actor, Critic, Reference
 
@@ -40,6 +40,7 @@ __all__ = [
     "Critic",
     "Delta",
     "Deployment",
+    "Elastic",
     "ErrorCode",
     "ForwardResult",
     "Job",
@@ -74,7 +75,7 @@ _MODULES = {
     "samples": ("Delta", "Sample", "Samples"),
     "sampling": ("SamplingOptions",),
     "scoring": ("Score", "Scores"),
-    "specs": ("AdamW", "Parallel"),
+    "specs": ("AdamW", "Elastic", "Parallel"),
     "tokenizer": ("Tokenizer",),
     "training": ("Actor", "Critic", "Reference"),
 }

@@ -22,7 +22,7 @@ from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.scoring import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Parallel, default_role, instance_kind
+from plexclient.specs import AdamW, Elastic, Parallel, default_role
 from plexclient.training import Actor, Critic, Reference
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -144,8 +144,8 @@ class Job:
         seed: int = 0,
         micro_batch_tokens: int = 0,
         max_model_len: int = 0,
-        kind: str = "dedicated",
         num_instances: int = 1,
+        instances: Elastic | None = None,
         kv_cache_bytes: int = 0,
         max_logprob_gap: float = 0.0,
     ) -> Future[Any]:
@@ -155,6 +155,9 @@ class Job:
         the job, whose model it takes (weights come with `sync`). The role is `name` if that is
         one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
         same. While it waits, the logger `plexclient` says what for.
+
+        A rollout has `num_instances` dedicated engines, or by `instances=plex.Elastic(dedicated=1,
+        spot=(0, 8))` further ones that come and go; its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -168,6 +171,12 @@ class Job:
         role = role or default_role(name, backend=backend)
         if role not in CLASSES:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
+        num_dedicated = whole("num_instances", num_instances)
+        if instances is not None:
+            if role != "rollout" or num_instances != 1:
+                text = "instances is for rollouts, in place of num_instances; give one of the two"
+                raise PlexError(ErrorCode.BAD_REQUEST, text)
+            num_dedicated = instances.dedicated
         source = model if isinstance(model, Deployment) else None
         spec = service_pb2.DeploymentSpec(
             role=role,
@@ -180,8 +189,8 @@ class Job:
             seed=whole("seed", seed, most=2**64 - 1),
             micro_batch_tokens=whole("micro_batch_tokens", micro_batch_tokens),
             max_model_len=whole("max_model_len", max_model_len),
-            instance_kind=instance_kind(kind) if role == "rollout" else None,
-            num_instances=whole("num_instances", num_instances) if role == "rollout" else 0,
+            num_instances=num_dedicated if role == "rollout" else 0,
+            instances=instances.to_wire() if instances is not None else (),
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
         )

@@ -1,8 +1,9 @@
-"""Deployment specifications: parallel layout, optimizer, role and kind of instance."""
+"""Deployment specifications: parallel layout, optimizer, role and kinds of instances."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
 from plexclient.checks import real, whole
@@ -10,12 +11,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2, service_pb2
 
 ROLES: Final = ("actor", "critic", "reference", "rollout")
-INSTANCE_KINDS: Final = {
-    "reserved": service_pb2.INSTANCE_KIND_RESERVED,
-    "dedicated": service_pb2.INSTANCE_KIND_DEDICATED,
-    "spot": service_pb2.INSTANCE_KIND_SPOT,
-    "serving": service_pb2.INSTANCE_KIND_SERVING,
-}
+MAX_INSTANCES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +103,43 @@ def default_role(name: str, *, backend: str) -> str:
     )
 
 
-def instance_kind(kind: str) -> service_pb2.InstanceKind:
-    """Return the wire's instance kind called `kind`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """Rollout instances of several kinds: so many dedicated ones, and others that come and go.
+
+    `spot=(0, 8)`: at most 8 spot instances while there are devices for them; a job below its first
+    number gets one before a job that is not. `price={"spot": 2.5}`: at most 2.5 for an instance an
+    hour, in the unit of the cluster; without one, whatever is asked.
 
     Raises:
-        PlexError: `bad_request` for an unknown one.
+        PlexError: `bad_request` for numbers that cannot be and kinds that are not known.
     """
-    if kind not in INSTANCE_KINDS:
-        raise PlexError(
-            ErrorCode.BAD_REQUEST, f"kind={kind!r}: instances are {', '.join(INSTANCE_KINDS)}"
-        )
-    return INSTANCE_KINDS[kind]
+
+    dedicated: int = 1
+    spot: tuple[int, int] = (0, 0)
+    price: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole("Elastic: dedicated", self.dedicated, least=1, most=MAX_INSTANCES)
+        try:
+            first, last = self.spot
+        except (TypeError, ValueError):
+            raise _bad(f"Elastic: spot={self.spot!r}: give (least, most), e.g. (0, 8)") from None
+        least = whole("Elastic: spot[0]", first, most=MAX_INSTANCES)
+        whole("Elastic: spot[1]", last, least=least, most=MAX_INSTANCES)
+        for kind, price in self.price.items():
+            if kind != "spot":
+                raise _bad(f"Elastic: price of {kind!r}: instances with a price are spot")
+            real(f"Elastic: price[{kind!r}]", price, least=0)
+
+    def to_wire(self) -> list[service_pb2.InstanceRange]:
+        """Return the wire form of what is not dedicated."""
+        least, most = self.spot
+        if not most:
+            return []
+        price = self.price.get("spot")
+        return [service_pb2.InstanceRange(kind="spot", least=least, most=most, price=price)]
+
+
+def _bad(message: str) -> PlexError:
+    return PlexError(ErrorCode.BAD_REQUEST, message)

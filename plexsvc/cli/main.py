@@ -9,6 +9,7 @@ import typer
 
 from plexsvc.cli.app import Commands, Json, StateDir, command, print_json
 from plexsvc.cli.commands.explain import explain
+from plexsvc.cli.commands.instance import instance_app
 from plexsvc.cli.commands.job import job_app
 from plexsvc.cli.commands.model import model_app
 from plexsvc.cli.commands.node import node_app
@@ -123,6 +124,7 @@ command(app, example="plexctl pack --window 120 --png pack.png")(pack)
 command(app, example="plexctl report --json")(report)
 command(app, example="plexctl tenant")(tenant)
 command(app, example="plexctl top --window 60")(top)
+app.add_typer(instance_app, name="instance")
 app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")

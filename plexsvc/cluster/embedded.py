@@ -42,6 +42,7 @@ from plexsvc.node.restarts import restart_rate
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.manager import RolloutManager
+from plexsvc.rollout.spot import changes_of
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
 from plexsvc.router.tls import client_tls
@@ -186,6 +187,7 @@ class EmbeddedCluster:
 
     async def _bring_up(self, stack: AsyncExitStack) -> None:
         state_dir = self._config.state_dir
+        changes = changes_of(self._config.rollout.spot)
         make_state_dir(state_dir)
         stack.enter_context(held(state_dir))
         remove_card(state_dir)
@@ -204,6 +206,7 @@ class EmbeddedCluster:
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
         await live.nodes.ready()
+        _run_beside(stack, tasks.create_task(rollout.use(live.spot_hosts, changes).run()))
         scheduler = SchedulerServicer(live)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
         router = self._router(scheduler, rollout=rollout, keys=keys, rewards=rewards)

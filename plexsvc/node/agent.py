@@ -53,7 +53,7 @@ class Agent:
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._events = EventLog(limit=config.max_events, first_index=clock.wall_us())
         self._table = RankTable(config, tasks=tasks, events=self._events, log_dir=self._log_dir)
-        kinds = {device.kind for device in config.devices}
+        kinds = {"rollout" if d.kind == "spot" else d.kind for d in config.devices}
         self._images = [
             self._warm_image(image, clock=clock) for image in config.images if image.name in kinds
         ]

@@ -11,7 +11,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc.addresses import UNIX, host_of
 
-DEVICE_KINDS: Final = ("train", "rollout")
+DEVICE_KINDS: Final = ("train", "rollout", "spot")
 DEVICE_MEMORIES: Final = ("cpu", "cuda")
 _WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
@@ -22,7 +22,8 @@ class DeviceConfig:
     """One device of the node; its index is its place in the list."""
 
     kind: str
-    """`train` or `rollout`: which processes may use it."""
+    """`train`, `rollout` or `spot`: which processes may use it. Spot devices take further rollout
+    instances of deployments that ask for them, and may be taken away at any time."""
     bytes_total: int
     """Memory of the device: enforced on a CPU host, where a device is an arena."""
     memory: str = "cpu"
@@ -35,7 +36,7 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
-            raise _bad(f"kind is {self.kind!r}; a device is {' or '.join(DEVICE_KINDS)}")
+            raise _bad(f"kind is {self.kind!r}; a device is {', '.join(DEVICE_KINDS)}")
         if self.memory not in DEVICE_MEMORIES:
             raise _bad(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
         if self.gpu is not None and (self.memory != "cuda" or self.gpu < 0):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,6 @@ class InstanceConfig:
     node_id: str = ""
     seed: int = 0
     """The deployment's; samples draw from seeds of their own."""
-    instance_kind: int = 0
-    """`plexsvc.v1.InstanceKind`."""
     device_index: int = 0
     """The device of the node that this instance reserves."""
     listen: str = ""
@@ -43,6 +44,39 @@ class InstanceConfig:
     """The cluster's keys, from the node agent."""
     device_bytes: int = 0
     """Budget of that device, which may be a part of a GPU; 0: all of it."""
+
+
+NOTICES_US: Final = (0, 30_000_000, 120_000_000)
+"""What clouds give: nothing, half a minute, two minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotConfig:
+    """Where spot devices come from: nodes with devices of kind `spot`, perhaps by a trace."""
+
+    price: float = 0.0
+    """What an instance costs an hour. Jobs that pay less get none."""
+    trace: str = ""
+    """A CSV file of nodes that come and go; empty: spot devices are there while their nodes are."""
+    segment: str = ""
+    """Which rows of the trace: their trace_id, segment or variant; several separated by `/`."""
+    scale: float = 1.0
+    """How much faster than recorded the trace is played."""
+    notice_us: int = 0
+    """How long before a node of the trace goes its instance is drained: 0, 30 or 120 s, of
+    recorded time."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.price < float("inf")):
+            raise _bad(f"spot.price is {self.price}; it must be a number from 0")
+        if not (0 < self.scale < float("inf")):
+            raise _bad(f"spot.scale is {self.scale}; it must be above 0")
+        if self.notice_us not in NOTICES_US:
+            raise _bad(f"spot.notice_us is {self.notice_us}; it is one of {NOTICES_US}")
+
+
+def _bad(message: str) -> PlexError:
+    return PlexError(ErrorCode.BAD_REQUEST, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +118,5 @@ class RolloutConfig:
     refused with `queue_full`."""
     call_bytes: int = 2 << 20
     """Requests sent to an instance in one call."""
+    spot: SpotConfig = field(default_factory=SpotConfig)
+    """Spot devices."""

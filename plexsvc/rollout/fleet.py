@@ -20,6 +20,7 @@ from plexclient.wire.v1 import (
     common_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
+    service_pb2,
     statemanager_pb2,
     worker_pb2,
     worker_pb2_grpc,
@@ -326,6 +327,26 @@ class Fleet:
                 kind=kind,
             )
         )
+
+    def views(self) -> list[tuple[str, service_pb2.InstanceView]]:
+        """Return address and state of each instance."""
+        core = self.core
+        return [
+            (
+                one.address,
+                service_pb2.InstanceView(
+                    kind=one.kind.name,
+                    phase=one.phase.value,
+                    deployment_id=core.deployment_id,
+                    version=one.version.version,
+                    running=one.running,
+                    pending=len(one.pending),
+                    tokens_per_s=one.tokens_per_s if self.generates else 0,
+                    because=one.lost_because,
+                ),
+            )
+            for one in core.instances.values()
+        ]
 
     def drain(self, address: str) -> None:
         """Have an instance's samples go on elsewhere, and let it go then."""

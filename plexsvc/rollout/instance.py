@@ -126,7 +126,6 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
             version=self._engine.version._asdict(),
             checksum=self._checksum,
             broken=None if self._engine.broken is None else to_wire(self._engine.broken),
-            kind=self._config.instance_kind,  # type: ignore[arg-type]  # an int of that enum
             generated_tokens=stats.generated_tokens,
             progress=progress.count(),
         )

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import grpc.aio
 
-from plexclient.wire.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2, worker_pb2_grpc
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
-from plexsvc.ids import VersionId, show
+from plexsvc.ids import DeploymentId, VersionId, show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import orders
-from plexsvc.rollout.core.instances import DEDICATED
+from plexsvc.rollout.core.instances import DEDICATED, SPOT
+from plexsvc.rollout.core.pool import SlotNoticed, Wanted
 from plexsvc.rollout.deployment import (
     FAILED,
     REFUSED,
@@ -34,8 +35,11 @@ from plexsvc.rollout.deployment import (
     failure,
     success,
 )
-from plexsvc.rollout.fleet import Gone
+from plexsvc.rollout.fleet import Fleet, Gone
+from plexsvc.rollout.providers.base import Hosts
+from plexsvc.rollout.providers.trace import Change
 from plexsvc.rollout.records import OperationRecord
+from plexsvc.rollout.spot import SpotInstances, provider_of
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.status import abort_with
@@ -82,6 +86,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         )
         self._streams: Counter[str] = Counter()
         """Open streams by deployment."""
+        self.spot: SpotInstances | None = None
 
     async def run(self) -> None:
         """Host all work of this manager until cancelled; cancellation ends it."""
@@ -170,6 +175,41 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 reply.applied_seq = deployment.applied_seq
         return reply
 
+    def use(self, hosts: Hosts, changes: Sequence[Change]) -> SpotInstances:
+        """Give deployments spot instances from now on, while what this returns runs."""
+        provider = provider_of(self._config.spot, changes, hosts=hosts, clock=self._clock)
+        self.spot = SpotInstances(hosts, provider, clock=self._clock, fleet_of=self._fleet)
+        return self.spot
+
+    def instances(self) -> list[service_pb2.InstanceView]:
+        """Return every instance and spot device; `device` of a dedicated one is its address."""
+        found: list[service_pb2.InstanceView] = []
+        for deployment in self._deployments.values():
+            for address, view in deployment.fleet.views():
+                view.device = address
+                if self.spot is not None:
+                    self.spot.describe(address, view)
+                found.append(view)
+        return found + (self.spot.without_instance() if self.spot is not None else [])
+
+    def drain(self, device: str) -> None:
+        """Have the samples of a spot instance go on elsewhere, and use its device no more.
+
+        Raises:
+            PlexError: `not_found` when there is no such spot device.
+        """
+        if self.spot is None or device not in self.spot.pool.slots:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"no spot device {device!r}; `plexctl instance list` shows them. Dedicated "
+                "instances leave with `plexctl node drain`",
+            )
+        self.spot.post(SlotNoticed(slot_id=device))
+
+    def _fleet(self, deployment_id: str) -> Fleet | None:
+        deployment = self._deployments.get(deployment_id)
+        return deployment.fleet if deployment is not None else None
+
     def report_to(self, given_up: GivenUp) -> None:
         """Say from now on which instances do not come back by themselves."""
         self._report = given_up
@@ -196,6 +236,8 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         for record in self._records.of_deployment(deployment_id):
             self._records.drop(record.operation.operation_id)
         deployment = self._deployments.pop(deployment_id, None)
+        if self.spot is not None:
+            self.spot.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         if deployment is not None:
             self._gates.pop(deployment.wpg_id, None)
             await deployment.fleet.close()
@@ -381,14 +423,18 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             self._gates.pop(deployment.wpg_id, None)
             deployment.wpg_id = request.wpg_id
         self._deployments[deployment_id] = deployment
+        if self.spot is not None:
+            self.spot.post(_wanted(deployment_id, request.deployment.spec))
         return reply
 
     def _gone(self, deployment: RolloutDeployment, order: Gone) -> None:
-        """Have a dedicated instance that was given up replaced."""
-        if isinstance(order, orders.ReleaseInstance) or order.kind != DEDICATED.name:
-            return
-        if self._report is not None:
-            self._report(deployment.wpg_id, order.address, order.because)
+        """Have a dedicated instance that was given up replaced; note that a spot one is gone."""
+        because = order.because if isinstance(order, orders.GiveUpInstance) else ""
+        is_dedicated = isinstance(order, orders.GiveUpInstance) and order.kind == DEDICATED.name
+        if is_dedicated and self._report is not None:
+            self._report(deployment.wpg_id, order.address, because)
+        elif not is_dedicated and self.spot is not None:
+            self.spot.gone(order.address, because=because)
 
     @contextmanager
     def _stream_of(self, deployment_id: str) -> Iterator[None]:
@@ -407,6 +453,19 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         finally:
             self._streams[deployment_id] -= 1
             self._streams += Counter()  # drops what is not positive
+
+
+def _wanted(deployment_id: str, spec: service_pb2.DeploymentSpec) -> Wanted:
+    """Return how many spot instances a deployment asks for."""
+    asked = next((one for one in spec.instances if one.kind == SPOT.name), None)
+    if asked is None:
+        return Wanted(deployment_id=DeploymentId(deployment_id), most=0)
+    return Wanted(
+        deployment_id=DeploymentId(deployment_id),
+        least=asked.least,
+        most=asked.most,
+        price=asked.price if asked.HasField("price") else None,
+    )
 
 
 def _what(request: worker_pb2.ExecuteRequest) -> str:

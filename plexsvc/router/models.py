@@ -18,6 +18,8 @@ ROLES_OF_BACKEND: Final[Mapping[str, tuple[str, ...]]] = {
     "noop": ("actor", "critic", "reference"),
     "vllm": ("rollout",),
 }
+ELASTIC_KINDS: Final = ("spot",)
+"""Kinds of instances that come and go."""
 MAX_RANKS: Final = 1 << 16
 DTYPES: Final = ("", "float32", "bfloat16")
 
@@ -55,6 +57,7 @@ def check_spec(spec: service_pb2.DeploymentSpec) -> None:
         raise bad_request("backend 'fsdp' computes in float32; use that, or backend 'megatron'")
     if spec.max_logprob_gap and spec.role != "actor":
         raise bad_request(f"role {spec.role!r} has no policy loss that max_logprob_gap could bound")
+    _check_instances(spec)
     _check_optimizer(spec)
     _check_degrees(spec)
 
@@ -83,6 +86,23 @@ def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None
                 f"parallel {degree} = {value} does not divide the model's {count} {what}; choose a "
                 "divisor",
                 degree=degree,
+            )
+
+
+def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
+    kinds = [one.kind for one in spec.instances]
+    if kinds and spec.role != "rollout":
+        raise bad_request(f"role {spec.role!r} has no instances; only a rollout does")
+    for one in spec.instances:
+        if one.kind not in ELASTIC_KINDS or kinds.count(one.kind) > 1:
+            raise bad_request(
+                f"instances of kind {one.kind!r}; give each of {', '.join(ELASTIC_KINDS)} once",
+                field="InstanceRange.kind",
+            )
+        if one.least > one.most:
+            raise bad_request(
+                f"{one.least} to {one.most} instances of kind {one.kind}; the first is the least",
+                field="InstanceRange.least",
             )
 
 

@@ -31,6 +31,7 @@ from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
+from plexsvc.scheduler.orders.spot import SpotHosts
 from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
 from plexsvc.scheduler.orders.versions import Versions
@@ -88,10 +89,14 @@ class LiveScheduler:
             watch=Watch(clock, progress_timeout_us=config.progress_timeout_us),
         )
         rollout_manager.report_to(self._given_up)
+        self.rollout = rollout_manager
         made = configured(config, epoch=store.epoch)
         self._journal = Journal(made, keeps_actions=config.journal_actions)
         core = made.new_core()
         self.cluster: ClusterView = core.view
+        self.spot_hosts = SpotHosts(
+            self.reach, is_open=lambda node_id: node_id not in core.view.cordoned
+        )
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
         self.beside = Beside(
             question=core.view.question, decide=lambda fact: inbox.post(fact).decision

@@ -384,6 +384,12 @@ class FakeRolloutManager:
     def report_to(self, given_up: GivenUp) -> None:
         self.given_up = given_up
 
+    def instances(self) -> list[service_pb2.InstanceView]:
+        return []
+
+    def drain(self, device: str) -> None:
+        del device
+
     def versions_in_use(self) -> set[VersionId]:
         return set(self.used)
 

@@ -41,27 +41,36 @@ def status(
 
 
 def top(at: At, window: Window = 0.0) -> None:
-    """Keep jobs, devices and the rings of their groups on the screen until Ctrl-C.
+    """Keep jobs, devices, rollout instances and rings of groups on the screen until Ctrl-C.
 
     In a pipe, and with --json, they are printed once.
     """
     from rich.console import Group
 
     from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.instances import instances_view
     from plexsvc.show.pack import pack_view
     from plexsvc.show.status import status_view
 
     asked = service_pb2.PackRequest(window_us=round(window * 1e6))
     with at.router() as router:
 
-        def ask() -> tuple[service_pb2.ClusterStatus, service_pb2.PackReply]:
-            return router.GetStatus(service_pb2.GetStatusRequest()), router.GetPack(asked)
+        def ask() -> tuple[
+            service_pb2.ClusterStatus, service_pb2.ListInstancesReply, service_pb2.PackReply
+        ]:
+            return (
+                router.GetStatus(service_pb2.GetStatusRequest()),
+                router.ListInstances(service_pb2.ListInstancesRequest()),
+                router.GetPack(asked),
+            )
 
         if at.json:
-            status, pack = ask()
-            print_json({"status": to_dict(status), "pack": to_dict(pack)})
+            names = ("status", "instances", "pack")
+            print_json({name: to_dict(one) for name, one in zip(names, ask(), strict=True)})
             return
         width = console().width
-        replies = (ask() for _ in count())
-        views = (Group(status_view(s), pack_view(p, width=width)) for s, p in replies)
+        views = (
+            Group(status_view(status), instances_view(instances), pack_view(pack, width=width))
+            for status, instances, pack in (ask() for _ in count())
+        )
         live(views, every_s=_TOP_REFRESH_S)

@@ -18,15 +18,21 @@ from plexsvc.rpc.services import Context, Methods, add_service
 from plexsvc.scheduler.api import deployments, operators, sessions
 from plexsvc.scheduler.api.operations import Operations
 from plexsvc.scheduler.api.pace import Pace
-from plexsvc.scheduler.api.views import explaining, nodes, pictures, report, status
+from plexsvc.scheduler.api.views import explaining, instances, nodes, pictures, report, status
 from plexsvc.scheduler.live import LiveScheduler
 
 Reply = TypeVar("Reply", bound=Message)
 Handled = Callable[..., Awaitable[Message]]
 
-CHANGES: Final[tuple[Methods, ...]] = (sessions.METHODS, deployments.METHODS, operators.METHODS)
+CHANGES: Final[tuple[Methods, ...]] = (
+    sessions.METHODS,
+    deployments.METHODS,
+    operators.METHODS,
+    instances.CHANGES,
+)
 QUESTIONS: Final[tuple[Methods, ...]] = (
     explaining.METHODS,
+    instances.METHODS,
     nodes.METHODS,
     pictures.METHODS,
     report.METHODS,

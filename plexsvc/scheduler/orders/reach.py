@@ -8,7 +8,13 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc, worker_pb2
+from plexclient.wire.v1 import (
+    common_pb2,
+    service_pb2,
+    statemanager_pb2,
+    statemanager_pb2_grpc,
+    worker_pb2,
+)
 from plexsvc.clock import Clock
 from plexsvc.ids import NodeId, VersionId, WpgId
 from plexsvc.rpc.retry import Patience, retry
@@ -53,6 +59,14 @@ class RolloutPort(Protocol):
 
     async def forget(self, deployment_id: str) -> None:
         """End a deployment: drop its records and connections."""
+        ...
+
+    def instances(self) -> list[service_pb2.InstanceView]:
+        """Return every instance and spot device; `device` of a dedicated one is its address."""
+        ...
+
+    def drain(self, device: str) -> None:
+        """Have the samples of a spot instance go on elsewhere, and use its device no more."""
         ...
 
     def versions_in_use(self) -> set[VersionId]:

@@ -228,15 +228,30 @@ def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
     assert (spec.dtype, spec.seed, spec.micro_batch_tokens) == ("float32", 7, 512)
     rollout = loop.rollout.info.spec
     assert (rollout.model, rollout.model_deployment_id) == ("/model", loop.actor.deployment_id)
-    assert rollout.instance_kind == service_pb2.INSTANCE_KIND_DEDICATED
+    assert (rollout.num_instances, len(rollout.instances)) == (1, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"role": "judge"}, {"kind": "borrowed", "role": "rollout"}])
-def test_a_deployment_of_an_unknown_role_or_kind_is_refused(
+def test_an_elastic_rollout_asks_for_dedicated_and_spot_instances(loop: Loop) -> None:
+    elastic = plex.Elastic(dedicated=2, spot=(1, 8), price={"spot": 2.5})
+    spec = loop.job.deploy("wide", model="/m", backend="vllm", instances=elastic).info.spec
+    assert spec.num_instances == 2
+    asked = service_pb2.InstanceRange(kind="spot", least=1, most=8, price=2.5)
+    assert list(spec.instances) == [asked]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "judge"},
+        {"num_instances": 2, "instances": plex.Elastic(dedicated=2)},
+        {"role": "actor", "backend": "fsdp", "instances": plex.Elastic(spot=(0, 1))},
+    ],
+)
+def test_a_deployment_of_an_unknown_role_or_with_instances_said_twice_is_refused(
     loop: Loop, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(PlexError) as caught:
-        loop.job.deploy("x", model="/m", backend="vllm", **wrong)
+        loop.job.deploy("x", **({"model": "/m", "backend": "vllm"} | wrong))
     assert caught.value.code == "bad_request"
 
 

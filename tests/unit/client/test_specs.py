@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plexclient.errors import ErrorCode, PlexError
-from plexclient.specs import AdamW, Parallel, default_role
+from plexclient.specs import AdamW, Elastic, Parallel, default_role
 from plexclient.wire.v1 import common_pb2, service_pb2
 
 
@@ -48,3 +50,24 @@ def test_a_layout_arrives_and_degrees_left_out_are_one() -> None:
 def test_an_optimizer_that_divides_by_zero_is_refused() -> None:
     with pytest.raises(PlexError, match="eps"):
         AdamW(eps=0.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"dedicated": 0}, "Elastic: dedicated"),
+        ({"spot": (0, -1)}, r"Elastic: spot\[1\]"),
+        ({"spot": (-1, 2)}, r"Elastic: spot\[0\]"),
+        ({"spot": (3, 2)}, r"Elastic: spot\[1\]"),
+        ({"spot": 3}, "Elastic: spot=3"),
+        ({"price": {"spot": -1.0}}, r"Elastic: price\['spot'\]"),
+        ({"price": {"spot": float("nan")}}, r"Elastic: price\['spot'\]"),
+        ({"price": {"borrowed": 1.0}}, "price of 'borrowed'"),
+    ],
+)
+def test_caps_and_prices_that_cannot_be_are_refused_by_name(
+    wrong: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(PlexError, match=field) as caught:
+        Elastic(**wrong)
+    assert caught.value.code == ErrorCode.BAD_REQUEST

@@ -70,7 +70,7 @@ DEVICE = {"kind": "train", "bytes_total": 1 << 20}
         ([{"node_id": "a/b", "devices": [DEVICE]}], "a-z A-Z 0-9"),
         ([{"node_id": "..", "devices": [DEVICE]}], "a-z A-Z 0-9"),
         ([{"node_id": "a", "devices": [DEVICE]}] * 2, "two nodes are called 'a'"),
-        ([{"node_id": "a", "devices": [DEVICE | {"kind": "gpu"}]}], "train or rollout"),
+        ([{"node_id": "a", "devices": [DEVICE | {"kind": "gpu"}]}], "train, rollout, spot"),
         (
             [{"node_id": "a", "devices": [DEVICE | {"bytes_total": -5}]}],
             "bytes_total: -5 is below 0",

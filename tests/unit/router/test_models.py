@@ -141,3 +141,20 @@ def test_degrees_must_divide_the_model(
 
 def test_degrees_that_divide_are_taken(model: Path) -> None:
     check_model(spec(parallel=common_pb2.Parallel(tp=4, pp=3, dp=7)), model)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ([{"kind": "borrowed", "most": 1}], "kind 'borrowed'; give each of spot once"),
+        ([{"kind": "spot", "most": 1}] * 2, "kind 'spot'; give each of spot once"),
+        ([{"kind": "spot", "least": 3, "most": 1}], "3 to 1 instances"),
+    ],
+)
+def test_instances_that_cannot_be_are_refused(asked: list[dict[str, Any]], says: str) -> None:
+    ranges = [pb.InstanceRange(**one) for one in asked]
+    with pytest.raises(PlexError, match=says) as caught:
+        check_spec(spec(role="rollout", backend="vllm", instances=ranges))
+    assert code_of(caught) == ErrorCode.BAD_REQUEST
+    with pytest.raises(PlexError, match="has no instances"):
+        check_spec(spec(instances=ranges))

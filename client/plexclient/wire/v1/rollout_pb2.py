@@ -24,35 +24,34 @@ _sym_db = _symbol_database.Default()
 
 from plexclient.wire.v1 import common_pb2 as plexsvc_dot_v1_dot_common__pb2
 from plexclient.wire.v1 import operations_pb2 as plexsvc_dot_v1_dot_operations__pb2
-from plexclient.wire.v1 import service_pb2 as plexsvc_dot_v1_dot_service__pb2
 from plexclient.wire.v1 import statemanager_pb2 as plexsvc_dot_v1_dot_statemanager__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18plexsvc/v1/rollout.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x18plexsvc/v1/service.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xa3\x01\n\x0fInstanceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.plexsvc.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.plexsvc.v1.SamplingParams\x12\x14\n\x0cprompt_index\x18\x04 \x01(\r\x12\x14\n\x0csample_index\x18\x05 \x01(\r\"\x92\x01\n\x17InstanceGenerateRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12-\n\x08requests\x18\x02 \x03(\x0b\x32\x1b.plexsvc.v1.InstanceRequest\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\"8\n\rInstanceFrame\x12\'\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x17.plexsvc.v1.SampleDelta\"+\n\x14InstanceAbortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x14\n\x12InstanceAbortReply\"g\n\x12LoadVersionRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12/\n\tpublished\x18\x02 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\"\x8f\x01\n\x10LoadVersionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"\x16\n\x14InstanceStatsRequest\"\xf4\x01\n\rInstanceStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.plexsvc.v1.InstanceKind\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\t\x12!\n\x06\x62roken\x18\x08 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x10\n\x08progress\x18\t \x01(\x04\x32\xbd\x02\n\x0fRolloutInstance\x12L\n\x08Generate\x12#.plexsvc.v1.InstanceGenerateRequest\x1a\x19.plexsvc.v1.InstanceFrame0\x01\x12I\n\x05\x41\x62ort\x12 .plexsvc.v1.InstanceAbortRequest\x1a\x1e.plexsvc.v1.InstanceAbortReply\x12K\n\x0bLoadVersion\x12\x1e.plexsvc.v1.LoadVersionRequest\x1a\x1c.plexsvc.v1.LoadVersionReply\x12\x44\n\x05Stats\x12 .plexsvc.v1.InstanceStatsRequest\x1a\x19.plexsvc.v1.InstanceStatsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18plexsvc/v1/rollout.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\x1a\x1bplexsvc/v1/operations.proto\x1a\x1dplexsvc/v1/statemanager.proto\"\xa3\x01\n\x0fInstanceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.plexsvc.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.plexsvc.v1.SamplingParams\x12\x14\n\x0cprompt_index\x18\x04 \x01(\r\x12\x14\n\x0csample_index\x18\x05 \x01(\r\"\x92\x01\n\x17InstanceGenerateRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12-\n\x08requests\x18\x02 \x03(\x0b\x32\x1b.plexsvc.v1.InstanceRequest\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\"8\n\rInstanceFrame\x12\'\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x17.plexsvc.v1.SampleDelta\"+\n\x14InstanceAbortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x14\n\x12InstanceAbortReply\"g\n\x12LoadVersionRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12/\n\tpublished\x18\x02 \x01(\x0b\x32\x1c.plexsvc.v1.PublishedVersion\"\x8f\x01\n\x10LoadVersionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"\x16\n\x14InstanceStatsRequest\"\xd2\x01\n\rInstanceStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.plexsvc.v1.VersionId\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\t\x12!\n\x06\x62roken\x18\x08 \x01(\x0b\x32\x11.plexsvc.v1.Error\x12\x10\n\x08progress\x18\t \x01(\x04J\x04\x08\x05\x10\x06\x32\xbd\x02\n\x0fRolloutInstance\x12L\n\x08Generate\x12#.plexsvc.v1.InstanceGenerateRequest\x1a\x19.plexsvc.v1.InstanceFrame0\x01\x12I\n\x05\x41\x62ort\x12 .plexsvc.v1.InstanceAbortRequest\x1a\x1e.plexsvc.v1.InstanceAbortReply\x12K\n\x0bLoadVersion\x12\x1e.plexsvc.v1.LoadVersionRequest\x1a\x1c.plexsvc.v1.LoadVersionReply\x12\x44\n\x05Stats\x12 .plexsvc.v1.InstanceStatsRequest\x1a\x19.plexsvc.v1.InstanceStatsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plexsvc.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INSTANCEREQUEST']._serialized_start=152
-  _globals['_INSTANCEREQUEST']._serialized_end=315
-  _globals['_INSTANCEGENERATEREQUEST']._serialized_start=318
-  _globals['_INSTANCEGENERATEREQUEST']._serialized_end=464
-  _globals['_INSTANCEFRAME']._serialized_start=466
-  _globals['_INSTANCEFRAME']._serialized_end=522
-  _globals['_INSTANCEABORTREQUEST']._serialized_start=524
-  _globals['_INSTANCEABORTREQUEST']._serialized_end=567
-  _globals['_INSTANCEABORTREPLY']._serialized_start=569
-  _globals['_INSTANCEABORTREPLY']._serialized_end=589
-  _globals['_LOADVERSIONREQUEST']._serialized_start=591
-  _globals['_LOADVERSIONREQUEST']._serialized_end=694
-  _globals['_LOADVERSIONREPLY']._serialized_start=697
-  _globals['_LOADVERSIONREPLY']._serialized_end=840
-  _globals['_INSTANCESTATSREQUEST']._serialized_start=842
-  _globals['_INSTANCESTATSREQUEST']._serialized_end=864
-  _globals['_INSTANCESTATS']._serialized_start=867
-  _globals['_INSTANCESTATS']._serialized_end=1111
-  _globals['_ROLLOUTINSTANCE']._serialized_start=1114
-  _globals['_ROLLOUTINSTANCE']._serialized_end=1431
+  _globals['_INSTANCEREQUEST']._serialized_start=126
+  _globals['_INSTANCEREQUEST']._serialized_end=289
+  _globals['_INSTANCEGENERATEREQUEST']._serialized_start=292
+  _globals['_INSTANCEGENERATEREQUEST']._serialized_end=438
+  _globals['_INSTANCEFRAME']._serialized_start=440
+  _globals['_INSTANCEFRAME']._serialized_end=496
+  _globals['_INSTANCEABORTREQUEST']._serialized_start=498
+  _globals['_INSTANCEABORTREQUEST']._serialized_end=541
+  _globals['_INSTANCEABORTREPLY']._serialized_start=543
+  _globals['_INSTANCEABORTREPLY']._serialized_end=563
+  _globals['_LOADVERSIONREQUEST']._serialized_start=565
+  _globals['_LOADVERSIONREQUEST']._serialized_end=668
+  _globals['_LOADVERSIONREPLY']._serialized_start=671
+  _globals['_LOADVERSIONREPLY']._serialized_end=814
+  _globals['_INSTANCESTATSREQUEST']._serialized_start=816
+  _globals['_INSTANCESTATSREQUEST']._serialized_end=838
+  _globals['_INSTANCESTATS']._serialized_start=841
+  _globals['_INSTANCESTATS']._serialized_end=1051
+  _globals['_ROLLOUTINSTANCE']._serialized_start=1054
+  _globals['_ROLLOUTINSTANCE']._serialized_end=1371
 # @@protoc_insertion_point(module_scope)

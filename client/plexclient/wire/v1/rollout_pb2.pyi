@@ -1,6 +1,5 @@
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
-from plexclient.wire.v1 import service_pb2 as _service_pb2
 from plexclient.wire.v1 import statemanager_pb2 as _statemanager_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -77,12 +76,11 @@ class InstanceStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "version", "kind", "generated_tokens", "checksum", "broken", "progress")
+    __slots__ = ("running", "waiting", "kv_usage", "version", "generated_tokens", "checksum", "broken", "progress")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
@@ -91,9 +89,8 @@ class InstanceStats(_message.Message):
     waiting: int
     kv_usage: float
     version: _statemanager_pb2.VersionId
-    kind: _service_pb2.InstanceKind
     generated_tokens: int
     checksum: str
     broken: _common_pb2.Error
     progress: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., kind: _Optional[_Union[_service_pb2.InstanceKind, str]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...

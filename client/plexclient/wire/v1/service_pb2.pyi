@@ -20,14 +20,6 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
 
-class InstanceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    INSTANCE_KIND_UNSPECIFIED: _ClassVar[InstanceKind]
-    INSTANCE_KIND_RESERVED: _ClassVar[InstanceKind]
-    INSTANCE_KIND_DEDICATED: _ClassVar[InstanceKind]
-    INSTANCE_KIND_SPOT: _ClassVar[InstanceKind]
-    INSTANCE_KIND_SERVING: _ClassVar[InstanceKind]
-
 class NodeChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NODE_CHANGE_UNSPECIFIED: _ClassVar[NodeChange]
@@ -40,11 +32,6 @@ JOB_STATE_RUNNING: JobState
 JOB_STATE_COMPLETED: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
-INSTANCE_KIND_UNSPECIFIED: InstanceKind
-INSTANCE_KIND_RESERVED: InstanceKind
-INSTANCE_KIND_DEDICATED: InstanceKind
-INSTANCE_KIND_SPOT: InstanceKind
-INSTANCE_KIND_SERVING: InstanceKind
 NODE_CHANGE_UNSPECIFIED: NodeChange
 NODE_CHANGE_CORDON: NodeChange
 NODE_CHANGE_DRAIN: NodeChange
@@ -199,8 +186,20 @@ class Optimizer(_message.Message):
     decay_vectors: bool
     def __init__(self, kind: _Optional[str] = ..., lr: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., eps: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., decay_vectors: _Optional[bool] = ...) -> None: ...
 
+class InstanceRange(_message.Message):
+    __slots__ = ("kind", "least", "most", "price")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    least: int
+    most: int
+    price: float
+    def __init__(self, kind: _Optional[str] = ..., least: _Optional[int] = ..., most: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
+
 class DeploymentSpec(_message.Message):
-    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "instance_kind", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "model_root")
+    __slots__ = ("role", "model", "backend", "parallel", "optimizer", "dtype", "seed", "micro_batch_tokens", "max_model_len", "num_instances", "model_deployment_id", "kv_cache_bytes", "max_logprob_gap", "instances", "model_root")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -210,11 +209,11 @@ class DeploymentSpec(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    INSTANCE_KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     MODEL_DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_GAP_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
     MODEL_ROOT_FIELD_NUMBER: _ClassVar[int]
     role: str
     model: str
@@ -225,13 +224,13 @@ class DeploymentSpec(_message.Message):
     seed: int
     micro_batch_tokens: int
     max_model_len: int
-    instance_kind: InstanceKind
     num_instances: int
     model_deployment_id: str
     kv_cache_bytes: int
     max_logprob_gap: float
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceRange]
     model_root: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., instance_kind: _Optional[_Union[InstanceKind, str]] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., model_root: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., parallel: _Optional[_Union[_common_pb2.Parallel, _Mapping]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., dtype: _Optional[str] = ..., seed: _Optional[int] = ..., micro_batch_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_instances: _Optional[int] = ..., model_deployment_id: _Optional[str] = ..., kv_cache_bytes: _Optional[int] = ..., max_logprob_gap: _Optional[float] = ..., instances: _Optional[_Iterable[_Union[InstanceRange, _Mapping]]] = ..., model_root: _Optional[str] = ...) -> None: ...
 
 class CreateDeploymentRequest(_message.Message):
     __slots__ = ("deployment_id", "job_id", "tenant", "name", "spec")
@@ -1078,3 +1077,55 @@ class JobWait(_message.Message):
     job_name: str
     wait_us: int
     def __init__(self, job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., wait_us: _Optional[int] = ...) -> None: ...
+
+class ListInstancesRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ...) -> None: ...
+
+class ListInstancesReply(_message.Message):
+    __slots__ = ("instances",)
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceView]
+    def __init__(self, instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ...) -> None: ...
+
+class InstanceView(_message.Message):
+    __slots__ = ("device", "kind", "phase", "deployment_id", "job_id", "tenant", "version", "running", "pending", "tokens_per_s", "price", "because")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    kind: str
+    phase: str
+    deployment_id: str
+    job_id: str
+    tenant: str
+    version: int
+    running: int
+    pending: int
+    tokens_per_s: float
+    price: float
+    because: str
+    def __init__(self, device: _Optional[str] = ..., kind: _Optional[str] = ..., phase: _Optional[str] = ..., deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., version: _Optional[int] = ..., running: _Optional[int] = ..., pending: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., price: _Optional[float] = ..., because: _Optional[str] = ...) -> None: ...
+
+class DrainInstanceRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "device")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    device: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...

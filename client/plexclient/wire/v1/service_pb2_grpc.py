@@ -159,6 +159,16 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.ListInstances = channel.unary_unary(
+                '/plexsvc.v1.Router/ListInstances',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
+        self.DrainInstance = channel.unary_unary(
+                '/plexsvc.v1.Router/DrainInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
         self.Score = channel.unary_stream(
                 '/plexsvc.v1.Router/Score',
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
@@ -337,6 +347,18 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListInstances(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Score(self, request, context):
         """as Reward.Score
         """
@@ -484,6 +506,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'ListInstances': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInstances,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'DrainInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
             'Score': grpc.unary_stream_rpc_method_handler(
                     servicer.Score,
@@ -1167,6 +1199,60 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def ListInstances(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/ListInstances',
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/DrainInstance',
+            plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Score(request,
             target,
             options=(),
@@ -1395,6 +1481,16 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.ListInstances = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/ListInstances',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
+        self.DrainInstance = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/DrainInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -1535,6 +1631,18 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListInstances(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1647,6 +1755,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.ReportRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ReportReply.SerializeToString,
+            ),
+            'ListInstances': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInstances,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'DrainInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2244,6 +2362,60 @@ class Scheduler:
             '/plexsvc.v1.Scheduler/GetReport',
             plexsvc_dot_v1_dot_service__pb2.ReportRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInstances(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/ListInstances',
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/DrainInstance',
+            plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,8 @@ class RouterStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
+    ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
+    DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
     Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """as Reward.Score"""
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
@@ -115,6 +117,8 @@ class RouterAsyncStub(RouterStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
+    ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """as Reward.Score"""
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
@@ -278,6 +282,18 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
 
+    def ListInstances(
+        self,
+        request: _service_pb2.ListInstancesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
+    def DrainInstance(
+        self,
+        request: _service_pb2.DrainInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
     def Score(
         self,
         request: _reward_pb2.ScoreRequest,
@@ -336,6 +352,8 @@ class SchedulerStub:
     MoveJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]
     PinJob: _grpc.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
+    ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
+    DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -366,6 +384,8 @@ class SchedulerAsyncStub(SchedulerStub):
     MoveJob: _aio.UnaryUnaryMultiCallable[_service_pb2.MoveJobRequest, _service_pb2.MovesReply]  # type: ignore[assignment]
     PinJob: _aio.UnaryUnaryMultiCallable[_service_pb2.PinJobRequest, _service_pb2.PinJobReply]  # type: ignore[assignment]
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
+    ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -503,5 +523,17 @@ class SchedulerServicer:
         request: _service_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ReportReply, _abc.Awaitable[_service_pb2.ReportReply]]: ...
+
+    def ListInstances(
+        self,
+        request: _service_pb2.ListInstancesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
+    def DrainInstance(
+        self,
+        request: _service_pb2.DrainInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,338 @@
+"""The pure core of the pool of spot devices: which deployment has an instance on which.
+
+Theory of operation. Providers say which devices (*slots*) come, are noticed and go; deployments say
+how many instances they want, and what they pay for one an hour. A free slot goes to a deployment
+that pays its price: first to those below their least number, then to the one with the fewest. A
+slot that is noticed or closed by hand gets no more instances, and its instance is drained. One that
+goes has its process ended, whatever it did. A slot on which instances do not come up or die is left
+alone for a while, longer each time, so that a provider that lies costs little.
+
+| slot | leaves it when |
+|---|---|
+| free | an instance is started (starting) |
+| starting | it is up (up), or failed (stopping) |
+| up | it is to be drained (draining), or gone (stopping) |
+| draining | it is gone (stopping) |
+| stopping | its process is no more (free, or forgotten) |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias, assert_never
+
+from plexsvc.ids import DeploymentId
+
+SlotId: TypeAlias = str
+"""A spot device, as NODE:INDEX."""
+
+FIRST_PAUSE_US: Final = 1_000_000
+MAX_PAUSE_US: Final = 60_000_000
+"""How long a slot is left alone after its first failure, and at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCame:
+    """A spot device may be used from now on."""
+
+    slot_id: SlotId
+    price: float = 0.0
+    """Of an instance an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotNoticed:
+    """A spot device will be taken back soon, or is not to be used for now."""
+
+    slot_id: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGone:
+    """A spot device was taken back."""
+
+    slot_id: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A deployment wants so many spot instances; a `most` of 0: none any more."""
+
+    deployment_id: DeploymentId
+    least: int = 0
+    most: int
+    price: float | None = None
+    """The most it pays for one an hour; None: whatever is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceUp:
+    """An instance was started and its manager has it."""
+
+    slot_id: SlotId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFailed:
+    """An instance could not be started, or broke."""
+
+    slot_id: SlotId
+    number: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotDrained:
+    """The samples of an instance are elsewhere."""
+
+    slot_id: SlotId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStopped:
+    """The process of an instance is no more."""
+
+    slot_id: SlotId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTicked:
+    """Time went by."""
+
+    at_us: int
+
+
+Fact: TypeAlias = SlotCame | SlotNoticed | SlotGone
+"""What a provider tells."""
+
+Event: TypeAlias = (
+    Fact | Wanted | InstanceUp | InstanceFailed | SlotDrained | InstanceStopped | PoolTicked
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartInstance:
+    """Start an instance; ends in `InstanceUp` or `InstanceFailed`."""
+
+    slot_id: SlotId
+    number: int
+    deployment_id: DeploymentId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainInstance:
+    """Have an instance's samples go elsewhere; ends in `SlotDrained` or `InstanceFailed`."""
+
+    slot_id: SlotId
+    number: int
+    deployment_id: DeploymentId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopInstance:
+    """End the process of an instance, at once; ends in `InstanceStopped`."""
+
+    slot_id: SlotId
+    number: int
+    deployment_id: DeploymentId
+
+
+Order: TypeAlias = StartInstance | DrainInstance | StopInstance
+
+
+class State(StrEnum):
+    """What a slot is used for."""
+
+    FREE = "free"
+    STARTING = "starting"
+    UP = "up"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+
+CHANGES: Final = {
+    (State.FREE, State.STARTING),
+    (State.STARTING, State.UP),
+    (State.UP, State.DRAINING),
+    (State.STARTING, State.STOPPING),
+    (State.UP, State.STOPPING),
+    (State.DRAINING, State.STOPPING),
+    (State.STOPPING, State.FREE),
+}
+"""Legal changes; what is not here is a bug."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One spot device."""
+
+    price: float
+    state: State = State.FREE
+    number: int = 0
+    """Of its instance; every instance of the pool has another."""
+    user: DeploymentId | None = None
+    is_noticed: bool = False
+    is_gone: bool = False
+    failures: int = 0
+    """In a row."""
+    not_before_us: int = 0
+    because: str = ""
+    """Of the last failure."""
+
+    def enter(self, state: State) -> None:
+        """Change the state by the table."""
+        assert (self.state, state) in CHANGES, (self, state)
+        self.state = state
+
+
+class SpotPool:
+    """Slots and the deployments that want them."""
+
+    def __init__(self) -> None:
+        self.slots: dict[SlotId, Slot] = {}
+        self.wanted: dict[DeploymentId, Wanted] = {}
+        self._numbers = 0
+        self._now_us = 0
+
+    def handle(self, event: Event) -> list[Order]:
+        """Apply an event and return the orders that follow from it."""
+        return [*self._apply(event), *self._assign()]
+
+    def count(self, deployment_id: DeploymentId) -> int:
+        """Return how many slots a deployment has that it will keep."""
+        kept = (State.STARTING, State.UP)
+        return sum(s.user == deployment_id and s.state in kept for s in self.slots.values())
+
+    def _apply(self, event: Event) -> list[Order]:
+        match event:
+            case SlotCame():
+                slot = self.slots.setdefault(event.slot_id, Slot(event.price))
+                slot.price, slot.is_noticed, slot.is_gone = event.price, False, False
+                return []
+            case Wanted():
+                return self._want(event)
+            case PoolTicked():
+                self._now_us = event.at_us
+                return []
+            case _:
+                slot_ = self.slots.get(event.slot_id)
+                return [] if slot_ is None else self._on_slot(event, slot_)
+
+    def _on_slot(
+        self,
+        event: SlotNoticed | SlotGone | InstanceUp | InstanceFailed | SlotDrained | InstanceStopped,
+        slot: Slot,
+    ) -> list[Order]:
+        if isinstance(event, SlotNoticed):
+            slot.is_noticed = True
+            return self._drain(event.slot_id, slot)
+        if isinstance(event, SlotGone):
+            slot.is_gone = True
+            return self._leave(event.slot_id, slot)
+        return self._on_instance(event, slot) if event.number == slot.number else []
+
+    def _on_instance(
+        self,
+        event: InstanceUp | InstanceFailed | SlotDrained | InstanceStopped,
+        slot: Slot,
+    ) -> list[Order]:
+        match event:
+            case InstanceUp():
+                return self._up(event.slot_id, slot)
+            case InstanceFailed():
+                return self._fail(event, slot)
+            case SlotDrained():
+                return self._stop(event.slot_id, slot)
+            case InstanceStopped():
+                return self._free(event.slot_id, slot)
+        assert_never(event)
+
+    def _want(self, event: Wanted) -> list[Order]:
+        """Note what a deployment wants; it keeps the oldest of what it has too many of."""
+        if event.most:
+            self.wanted[event.deployment_id] = event
+        else:
+            self.wanted.pop(event.deployment_id, None)
+        has = [(s.number, name) for name, s in self.slots.items() if s.user == event.deployment_id]
+        ordered: list[Order] = []
+        for _, name in sorted(has)[event.most :]:
+            slot = self.slots[name]
+            ordered += self._drain(name, slot) if event.most else self._stop(name, slot)
+        return ordered
+
+    def _up(self, slot_id: SlotId, slot: Slot) -> list[Order]:
+        if slot.state is not State.STARTING:
+            return []
+        slot.enter(State.UP)
+        slot.failures = 0
+        return self._drain(slot_id, slot) if slot.is_noticed else []
+
+    def _fail(self, event: InstanceFailed, slot: Slot) -> list[Order]:
+        """Leave a slot alone for a while, unless it is being taken back."""
+        slot.because = event.because
+        if not (slot.is_noticed or slot.is_gone):
+            pause_us = min(MAX_PAUSE_US, FIRST_PAUSE_US << min(slot.failures, 10))
+            slot.failures += 1
+            slot.not_before_us = self._now_us + pause_us
+        return self._stop(event.slot_id, slot)
+
+    def _drain(self, slot_id: SlotId, slot: Slot) -> list[Order]:
+        if slot.state is State.STARTING:  # it has nothing yet
+            return self._stop(slot_id, slot)
+        if slot.state is not State.UP or slot.user is None:
+            return []
+        slot.enter(State.DRAINING)
+        return [DrainInstance(slot_id=slot_id, number=slot.number, deployment_id=slot.user)]
+
+    def _stop(self, slot_id: SlotId, slot: Slot) -> list[Order]:
+        if slot.state in {State.FREE, State.STOPPING} or slot.user is None:
+            return []
+        slot.enter(State.STOPPING)
+        return [StopInstance(slot_id=slot_id, number=slot.number, deployment_id=slot.user)]
+
+    def _leave(self, slot_id: SlotId, slot: Slot) -> list[Order]:
+        if slot.state is State.FREE:
+            del self.slots[slot_id]
+            return []
+        return self._stop(slot_id, slot)
+
+    def _free(self, slot_id: SlotId, slot: Slot) -> list[Order]:
+        slot.enter(State.FREE)
+        slot.user = None
+        return self._leave(slot_id, slot) if slot.is_gone else []
+
+    def _assign(self) -> list[Order]:
+        """Give free slots, the cheapest first, to deployments that want one."""
+        if not self.wanted:
+            return []
+        free = [
+            (slot.price, name)
+            for name, slot in self.slots.items()
+            if slot.state is State.FREE
+            and not slot.is_noticed
+            and slot.not_before_us <= self._now_us
+        ]
+        counts = {one: self.count(one) for one in self.wanted} if free else {}
+        started: list[Order] = []
+        for price, name in sorted(free):
+            takers = [
+                (counts[one] >= want.least, counts[one], order, one)
+                for order, (one, want) in enumerate(self.wanted.items())
+                if counts[one] < want.most and (want.price is None or price <= want.price)
+            ]
+            if takers:
+                taker = min(takers)[-1]
+                counts[taker] += 1
+                started.append(self._start(name, taker))
+        return started
+
+    def _start(self, slot_id: SlotId, deployment_id: DeploymentId) -> StartInstance:
+        slot = self.slots[slot_id]
+        self._numbers += 1
+        slot.enter(State.STARTING)
+        slot.user, slot.number = deployment_id, self._numbers
+        return StartInstance(slot_id=slot_id, number=slot.number, deployment_id=deployment_id)

@@ -1,0 +1,165 @@
+"""The driver of the pool of spot devices: starts, drains and stops instances as the core orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import PlexError
+from plexsvc.ids import DeploymentId
+from plexsvc.log import Log
+from plexsvc.rollout.config import SpotConfig
+from plexsvc.rollout.core import pool
+from plexsvc.rollout.core.instances import SPOT
+from plexsvc.rollout.core.pool import SlotId, SpotPool, State
+from plexsvc.rollout.fleet import Fleet
+from plexsvc.rollout.providers.base import Hosts, Provider
+from plexsvc.rollout.providers.local import LocalProvider
+from plexsvc.rollout.providers.trace import Change, TraceProvider, read_trace
+
+log = Log(__name__)
+
+TICK_US: Final = 500_000
+
+FleetOf = Callable[[DeploymentId], Fleet | None]
+"""Returns the instances of a deployment, None if it is gone."""
+
+
+def changes_of(config: SpotConfig) -> Sequence[Change]:
+    """Return the changes of the configured trace, none without one.
+
+    Raises:
+        PlexError: `bad_request` for a trace that cannot be.
+    """
+    return read_trace(Path(config.trace), segment=config.segment) if config.trace else ()
+
+
+def provider_of(
+    config: SpotConfig, changes: Sequence[Change], *, hosts: Hosts, clock: Clock
+) -> Provider:
+    """Return the provider that the configuration asks for."""
+    if not changes:
+        return LocalProvider(hosts, clock, price=config.price)
+    return TraceProvider(
+        hosts,
+        clock,
+        changes,
+        scale=config.scale,
+        notice_us=config.notice_us,
+        price=config.price,
+    )
+
+
+class SpotInstances:
+    """Spot instances of all deployments of a manager. `run` must be running."""
+
+    def __init__(
+        self, hosts: Hosts, provider: Provider, *, clock: Clock, fleet_of: FleetOf
+    ) -> None:
+        self.pool = SpotPool()
+        self.addresses: dict[SlotId, str] = {}
+        """Where the instance of each slot answers."""
+        self._hosts, self._provider, self._clock = hosts, provider, clock
+        self._fleet_of = fleet_of
+        self._starts: dict[SlotId, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Keep deployments supplied until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self._provider.run(self.post))
+                while True:
+                    self.post(pool.PoolTicked(at_us=self._clock.monotonic_us()))
+                    await self._clock.sleep(TICK_US)
+        finally:
+            self._group = None
+
+    def post(self, event: pool.Event) -> None:
+        """Tell the core, and do what it orders."""
+        for order in self.pool.handle(event):
+            self._perform(order)
+
+    def slot_at(self, address: str) -> SlotId | None:
+        """Return the slot of the instance at an address."""
+        found = (slot_id for slot_id, known in self.addresses.items() if known == address)
+        return next(found, None)
+
+    def describe(self, address: str, view: service_pb2.InstanceView) -> None:
+        """Say on which device an instance is, and at what price."""
+        if slot_id := self.slot_at(address):
+            view.device, view.price = slot_id, self.pool.slots[slot_id].price
+
+    def without_instance(self) -> list[service_pb2.InstanceView]:
+        """Return the devices whose instance no manager has yet, or which have none."""
+        return [
+            service_pb2.InstanceView(
+                device=slot_id,
+                kind=SPOT.name,
+                phase=slot.state.value,
+                deployment_id=slot.user or "",
+                price=slot.price,
+                because=slot.because,
+            )
+            for slot_id, slot in self.pool.slots.items()
+            if slot.state not in {State.UP, State.DRAINING}
+        ]
+
+    def gone(self, address: str, *, because: str) -> None:
+        """Take note that an instance broke, or without a cause, that it was drained."""
+        slot_id = self.slot_at(address)
+        if slot_id is None:
+            return
+        number = self.pool.slots[slot_id].number
+        if because:
+            self.post(pool.InstanceFailed(slot_id=slot_id, number=number, because=because))
+        else:
+            self.post(pool.SlotDrained(slot_id=slot_id, number=number))
+
+    def _perform(self, order: pool.Order) -> None:
+        if self._group is None:
+            return
+        match order:
+            case pool.StartInstance():
+                self._starts[order.slot_id] = self._group.create_task(self._start(order))
+            case pool.DrainInstance():
+                self._drain(order)
+            case pool.StopInstance():
+                self._group.create_task(self._stop(order))
+
+    async def _start(self, order: pool.StartInstance) -> None:
+        slot_id, number, deployment_id = order.slot_id, order.number, order.deployment_id
+        try:
+            address = await self._hosts.start(slot_id, number=number, deployment_id=deployment_id)
+            fleet = self._fleet_of(deployment_id)
+            if fleet is not None:
+                self.addresses[slot_id] = address
+                await fleet.add(address, kind=SPOT.name)
+            self.post(pool.InstanceUp(slot_id=slot_id, number=number))
+        except PlexError as error:
+            log.warning("spot instance not started", slot=slot_id, because=error.message)
+            failed = pool.InstanceFailed(slot_id=slot_id, number=number, because=error.message)
+            self.post(failed)
+
+    def _drain(self, order: pool.DrainInstance) -> None:
+        log.info("spot instance noticed", slot=order.slot_id, deployment=order.deployment_id)
+        fleet = self._fleet_of(order.deployment_id)
+        if fleet is None:
+            self.post(pool.SlotDrained(slot_id=order.slot_id, number=order.number))
+        else:
+            fleet.drain(self.addresses[order.slot_id])
+
+    async def _stop(self, order: pool.StopInstance) -> None:
+        """Kill a process, then have its fleet forget it: its calls break as they would by then."""
+        slot_id = order.slot_id
+        if start := self._starts.pop(slot_id, None):
+            start.cancel()
+        await self._hosts.stop(slot_id, number=order.number, deployment_id=order.deployment_id)
+        address, fleet = self.addresses.pop(slot_id, ""), self._fleet_of(order.deployment_id)
+        if address and fleet is not None:
+            fleet.drop(address, because="its spot device was taken back, or it was stopped")
+        self.post(pool.InstanceStopped(slot_id=slot_id, number=order.number))

@@ -1,0 +1,60 @@
+"""Rollout instances, as `plexctl instance` and `plexctl top` show them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plexclient.wire.v1 import service_pb2
+from plexsvc.ids import DeploymentId
+from plexsvc.rpc.services import Methods
+from plexsvc.scheduler.api.views.lens import Asked, Lens
+from plexsvc.scheduler.live import LiveScheduler
+
+
+async def list_instances(
+    scheduler: LiveScheduler, request: service_pb2.ListInstancesRequest
+) -> service_pb2.ListInstancesReply:
+    """Return the instances of a tenant's jobs, with spot devices; operators see everybody's."""
+    return _listed(scheduler, request)
+
+
+async def drain_instance(
+    scheduler: LiveScheduler, request: service_pb2.DrainInstanceRequest
+) -> service_pb2.ListInstancesReply:
+    """Have a spot instance's samples go elsewhere and use its device no more until it comes anew.
+
+    Raises:
+        PlexError: `not_found` when no spot device is called so.
+    """
+    scheduler.check_open()
+    scheduler.reach.rollout.drain(request.device)
+    found = _listed(scheduler, request).instances
+    return service_pb2.ListInstancesReply(
+        instances=[one for one in found if one.device == request.device]
+    )
+
+
+def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstancesReply:
+    lens, registry = Lens(scheduler.registry, asked), scheduler.registry
+    devices = {
+        rank.address: f"{rank.node_id}:{rank.device}"
+        for wpg in registry.by_wpg.values()
+        if wpg.is_rollout
+        for rank in scheduler.reach.ranks.of(wpg.wpg_id)
+    }
+    shown: list[service_pb2.InstanceView] = []
+    for view in scheduler.reach.rollout.instances():
+        record = registry.deployments.get(DeploymentId(view.deployment_id))
+        if record is None or not lens.sees(record.job_id):
+            if view.deployment_id and not lens.sees_all:
+                continue
+        else:
+            view.job_id, view.tenant = record.job_id, record.tenant
+        view.device = devices.get(view.device, view.device)
+        view.because = lens.text(view.because)
+        shown.append(view)
+    return service_pb2.ListInstancesReply(instances=shown)
+
+
+METHODS: Final[Methods] = {"ListInstances": list_instances}
+CHANGES: Final[Methods] = {"DrainInstance": drain_instance}

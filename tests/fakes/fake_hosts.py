@@ -1,0 +1,35 @@
+"""Fake nodes with spot devices: their instances are fake engines behind the real servicer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId
+from tests.fakes.fake_instances import FakeInstance, start_instance
+
+
+class FakeHosts:
+    """Devices by name; `lies` makes none of their instances come up."""
+
+    def __init__(self, places: Iterable[str], *, lies: bool = False, held: bool = False) -> None:
+        self.places = dict.fromkeys(places, True)
+        self.lies, self.held = lies, held
+        self.instances: dict[str, FakeInstance] = {}
+        self.tries = 0
+
+    def slots(self) -> Mapping[str, bool]:
+        return dict(self.places)
+
+    async def start(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> str:
+        del number, deployment_id
+        self.tries += 1
+        if self.lies:
+            raise PlexError(ErrorCode.UNAVAILABLE, f"{slot_id} was announced and never came")
+        self.instances[slot_id] = await start_instance(held=self.held)
+        return self.instances[slot_id].address
+
+    async def stop(self, slot_id: str, *, number: int, deployment_id: DeploymentId) -> None:
+        del number, deployment_id
+        if instance := self.instances.pop(slot_id, None):
+            await instance.kill()

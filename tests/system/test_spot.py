@@ -1,0 +1,156 @@
+"""Spot instances on real engines: killed at any token, they cost a job no token and no sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import plexclient as plex
+from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexsvc.rpc.channels import open_blocking_channel
+from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.waiting import wait_until
+from tests.rigs.workloads import fixed_batch
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SPOT = f'{{ kind = "spot", bytes_total = {1024 * MIB} }}'
+NODES = {"node-a": [TRAIN, ROLLOUT, ROLLOUT], "spot-a": [SPOT, SPOT]}
+PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [4, 4, 4, 4], [12, 3]]
+OPTIONS = plex.SamplingOptions(n=2, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def spot_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with start_cluster(tmp_path_factory.mktemp("spot"), nodes=NODES) as cluster:
+        yield cluster
+
+
+def instances(cluster: LiveCluster) -> list[dict[str, str]]:
+    """What `plexctl instance list` says."""
+    command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "list", "--json"]
+    options = ["--address", cluster.address, "--token", cluster.token]
+    done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+    found: list[dict[str, str]] = json.loads(done.stdout)["instances"]
+    return found
+
+
+def wait_until_serving(cluster: LiveCluster, deployment: plex.Rollout, count: int) -> None:
+    def are_serving() -> bool:
+        found = [
+            one
+            for one in instances(cluster)
+            if (one["kind"], one.get("phase")) == ("spot", "serving")
+            and one["deployment_id"] == deployment.deployment_id
+        ]
+        return len(found) == count
+
+    wait_until(are_serving, what=f"{count} spot instances serve", timeout_s=90)
+
+
+def spot_processes(cluster: LiveCluster, node_id: str = "spot-a") -> list[int]:
+    """The pids of spot instances."""
+    (node,) = [one for one in cluster.status().nodes if one.node_id == node_id]
+    with open_blocking_channel(node.address.agent, cluster.keys) as channel:
+        reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=5)
+    return [proc.pid for proc in reply.procs]
+
+
+def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:
+    ordered = sorted(samples, key=lambda one: (one.prompt_index, one.sample_index))
+    return [one.tokens for one in ordered]
+
+
+def test_kills_of_spot_instances_at_any_token_change_no_token(
+    spot_cluster: LiveCluster, tiny_model: Path
+) -> None:
+    dice = random.Random(11)
+    with spot_cluster.connect() as connection, connection.job("killed") as job:
+        actor = job.deploy(
+            "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+        )
+        rollout = job.deploy(
+            "rollout",
+            model=actor,
+            backend="vllm",
+            max_model_len=512,
+            instances=plex.Elastic(dedicated=1, spot=(0, 2)),
+        )
+        actor.forward_backward(fixed_batch(1), loss="ppo")
+        actor.step()
+        version = rollout.sync(actor)
+        undisturbed = tokens(rollout.generate(PROMPTS, **OPTIONS))
+        kills, lost, differing = 0, 0, 0
+        while kills < KILLS:
+            wait_until_serving(spot_cluster, rollout, 2)
+            at = sorted(dice.sample(range(8 * 300), k=2))
+            seen: dict[tuple[int, int], list[int]] = {}
+            samples: list[plex.Sample] = []
+            count = 0
+            for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
+                key = (delta.prompt_index, delta.sample_index)
+                assert delta.position == len(seen.setdefault(key, [])), "each position once"
+                seen[key] += delta.tokens
+                count += len(delta.tokens)
+                while at and count >= at[0]:
+                    at.pop(0)
+                    if processes := spot_processes(spot_cluster):
+                        os.kill(dice.choice(processes), signal.SIGKILL)
+                        kills += 1
+                if delta.sample is not None:
+                    samples.append(delta.sample)
+            assert tokens(samples) == [seen[key] for key in sorted(seen)], "no token changed"
+            assert all(len(one.tokens) == 300 for one in samples)
+            assert {v for one in samples for v in one.versions} == {version}
+            found = tokens(samples)
+            differing += sum(a != b for a, b in zip(found, undisturbed, strict=True))
+        assert differing == 0, f"{differing} samples differ"
+
+
+def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone(
+    spot_cluster: LiveCluster, tiny_model: Path
+) -> None:
+    with spot_cluster.connect() as connection:
+        with connection.job("one") as one, connection.job("two") as two:
+            rollouts = [
+                job.deploy(
+                    "rollout",
+                    model=tiny_model,
+                    backend="vllm",
+                    max_model_len=512,
+                    instances=plex.Elastic(spot=(0, 2)),
+                )
+                for job in (one, two)
+            ]
+            wait_until(
+                lambda: (
+                    {
+                        view["deployment_id"]
+                        for view in instances(spot_cluster)
+                        if view["kind"] == "spot" and view.get("phase") == "serving"
+                    }
+                    == {rollout.deployment_id for rollout in rollouts}
+                ),
+                what="each job has a spot instance",
+                timeout_s=120,
+            )
+            expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
+            assert expected[0] == expected[1]
+            under_way = [rollout.generate.submit(PROMPTS, **OPTIONS) for rollout in rollouts]
+            command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "drain", "spot-a:0"]
+            options = ["--address", spot_cluster.address, "--token", spot_cluster.token]
+            subprocess.run([*command, *options], check=True, capture_output=True)
+            done = [future.result() for future in under_way]
+            assert [tokens(samples) for samples in done] == expected
+            assert [samples.metrics["instances_lost"] for samples in done] == [0, 0]
+            (left,) = [v for v in instances(spot_cluster) if v["device"] == "spot-a:0"]
+            assert left["phase"] in {"free", "stopping"}

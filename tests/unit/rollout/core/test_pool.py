@@ -1,0 +1,203 @@
+"""The pool of spot devices: fair, honest about prices, and robust against providers that lie."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from plexsvc.ids import DeploymentId
+from plexsvc.rollout.core import pool
+from plexsvc.rollout.core.pool import SpotPool, State
+
+A, B = DeploymentId("a"), DeploymentId("b")
+
+
+def with_slots(count: int, *, price: float = 0.0) -> SpotPool:
+    made = SpotPool()
+    for number in range(count):
+        assert made.handle(pool.SlotCame(slot_id=f"s:{number}", price=price)) == []
+    return made
+
+
+def users(made: SpotPool) -> Counter[DeploymentId | None]:
+    return Counter(slot.user for slot in made.slots.values())
+
+
+def test_two_deployments_share_what_there_is_and_caps_are_kept() -> None:
+    made = with_slots(5)
+    made.handle(pool.Wanted(deployment_id=A, most=2))
+    made.handle(pool.Wanted(deployment_id=B, most=9))
+    assert users(made) == {A: 2, B: 3}
+    made = with_slots(0)
+    for one in (A, B):
+        made.handle(pool.Wanted(deployment_id=one, most=9))
+    for number in range(6):
+        made.handle(pool.SlotCame(slot_id=f"s:{number}"))
+    assert users(made) == {A: 3, B: 3}
+
+
+def test_a_deployment_below_its_least_number_comes_first() -> None:
+    made = with_slots(0)
+    made.handle(pool.Wanted(deployment_id=A, most=9))
+    made.handle(pool.Wanted(deployment_id=B, least=2, most=9))
+    for number in range(3):
+        made.handle(pool.SlotCame(slot_id=f"s:{number}"))
+    assert users(made) == {A: 1, B: 2}
+
+
+def test_nobody_gets_an_instance_above_the_price_it_pays() -> None:
+    made = with_slots(1, price=2.5)
+    assert made.handle(pool.Wanted(deployment_id=A, most=1, price=2.4)) == []
+    assert made.handle(pool.Wanted(deployment_id=B, most=1, price=2.5)) == [
+        pool.StartInstance(slot_id="s:0", number=1, deployment_id=B)
+    ]
+
+
+def test_a_notice_drains_and_the_end_kills() -> None:
+    made = with_slots(1)
+    made.handle(pool.Wanted(deployment_id=A, most=1))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    assert made.handle(pool.SlotNoticed(slot_id="s:0")) == [
+        pool.DrainInstance(slot_id="s:0", number=1, deployment_id=A)
+    ]
+    assert made.handle(pool.SlotGone(slot_id="s:0")) == [
+        pool.StopInstance(slot_id="s:0", number=1, deployment_id=A)
+    ]
+    assert made.handle(pool.SlotDrained(slot_id="s:0", number=1)) == []
+    assert made.handle(pool.InstanceStopped(slot_id="s:0", number=1)) == []
+    assert made.slots == {}
+
+
+def test_a_noticed_slot_gets_no_instance_until_it_comes_anew() -> None:
+    made = with_slots(1)
+    made.handle(pool.SlotNoticed(slot_id="s:0"))
+    assert made.handle(pool.Wanted(deployment_id=A, most=1)) == []
+    assert len(made.handle(pool.SlotCame(slot_id="s:0"))) == 1
+
+
+def test_a_slot_whose_instances_never_come_is_tried_ever_more_seldom() -> None:
+    made = with_slots(1)
+    made.handle(pool.PoolTicked(at_us=0))
+    ordered = made.handle(pool.Wanted(deployment_id=A, most=1))
+    starts = []
+    for second in range(200):
+        if ordered and isinstance(ordered[-1], pool.StartInstance):
+            starts.append(second)
+            number = ordered[-1].number
+            (stop,) = made.handle(
+                pool.InstanceFailed(slot_id="s:0", number=number, because="it never came")
+            )
+            assert isinstance(stop, pool.StopInstance)
+            made.handle(pool.InstanceStopped(slot_id="s:0", number=number))
+        ordered = made.handle(pool.PoolTicked(at_us=(second + 1) * 1_000_000))
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] == 1
+    assert max(gaps) == 60
+
+
+def test_a_deployment_that_leaves_gives_all_its_slots_back() -> None:
+    made = with_slots(2)
+    made.handle(pool.Wanted(deployment_id=A, most=2))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    stopped = made.handle(pool.Wanted(deployment_id=A, most=0))
+    assert [type(order) for order in stopped] == [pool.StopInstance] * 2
+
+
+class Course(RuleBasedStateMachine):
+    """Any course of facts, with the outcomes of orders at random times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SpotPool()
+        self.at_us = 0
+        self.starting: list[pool.StartInstance] = []
+        self.draining: list[pool.DrainInstance] = []
+        self.stopping: list[pool.StopInstance] = []
+        self.living: dict[int, str] = {}
+        """Slot of each process that may live, by its number."""
+
+    def tell(self, event: pool.Event) -> None:
+        for order in self.pool.handle(event):
+            match order:
+                case pool.StartInstance():
+                    assert order.slot_id not in self.living.values(), "one process a device"
+                    self.living[order.number] = order.slot_id
+                    self.starting.append(order)
+                case pool.DrainInstance():
+                    self.draining.append(order)
+                case pool.StopInstance():
+                    self.stopping.append(order)
+
+    @rule(number=st.integers(0, 3), price=st.sampled_from([0.0, 1.0, 2.0]))
+    def come(self, number: int, price: float) -> None:
+        self.tell(pool.SlotCame(slot_id=f"s:{number}", price=price))
+
+    @rule(number=st.integers(0, 3), is_noticed=st.booleans())
+    def leave(self, number: int, is_noticed: bool) -> None:
+        made = pool.SlotNoticed if is_noticed else pool.SlotGone
+        self.tell(made(slot_id=f"s:{number}"))
+
+    @rule(
+        who=st.sampled_from([A, B]),
+        least=st.integers(0, 2),
+        most=st.integers(0, 4),
+        price=st.sampled_from([None, 0.5, 1.5]),
+    )
+    def want(self, who: DeploymentId, least: int, most: int, price: float | None) -> None:
+        self.tell(pool.Wanted(deployment_id=who, least=min(least, most), most=most, price=price))
+
+    @rule(seconds=st.integers(1, 90))
+    def tick(self, seconds: int) -> None:
+        self.at_us += seconds * 1_000_000
+        self.tell(pool.PoolTicked(at_us=self.at_us))
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data(), is_up=st.booleans())
+    def start(self, data: st.DataObject, is_up: bool) -> None:
+        order = data.draw(st.sampled_from(self.starting))
+        self.starting.remove(order)
+        if is_up:
+            self.tell(pool.InstanceUp(slot_id=order.slot_id, number=order.number))
+        else:
+            self.tell(pool.InstanceFailed(slot_id=order.slot_id, number=order.number, because="no"))
+
+    @precondition(lambda self: self.draining)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        order = data.draw(st.sampled_from(self.draining))
+        self.draining.remove(order)
+        self.tell(pool.SlotDrained(slot_id=order.slot_id, number=order.number))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.living)))
+        failed = pool.InstanceFailed(slot_id=self.living[number], number=number, because="killed")
+        self.tell(failed)
+
+    @precondition(lambda self: self.stopping)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        order = data.draw(st.sampled_from(self.stopping))
+        self.stopping.remove(order)
+        del self.living[order.number]
+        self.tell(pool.InstanceStopped(slot_id=order.slot_id, number=order.number))
+
+    @invariant()
+    def caps_are_kept_and_every_used_slot_has_a_user(self) -> None:
+        for one in (A, B):
+            want = self.pool.wanted.get(one)
+            assert self.pool.count(one) <= (want.most if want else 0)
+        for name, slot in self.pool.slots.items():
+            assert (slot.user is None) == (slot.state is State.FREE)
+            assert not slot.is_gone or slot.state is State.STOPPING
+            assert (slot.state is State.FREE) == (name not in self.living.values())
+
+
+TestCourse = Course.TestCase
+TestCourse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,174 @@
+"""Spot instances of a deployment: they join in mid-step, are drained and killed; samples go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.ids import VersionId
+from plexsvc.rollout.spot import SpotInstances
+from tests.fakes.fake_hosts import FakeHosts
+from tests.rigs.rollout_bench import APPLIED, Bench, bench, recorded
+from tests.rigs.rollout_requests import Answer
+
+PROMPTS = [[3, 4, 5], [6, 7, 8, 9], [4, 4]]
+SPOT = service_pb2.InstanceRange(kind="spot", most=4)
+
+
+@asynccontextmanager
+async def spot_bench(hosts: FakeHosts, *, held: bool = True) -> AsyncIterator[Bench]:
+    """A manager with one dedicated instance and those of `hosts`."""
+    async with bench(held=held) as b, asyncio.TaskGroup() as group:
+        spot = b.manager.use(hosts, ())
+        running = group.create_task(spot.run())
+        b.ranges = [SPOT]
+        assert (await b.initialize()).state == APPLIED
+        try:
+            yield b
+        finally:
+            running.cancel()
+            for instance in hosts.instances.values():
+                await instance.kill()
+
+
+def of(b: Bench) -> SpotInstances:
+    assert b.manager.spot is not None
+    return b.manager.spot
+
+
+async def until(b: Bench, *, serving: int) -> None:
+    """Return when so many spot instances serve."""
+    async with asyncio.timeout(10):
+        while True:
+            found = [one.phase for one in b.manager.instances() if one.kind == "spot"]
+            if found.count("serving") == serving:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def undisturbed(version: int, seed: int) -> dict[tuple[int, int], Answer]:
+    async with bench() as b:
+        await b.pull(version)
+        operation = b.generate(PROMPTS, seed=seed)
+        assert (await b.execute(operation)).state == APPLIED
+        return await b.answers(operation)
+
+
+def tokens(answers: dict[tuple[int, int], Answer]) -> dict[tuple[int, int], list[int]]:
+    return {key: answer.tokens for key, answer in answers.items()}
+
+
+async def test_an_instance_that_comes_in_mid_step_has_the_newest_version_and_takes_samples() -> (
+    None
+):
+    expected = await undisturbed(7, seed=3)
+    hosts = FakeHosts([], held=False)
+    async with spot_bench(hosts) as b:
+        await b.pull(7)
+        first = b.generate(PROMPTS, seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(first))
+            b.instances[0].engine.allow(2)
+            await recorded(b, first, tokens=6)
+            hosts.places["n:0"] = True
+            await until(b, serving=1)
+            assert hosts.instances["n:0"].engine.version == VersionId("actor", 1, 7)
+            second = b.generate(PROMPTS, seed=3)
+            assert (await b.execute(second)).state == APPLIED
+            b.instances[0].engine.release()
+        assert running.result().state == APPLIED
+        for operation in (first, second):
+            answers = await b.answers(operation)
+            assert tokens(answers) == tokens(expected)
+            assert all(set(answer.versions) == {7} for answer in answers.values())
+        assert hosts.instances["n:0"].engine.generated
+
+
+async def test_a_notice_moves_samples_with_the_tokens_and_draws_they_have() -> None:
+    expected = await undisturbed(7, seed=3)
+    hosts = FakeHosts(["n:0"], held=True)
+    async with spot_bench(hosts) as b:
+        await until(b, serving=1)
+        await b.pull(7)
+        await until(b, serving=1)
+        operation = b.generate(PROMPTS, seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            engines = [b.instances[0].engine, hosts.instances["n:0"].engine]
+            for engine in engines:
+                engine.allow(12)
+            await recorded(b, operation, tokens=6 * 3)
+            made = engines[1].generated
+            b.manager.drain("n:0")
+            engines[0].release()
+        assert running.result().state == APPLIED
+        assert running.result().metrics["instances_lost"] == 0
+        assert tokens(await b.answers(operation)) == tokens(expected)
+        assert made
+        assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
+        assert of(b).pool.slots["n:0"].is_noticed
+
+
+async def test_a_spot_instance_killed_without_notice_loses_no_token() -> None:
+    expected = await undisturbed(7, seed=3)
+    hosts = FakeHosts(["n:0"], held=True)
+    async with spot_bench(hosts) as b:
+        await until(b, serving=1)
+        await b.pull(7)
+        await until(b, serving=1)
+        operation = b.generate(PROMPTS, seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            for engine in (b.instances[0].engine, hosts.instances["n:0"].engine):
+                engine.allow(12)
+            await recorded(b, operation, tokens=6 * 3)
+            await hosts.instances["n:0"].kill()
+            b.instances[0].engine.release()
+        assert running.result().state == APPLIED
+        assert tokens(await b.answers(operation)) == tokens(expected)
+        assert "spot" not in {one.kind for one in b.manager.instances() if one.phase == "serving"}
+
+
+async def test_a_version_waits_for_no_spot_instance() -> None:
+    hosts = FakeHosts(["n:0"])
+
+    async def never(version: VersionId) -> None:
+        del version
+        await asyncio.Event().wait()
+
+    async with spot_bench(hosts, held=False) as b:
+        await until(b, serving=1)
+        hosts.instances["n:0"].engine.loads = never
+        assert (await b.pull(7)).state == APPLIED
+        operation = b.generate(PROMPTS, seed=3)
+        assert (await b.execute(operation)).weight_version == 7
+        phases = {one.kind: one.phase for one in b.manager.instances()}
+        assert phases == {"dedicated": "serving", "spot": "catching up"}
+
+
+async def test_a_provider_whose_instances_never_come_costs_a_job_nothing() -> None:
+    hosts = FakeHosts(["n:0"], lies=True)
+    async with spot_bench(hosts, held=False) as b:
+        async with asyncio.timeout(10):
+            while not hosts.tries:  # noqa: ASYNC110 - what is awaited tells nobody
+                await asyncio.sleep(0.001)
+        result = await b.execute(b.generate(PROMPTS))
+        assert (result.state, result.metrics["instances_lost"]) == (APPLIED, 0)
+        (told,) = [one for one in b.manager.instances() if one.kind == "spot"]
+        assert told.because == "n:0 was announced and never came"
+        assert hosts.tries == 1, "it is left alone for a while"
+
+
+async def test_a_job_that_ends_gives_its_spot_devices_back() -> None:
+    hosts = FakeHosts(["n:0", "n:1"])
+    async with spot_bench(hosts, held=False) as b:
+        await until(b, serving=2)
+        await b.manager.forget("rollout")
+        async with asyncio.timeout(10):
+            while hosts.instances:  # noqa: ASYNC110 - what is awaited tells nobody
+                await asyncio.sleep(0.001)
+        assert {one.phase for one in b.manager.instances()} <= {"free", "stopping"}
+        refused = await b.execute(b.generate(PROMPTS))
+        assert refused.state == operations_pb2.OPERATION_STATE_FAILED
