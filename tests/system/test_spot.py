@@ -89,7 +89,7 @@ def test_kills_of_spot_instances_at_any_token_change_no_token(
         actor.step()
         version = rollout.sync(actor)
         undisturbed = tokens(rollout.generate(PROMPTS, **OPTIONS))
-        kills, lost, differing = 0, 0, 0
+        kills, differing = 0, 0
         while kills < KILLS:
             wait_until_serving(spot_cluster, rollout, 2)
             at = sorted(dice.sample(range(8 * 300), k=2))
@@ -119,38 +119,41 @@ def test_kills_of_spot_instances_at_any_token_change_no_token(
 def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone(
     spot_cluster: LiveCluster, tiny_model: Path
 ) -> None:
-    with spot_cluster.connect() as connection:
-        with connection.job("one") as one, connection.job("two") as two:
-            rollouts = [
-                job.deploy(
-                    "rollout",
-                    model=tiny_model,
-                    backend="vllm",
-                    max_model_len=512,
-                    instances=plex.Elastic(spot=(0, 2)),
-                )
-                for job in (one, two)
-            ]
-            wait_until(
-                lambda: (
-                    {
-                        view["deployment_id"]
-                        for view in instances(spot_cluster)
-                        if view["kind"] == "spot" and view.get("phase") == "serving"
-                    }
-                    == {rollout.deployment_id for rollout in rollouts}
-                ),
-                what="each job has a spot instance",
-                timeout_s=120,
+    with (
+        spot_cluster.connect() as connection,
+        connection.job("one") as one,
+        connection.job("two") as two,
+    ):
+        rollouts = [
+            job.deploy(
+                "rollout",
+                model=tiny_model,
+                backend="vllm",
+                max_model_len=512,
+                instances=plex.Elastic(spot=(0, 2)),
             )
-            expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
-            assert expected[0] == expected[1]
-            under_way = [rollout.generate.submit(PROMPTS, **OPTIONS) for rollout in rollouts]
-            command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "drain", "spot-a:0"]
-            options = ["--address", spot_cluster.address, "--token", spot_cluster.token]
-            subprocess.run([*command, *options], check=True, capture_output=True)
-            done = [future.result() for future in under_way]
-            assert [tokens(samples) for samples in done] == expected
-            assert [samples.metrics["instances_lost"] for samples in done] == [0, 0]
-            (left,) = [v for v in instances(spot_cluster) if v["device"] == "spot-a:0"]
-            assert left["phase"] in {"free", "stopping"}
+            for job in (one, two)
+        ]
+        wait_until(
+            lambda: (
+                {
+                    view["deployment_id"]
+                    for view in instances(spot_cluster)
+                    if view["kind"] == "spot" and view.get("phase") == "serving"
+                }
+                == {rollout.deployment_id for rollout in rollouts}
+            ),
+            what="each job has a spot instance",
+            timeout_s=120,
+        )
+        expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
+        assert expected[0] == expected[1]
+        under_way = [rollout.generate.submit(PROMPTS, **OPTIONS) for rollout in rollouts]
+        command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "drain", "spot-a:0"]
+        options = ["--address", spot_cluster.address, "--token", spot_cluster.token]
+        subprocess.run([*command, *options], check=True, capture_output=True)
+        done = [future.result() for future in under_way]
+        assert [tokens(samples) for samples in done] == expected
+        assert [samples.metrics["instances_lost"] for samples in done] == [0, 0]
+        (left,) = [v for v in instances(spot_cluster) if v["device"] == "spot-a:0"]
+        assert left["phase"] in {"free", "stopping"}
