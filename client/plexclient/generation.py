@@ -92,6 +92,28 @@ class Generation:
                     finished(delta.sample)
         return self._record.samples()
 
+    async def batches(self, *, min_samples: int) -> AsyncGenerator[Samples]:
+        """Yield what has finished, as soon as that is `min_samples`; at the end what is left.
+
+        Samples are collected whether anybody waits or not. The last batch has the metrics. Left
+        early, the operation goes on.
+
+        Raises:
+            PlexError: why the operation was refused or failed.
+        """
+        arrived: asyncio.Queue[Sample | None] = asyncio.Queue()
+        collecting = self._lane.session.background.start(lambda: self.collect(arrived.put_nowait))
+        collecting.add_done_callback(lambda _: arrived.put_nowait(None))
+        batch: list[Sample] = []
+        while (sample := await arrived.get()) is not None:
+            batch.append(sample)
+            if len(batch) >= min_samples and arrived.empty():
+                yield Samples(batch, metrics={})
+                batch = []
+        whole = collecting.result()
+        if batch:
+            yield Samples(batch, metrics=whole.metrics)
+
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield new tokens as they come; resumes after a cut. Left early, the operation goes on.
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from plexclient import sampling
 from plexclient.calls import Cancellable, unowned
+from plexclient.checks import whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
@@ -20,6 +21,8 @@ from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
 Prompts = Iterable[str | Sequence[int]]
+
+R = TypeVar("R")
 
 
 class Rollout(Synced):
@@ -139,7 +142,7 @@ class GenerateCall:
         """Return an iterator of samples as they finish. The operation starts now."""
         self._rollout.background.check_may_block()
         generation = self._rollout.begin(prompts, text=text, options=options)
-        deltas = self._pull(generation)
+        deltas = self._pull(generation.deltas())
         return Stream((d.sample for d in deltas if d.sample is not None), generation)
 
     def stream_aio(
@@ -147,9 +150,41 @@ class GenerateCall:
     ) -> AsyncStream[Sample]:
         """Return an asynchronous iterator of samples as they finish. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        deltas = self._pull_aio(generation)
+        deltas = self._pull_aio(generation.deltas())
         finished = (delta.sample async for delta in deltas if delta.sample is not None)
         return AsyncStream(finished, generation)
+
+    def micro_batches(
+        self,
+        prompts: Prompts,
+        *,
+        min_samples: int,
+        text: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream[Samples]:
+        """Return an iterator of batches of finished samples. The operation starts now.
+
+        A batch comes once `min_samples` have finished since the last, with whatever else has; the
+        last one has what is left. Train on each while the others are generated: losses are sums
+        and gradients add up until `step`, so the batches give the gradient of the whole.
+        """
+        self._rollout.background.check_may_block()
+        least = whole("min_samples", min_samples, least=1)
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return Stream(self._pull(generation.batches(min_samples=least)), generation)
+
+    def micro_batches_aio(
+        self,
+        prompts: Prompts,
+        *,
+        min_samples: int,
+        text: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[Samples]:
+        """Return an asynchronous iterator of batches of finished samples, as `micro_batches`."""
+        least = whole("min_samples", min_samples, least=1)
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return AsyncStream(self._pull_aio(generation.batches(min_samples=least)), generation)
 
     def deltas(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
@@ -160,31 +195,29 @@ class GenerateCall:
         """
         self._rollout.background.check_may_block()
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return Stream(self._pull(generation), generation)
+        return Stream(self._pull(generation.deltas()), generation)
 
     def deltas_aio(
         self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
     ) -> AsyncStream[Delta]:
         """Return an asynchronous iterator of new tokens. The operation starts now."""
         generation = self._rollout.begin(prompts, text=text, options=options)
-        return AsyncStream(self._pull_aio(generation), generation)
+        return AsyncStream(self._pull_aio(generation.deltas()), generation)
 
-    def _pull(self, generation: Generation) -> Generator[Delta]:
-        source = generation.deltas()
+    def _pull(self, source: AsyncGenerator[R]) -> Generator[R]:
         start = self._rollout.background.start
         try:
-            while (delta := start(lambda: anext(source, None)).result()) is not None:
-                yield delta
+            while (item := start(lambda: anext(source, None)).result()) is not None:
+                yield item
         finally:
             start(source.aclose)
 
-    async def _pull_aio(self, generation: Generation) -> AsyncGenerator[Delta]:
-        source = generation.deltas()
+    async def _pull_aio(self, source: AsyncGenerator[R]) -> AsyncGenerator[R]:
         start = self._rollout.background.start
         try:
             while (
-                delta := await asyncio.wrap_future(start(lambda: anext(source, None)))
+                item := await asyncio.wrap_future(start(lambda: anext(source, None)))
             ) is not None:
-                yield delta
+                yield item
         finally:
             start(source.aclose)

@@ -227,3 +227,26 @@ def test_texts_for_a_model_without_tokenizer_are_refused_before_a_number_is_take
         loop.rollout.generate(["text"])
     assert caught.value.code == "not_found"
     assert router.attempts == []
+
+
+def test_micro_batches_hold_every_sample_once_and_the_last_has_the_metrics(loop: Loop) -> None:
+    batches = list(loop.rollout.generate.micro_batches(PROMPTS, min_samples=3, n=4, max_tokens=7))
+    assert all(len(batch) >= 3 for batch in batches[:-1])
+    assert all(not batch.metrics for batch in batches[:-1])
+    samples = {(s.prompt_index, s.sample_index): s.tokens for batch in batches for s in batch}
+    assert sum(len(batch) for batch in batches) == len(samples) == 8
+    assert [samples[key] for key in sorted(samples)] == expected(4, 7)
+
+
+async def test_micro_batches_of_a_refused_generate_say_why(loop: Loop, router: FakeRouter) -> None:
+    too_long = PlexError(ErrorCode.BAD_REQUEST, "prompt 0 has 9 tokens, max_model_len is 8")
+    router.fail("Operate/generate", Fault(refuse=too_long))
+    stream = loop.rollout.generate.micro_batches_aio(PROMPTS, min_samples=1, max_tokens=7)
+    with pytest.raises(PlexError, match="max_model_len is 8"):
+        async for _ in stream:
+            pass
+
+
+def test_a_micro_batch_has_one_sample_at_least(loop: Loop) -> None:
+    with pytest.raises(PlexError, match="min_samples=0"):
+        loop.rollout.generate.micro_batches(PROMPTS, min_samples=0, max_tokens=7)
