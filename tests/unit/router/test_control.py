@@ -28,9 +28,11 @@ CHANGING: list[Message] = [
     pb.RepackRequest(),
     pb.MoveJobRequest(job_id="j"),
     pb.PinJobRequest(job_id="j", is_pinned=True),
+    pb.DrainInstanceRequest(device="spot-a:0"),
 ]
 LOOKING: list[Message] = [
     pb.ListNodesRequest(),
+    pb.ListInstancesRequest(),
     pb.PackRequest(),
     pb.WhatIfRequest(job=SHAPE),
     pb.ReportRequest(),
