@@ -94,15 +94,15 @@ def attempt(
         "seed": seed,
     }
     if task.program:
-        scored = rollout.generate.scored(
+        samples = rollout.generate(
             prompts,
-            task.program,
+            score=task.program,
             references=[problem.tests for problem in problems],
             settings={"partial": False, "seconds": MAX_PROGRAM_S},
             **options,
         )
-        samples, scores = scored.result()
-        return samples, [max(0.0, value) for value in scores.filled(0.0)]
+        assert samples.scores is not None, "they were asked for"
+        return samples, [max(0.0, value) for value in samples.scores.filled(0.0)]
     samples = rollout.generate(prompts, **options)
     return samples, [_score(sample, problems[sample.prompt_index]) for sample in samples]
 

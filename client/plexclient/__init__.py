@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plexclient.rollouts import Rollout
     from plexclient.samples import Delta, Sample, Samples
     from plexclient.sampling import SamplingOptions
-    from plexclient.scoring import Score, Scores
+    from plexclient.scores import Score, Scores
     from plexclient.specs import AdamW, Elastic, Parallel
     from plexclient.tokenizer import Tokenizer
     from plexclient.training import Actor, Critic, Reference
@@ -74,7 +74,7 @@ _MODULES = {
     "rollouts": ("Rollout",),
     "samples": ("Delta", "Sample", "Samples"),
     "sampling": ("SamplingOptions",),
-    "scoring": ("Score", "Scores"),
+    "scores": ("Score", "Scores"),
     "specs": ("AdamW", "Elastic", "Parallel"),
     "tokenizer": ("Tokenizer",),
     "training": ("Actor", "Critic", "Reference"),

@@ -14,8 +14,8 @@ from plexclient.checks import whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
-from plexclient.sampling import SamplingOptions
-from plexclient.scoring import ScoreBatch, Scores, score_sample
+from plexclient.sampling import GenerateOptions, SamplingOptions
+from plexclient.scoring import ScoreBatch, score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2, service_pb2
@@ -72,23 +72,51 @@ class GenerateCall:
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout
 
-    def scored(
+    def __call__(
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[GenerateOptions]
+    ) -> Samples:
+        """Return the samples, prompt by prompt, when all have finished, and their scores are there.
+
+        With `score="math"` each is scored when it has finished, while others are being generated.
+        """
+        self._rollout.background.check_may_block()
+        return self.submit(prompts, text=text, **options).result()
+
+    def submit(
         self,
         prompts: Prompts,
-        program: str,
         *,
+        text: bool | None = None,
+        score: str | None = None,
         references: Sequence[Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Future[tuple[Samples, Scores]]:
-        """Return a future of the samples and their scores by `program`.
-
-        Each sample is scored when it is finished, while others are being generated. `references`
-        are one a prompt; `settings` are the program's.
+    ) -> Future[Samples]:
+        """Return a future of the samples at once; its `cancel` ends the generate.
 
         Raises:
             PlexError: `bad_request`, before anything is sent.
         """
+        if score is not None:
+            return self._scored(prompts, score, references, settings, options)
+        if references is not None or settings is not None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                "generate got references or settings without `score`, the program that reads them",
+            )
+        generation = self._rollout.begin(prompts, text=text, options=options)
+        return self._rollout.background.start(
+            generation.collect, future=Cancellable(generation.cancel)
+        )
+
+    def _scored(
+        self,
+        prompts: Prompts,
+        program: str,
+        references: Sequence[Any] | None,
+        settings: Mapping[str, Any] | None,
+        options: SamplingOptions,
+    ) -> Future[Samples]:
         given = list(prompts) if not isinstance(prompts, str) else prompts
         expected = [None] * len(given) if references is None else list(references)
         if len(expected) != len(given):
@@ -105,33 +133,18 @@ class GenerateCall:
             index = n * sample.prompt_index + sample.sample_index
             batch.ask([score_sample(index, sample, expected[sample.prompt_index])])
 
-        async def both() -> tuple[Samples, Scores]:
+        async def both() -> Samples:
             try:
                 samples = await generation.collect(finished)
-                return samples, await batch.collect()
+                samples.scores = await batch.collect()
+                return samples
             finally:
                 batch.leave()
 
         return session.background.start(both, future=Cancellable(generation.cancel))
 
-    def __call__(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> Samples:
-        """Return the samples, prompt by prompt, when all have finished."""
-        self._rollout.background.check_may_block()
-        return self.submit(prompts, text=text, **options).result()
-
-    def submit(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
-    ) -> Future[Samples]:
-        """Return a future of the samples at once; its `cancel` ends the generate."""
-        generation = self._rollout.begin(prompts, text=text, options=options)
-        return self._rollout.background.start(
-            generation.collect, future=Cancellable(generation.cancel)
-        )
-
     def aio(
-        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[SamplingOptions]
+        self, prompts: Prompts, *, text: bool | None = None, **options: Unpack[GenerateOptions]
     ) -> Awaitable[Samples]:
         """Return an awaitable of the samples."""
         return unowned(self.submit(prompts, text=text, **options))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from plexclient.batch import FloatArray
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.scores import Scores
 from plexclient.wire.v1 import operations_pb2
 
 FINISH_REASONS: Final[Mapping[int, str]] = {
@@ -61,11 +62,21 @@ class Delta:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of one `generate`: prompt by prompt, each prompt's n samples in order."""
+    """The samples of one `generate`: prompt by prompt, each prompt's n samples in order.
 
-    def __init__(self, samples: Sequence[Sample], *, metrics: Mapping[str, float]) -> None:
+    `scores` are theirs where `generate` was asked to have them scored, else None.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        *,
+        metrics: Mapping[str, float],
+        scores: Scores | None = None,
+    ) -> None:
         self._samples = tuple(samples)
         self.metrics = dict(metrics)
+        self.scores = scores
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -73,7 +84,8 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> Samples: ...
     def __getitem__(self, index: int | slice) -> Sample | Samples:
         if isinstance(index, slice):
-            return Samples(self._samples[index], metrics=self.metrics)
+            scores = None if self.scores is None else Scores(self.scores[index])
+            return Samples(self._samples[index], metrics=self.metrics, scores=scores)
         return self._samples[index]
 
     def __len__(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from plexclient.checks import real, whole
 from plexclient.errors import ErrorCode, PlexError
@@ -41,6 +41,17 @@ class SamplingOptions(TypedDict, total=False):
     """Whether the model's end token does not end a sample; False."""
     prompt_logprobs: bool
     """Whether samples carry the logprobs of their prompt's tokens; False."""
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keywords of a `generate` that returns whole samples."""
+
+    score: str | None
+    """Program of the reward service that scores each sample as soon as it is finished; none."""
+    references: Sequence[Any] | None
+    """What the program compares with: one for each prompt, as JSON can hold."""
+    settings: Mapping[str, Any] | None
+    """Settings of the program."""
 
 
 def to_wire(**options: Unpack[SamplingOptions]) -> operations_pb2.SamplingParams:

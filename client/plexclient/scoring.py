@@ -16,12 +16,8 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
 
 from plexclient.calls import unowned
 from plexclient.errors import ErrorCode, PlexError
@@ -29,6 +25,7 @@ from plexclient.ids import new_operation_id
 from plexclient.link import messages
 from plexclient.retry import Retry
 from plexclient.samples import Sample
+from plexclient.scores import Score, Scores
 from plexclient.session import Session
 from plexclient.wire.v1 import reward_pb2
 
@@ -37,52 +34,6 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 """Of one request, unless a single sample is larger; a batch travels in several."""
 
 Scorable = Sample | str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What a program made of one sample.
-
-    `verdict` is `scored`, `timeout` (`value` is the program's timeout score) or `error`: there is
-    no score, `value` is NaN, and `detail` says why. `time_s` is the time the stages ran, `queue_s`
-    the time in queues. `output` is what the program printed, the middle of a long one cut.
-    """
-
-    index: int
-    value: float
-    verdict: str
-    time_s: float
-    queue_s: float
-    output: str
-    detail: str
-
-    def __float__(self) -> float:
-        return self.value
-
-
-class Scores(Sequence[Score]):
-    """The scores of a batch, in the order of its samples. NumPy reads it as their values."""
-
-    def __init__(self, scores: Sequence[Score]) -> None:
-        self._scores = tuple(scores)
-
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an index or a slice
-        return self._scores[index]
-
-    def __len__(self) -> int:
-        return len(self._scores)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: ANN401 - NumPy's
-        return np.asarray([score.value for score in self._scores], dtype=dtype or np.float64)
-
-    @property
-    def errors(self) -> list[Score]:
-        """Those without a score."""
-        return [score for score in self._scores if score.verdict == "error"]
-
-    def filled(self, value: float) -> list[float]:
-        """Return the values, `value` in place of each that is missing."""
-        return [value if score.verdict == "error" else score.value for score in self._scores]
 
 
 class Scoring:

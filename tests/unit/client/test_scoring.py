@@ -99,11 +99,13 @@ def test_no_samples_have_no_scores(loop: Loop, router: FakeRouter) -> None:
 
 def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter) -> None:
     router.files["tokenizer.json"] = json.dumps(TOKENIZER).encode()
-    future = loop.rollout.generate.scored(
-        [[0, 1], [2]], "exact", references=["x", "y"], n=2, max_tokens=3
+    samples = loop.rollout.generate(
+        [[0, 1], [2]], score="exact", references=["x", "y"], n=2, max_tokens=3
     )
-    samples, scores = future.result()
-    assert values(scores) == [len(sample.text or "") for sample in samples]
+    lengths = [len(sample.text or "") for sample in samples]
+    assert samples.scores is not None
+    assert values(samples.scores) == lengths
+    assert values(samples[1:3].scores or plex.Scores([])) == lengths[1:3]
     sent = {s.index: (s.text, s.reference) for r in router.scored for s in r.samples}
     assert sent == {
         i: (sample.text, '"x"' if sample.prompt_index == 0 else '"y"')
@@ -113,4 +115,6 @@ def test_samples_are_scored_as_they_are_generated(loop: Loop, router: FakeRouter
     assert (hint.program, hint.batch_size) == ("exact", 4)
     assert {request.batch_id for request in router.scored} == {hint.batch_id}
     with pytest.raises(PlexError, match="1 references for 2 prompts"):
-        loop.rollout.generate.scored([[0], [1]], "exact", references=["x"])
+        loop.rollout.generate([[0], [1]], score="exact", references=["x"])
+    with pytest.raises(PlexError, match="references or settings without `score`"):
+        loop.rollout.generate([[0]], references=["x"])
