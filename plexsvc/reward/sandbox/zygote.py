@@ -298,7 +298,7 @@ def _become(
         if select.select([keeper_lives], [], [], 0)[0]:
             os._exit(1)  # it died before the tie was made
         kernel.set_limits(limits)
-        if tuple(argv[: len(PYTHON)]) == PYTHON:
+        if _is_script(argv):
             kernel.let_itself_be_read()  # as after an exec
             kernel.load_filter(inside.filter)
             os.closerange(_STDERR + 1, _MAX_DESCRIPTORS)
@@ -313,6 +313,12 @@ def _become(
     except BaseException as error:  # noqa: BLE001 - the outermost frame of a process
         _fail(ends["said"], error)
     os._exit(127)
+
+
+def _is_script(argv: Sequence[str]) -> bool:
+    """Return whether a command is a script for this Python."""
+    rest = argv[len(PYTHON) :]
+    return tuple(argv[: len(PYTHON)]) == PYTHON and bool(rest) and not rest[0].startswith("-")
 
 
 def _mount_own(limits: Limits, *, owner: int) -> None:

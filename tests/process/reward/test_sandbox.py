@@ -157,6 +157,11 @@ def test_a_command_gets_its_input_and_files_and_gives_its_output(sandbox: Sandbo
     assert ran.files == {**files, "out/made": b"made"}
 
 
+def test_options_of_python_are_not_taken_for_a_script(sandbox: Sandbox) -> None:
+    ran = sandbox.run([*PYTHON, "-c", "print(1)"], files={}, limits=QUICK)
+    assert (ran.stdout, ran.exit_code) == ("1\n", 0), ran
+
+
 def test_of_what_is_left_only_regular_files_are_taken(
     sandbox: Sandbox, host: Mapping[str, str]
 ) -> None:
