@@ -7,8 +7,9 @@ ends show the cluster's certificate (TLS). Either way a call carries the cluster
 from __future__ import annotations
 
 import os
+import socket
 import stat
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -37,6 +38,11 @@ MAX_CALLS: Final = 16_384
 
 MAX_CONNECTIONS: Final = 4096
 """Connections that a server has open at once."""
+
+MAX_UNACCEPTED: Final = 64
+"""Connections of a port that wait to be accepted. The kernel lets further callers try again after a
+second. gRPC would let thousands wait and accepts until nobody does, on the thread that reads calls:
+whoever connects without end would keep it from those who are connected."""
 
 _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -126,6 +132,7 @@ def bind(
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise _not_bound(address, error, key=key) from error
+    _hold_back(port)
     return f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -188,6 +195,17 @@ class _KeyedCall:
     def future(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - gRPC's
         """Return at once; of a blocking channel."""
         return self._call.future(*arguments, metadata=self._metadata, **named)
+
+
+def _hold_back(port: int) -> None:
+    """Set how many may wait to be accepted; gRPC has no option for it."""
+    sockets = (place for place in Path("/proc/self/fd").iterdir() if place.is_socket())
+    for place in sockets:
+        with suppress(OSError), socket.socket(fileno=os.dup(int(place.name))) as found:
+            is_listening = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            is_tcp = found.family != socket.AF_UNIX
+            if is_listening and is_tcp and found.getsockname()[1] == port:
+                found.listen(MAX_UNACCEPTED)
 
 
 _TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
+import socket
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,13 @@ import pytest
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc import services
-from plexsvc.rpc.channels import listen, new_server, open_blocking_channel, open_channel
+from plexsvc.rpc.channels import (
+    MAX_UNACCEPTED,
+    listen,
+    new_server,
+    open_blocking_channel,
+    open_channel,
+)
 from tests.rigs.keys import FOREIGN, KEYS
 
 NODE = node_pb2.DESCRIPTOR.services_by_name["Node"]
@@ -55,6 +64,23 @@ async def test_members_reach_a_socket_and_a_port_alike(tmp_path: Path, where: st
         reply = await asyncio.to_thread(stub.Describe, request, timeout=9)
     await server.stop(0)
     assert reply.node_id == "n0"
+
+
+async def test_who_connects_faster_than_connections_are_accepted_waits() -> None:
+    server = new_server(KEYS)  # it is not started: nobody is accepted
+    host, _, port = listen(server, "127.0.0.1:0", KEYS, key="listen").rpartition(":")
+    with ExitStack() as stack:
+
+        def connect() -> bool:
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect((host, int(port)))
+            return bool(select.select([], [one], [], 0.5)[1])
+
+        connected = [connect() for _ in range(MAX_UNACCEPTED + 2)]
+    await server.stop(0)
+    assert connected == [True] * (MAX_UNACCEPTED + 1) + [False], "the kernel counts from 0"
 
 
 async def test_a_socket_in_a_directory_of_others_is_refused(open_directory: Path) -> None:
