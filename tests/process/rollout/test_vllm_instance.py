@@ -218,6 +218,19 @@ async def test_an_engine_that_fails_in_a_step_answers_and_its_process_ends(
             assert "vLLM failed in a step: RuntimeError('sabotaged')" in str(told.value.details())
 
 
+def test_an_engine_that_cannot_make_a_token_serves_nothing_and_says_why(
+    models: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sabotage = tmp_path / "step"
+    sabotage.touch()
+    starting = vllm_instance(models[0], sabotage=sabotage, exit_code=1)
+    with pytest.raises(AssertionError, match="the instance ended with 1"), starting:
+        pytest.fail("it serves")
+    assert (
+        "as configured: vLLM failed in a step: RuntimeError('sabotaged')" in capfd.readouterr().err
+    )
+
+
 async def test_an_engine_that_fails_with_new_weights_serves_nothing_more(
     models: tuple[Path, Path], tmp_path: Path
 ) -> None:
