@@ -32,16 +32,18 @@ class Profile:
     """
 
     def __init__(self) -> None:
-        self._normal = np.zeros((3, 3))
-        self._seen = np.zeros(3)
+        self._normal = [[0.0] * 3 for _ in range(3)]
+        self._seen = [0.0] * 3
         self._count = 0
 
     def observe(self, *, batch: float, context: float, tokens_per_s: float) -> None:
         """Take in that `batch` samples of `context` tokens each made so many tokens a second."""
         # Times grow with the batch; weighted by its inverse, every observation counts alike.
-        row = np.array([1.0, batch, batch * context / 1000]) / batch
-        self._normal = self._normal * KEPT + np.outer(row, row)
-        self._seen = self._seen * KEPT + row / tokens_per_s
+        row = (1 / batch, 1.0, context / 1000)
+        for i, one in enumerate(row):  # plain floats: numpy takes ten times as long for so few
+            self._seen[i] = self._seen[i] * KEPT + one / tokens_per_s
+            for j, other in enumerate(row):
+                self._normal[i][j] = self._normal[i][j] * KEPT + one * other
         self._count += 1
 
     def plateau(self, *, context: float) -> int | None:
@@ -49,7 +51,7 @@ class Profile:
         if self._count < MIN_OBSERVATIONS:
             return None
         ridge = 1e-9 * np.eye(3)  # without variety of contexts the last two cannot be told apart
-        fixed, each, more = np.linalg.solve(self._normal + ridge, self._seen)
+        fixed, each, more = np.linalg.solve(np.array(self._normal) + ridge, np.array(self._seen))
         growing = each + more * context / 1000
         if fixed <= 0 or growing <= 0:
             return None
