@@ -36,6 +36,8 @@ class Batch:
     def __init__(self, engine: Any, *, samples: int, max_tokens: int) -> None:  # noqa: ANN401 - vLLM's
         self.engine, self.samples, self.max_tokens = engine, samples, max_tokens
         self.tokens: list[Sequence[int]] = [()] * samples
+        self.differing = 0
+        """Samples that went on otherwise than at first."""
         self._runs = 0
 
     async def run(self, start: int, end: int) -> float:
@@ -47,14 +49,14 @@ class Batch:
         )
         self._runs += 1
         began_s = time.process_time()
-        answers = collect(
-            [delta async for deltas in self.engine.generate(self._requests(start, end)) for delta in deltas]
-        )
+        stream = self.engine.generate(self._requests(start, end))
+        answers = collect([delta async for deltas in stream for delta in deltas])
         took_s = time.process_time() - began_s
         found = [answers[index, 0].tokens for index in range(self.samples)]
-        if (start, end) == (0, self.max_tokens):
+        if not self.tokens[0]:
             self.tokens = found
-        assert found == [tokens[start:end] for tokens in self.tokens], "the tokens are the same"
+        wanted = [tokens[start:end] for tokens in self.tokens]
+        self.differing += sum(a != b for a, b in zip(found, wanted, strict=True))
         return took_s
 
     def _requests(self, start: int, end: int) -> list[rollout_pb2.InstanceRequest]:
@@ -95,7 +97,7 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, float]:
     executor.close()
     seconds = {span: statistics.median(times) for span, times in took.items()}
     whole = seconds[0, batch.max_tokens]
-    found = {"whole_s": round(whole, 3)}
+    found = {"whole_s": round(whole, 3), "differing_samples": batch.differing}
     for share, at in zip(SHARES, points, strict=True):
         again = seconds[0, at]
         moved = again + seconds[at, batch.max_tokens] - whole

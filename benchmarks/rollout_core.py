@@ -32,7 +32,7 @@ class World:
     """Instances that do what the core orders, and the time that its decisions take."""
 
     def __init__(self, *, instances: int, samples: int, seed: int) -> None:
-        self.dice = random.Random(seed)  # noqa: S311
+        self.dice = random.Random(seed)
         self.core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
         self.took_us: dict[str, list[float]] = defaultdict(list)
         self.calls: dict[InstanceId, dict[int, dict[SampleKey, int]]] = {}

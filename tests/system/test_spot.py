@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import plexclient as plex
@@ -157,3 +158,31 @@ def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone(
         assert [samples.metrics["instances_lost"] for samples in done] == [0, 0]
         (left,) = [v for v in instances(spot_cluster) if v["device"] == "spot-a:0"]
         assert left["phase"] in {"free", "stopping"}
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(
+    spot_cluster: LiveCluster, tiny_model: Path
+) -> None:
+    def batch_of(samples: Sequence[plex.Sample]) -> plex.Batch:
+        advantages = [1.0 + one.prompt_index - 2 * one.sample_index for one in samples]
+        return plex.Batch.from_samples(plex.Samples(samples, metrics={}), advantages=advantages)
+
+    with spot_cluster.connect() as connection, connection.job("batches") as job:
+        rollout = job.deploy("rollout", model=tiny_model, backend="vllm", max_model_len=512)
+        batches = list(rollout.generate.micro_batches(PROMPTS, min_samples=3, **OPTIONS))
+        samples = [sample for batch in batches for sample in batch]
+        assert len({(one.prompt_index, one.sample_index) for one in samples}) == len(samples) == 8
+        found = []
+        for name, parts in (("parts", batches), ("whole", [samples])):
+            actor = job.deploy(
+                name,
+                role="actor",
+                model=str(tiny_model),
+                backend="megatron",
+                optimizer=plex.AdamW(lr=1e-2, eps=1.0),  # a step in proportion to the gradient
+            )
+            for part in parts:
+                actor.forward_backward(batch_of(part), loss="ppo")
+            actor.step()
+            found.append(actor.forward(batch_of(samples)).logprobs)
+        assert np.abs(found[0] - found[1]).max() < 1e-5
