@@ -17,7 +17,14 @@ import pytest
 import plexclient as plex
 from plexclient.wire.v1 import node_pb2, node_pb2_grpc
 from plexsvc.rpc.channels import open_blocking_channel
-from tests.rigs.live_cluster import MIB, ROLLOUT, TRAIN, LiveCluster, start_cluster
+from tests.rigs.live_cluster import (
+    MIB,
+    ROLLOUT,
+    SHARES_ALL,
+    TRAIN,
+    LiveCluster,
+    start_cluster,
+)
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
@@ -186,3 +193,34 @@ def test_micro_batches_give_the_gradient_of_the_whole(
             actor.step()
             found.append(actor.forward(batch_of(samples)).logprobs)
         assert np.abs(found[0] - found[1]).max() < 1e-5
+
+
+def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [(0, "add", "a;b")]
+    for minute in range(1, 7):  # in turn one goes and another comes
+        gone, come = chr(ord("a") + minute - 1), chr(ord("b") + minute)
+        rows += [(60_000 * minute, "remove", gone), (60_000 * minute + 5_000, "add", come)]
+    lines = [f"short,{at_ms},{event},{nodes}" for at_ms, event, nodes in rows]
+    trace.write_text("\n".join(["segment,t_ms,event,nodes", *lines, ""]))
+    settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = 4.0\n'
+    settings += "notice_us = 30_000_000\n"
+    with (
+        start_cluster(tmp_path, nodes=NODES, scheduler=f"{SHARES_ALL}\n{settings}") as cluster,
+        cluster.connect() as connection,
+        connection.job("traced") as job,
+    ):
+        rollout = job.deploy(
+            "rollout",
+            model=tiny_model,
+            backend="vllm",
+            max_model_len=512,
+            instances=plex.Elastic(spot=(0, 2)),
+        )
+        expected = tokens(rollout.generate(PROMPTS, **OPTIONS))
+        log = tmp_path / "up.log"
+        while log.read_text().count("event=remove") < 6:
+            assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == expected
+        assert "instance drained" in log.read_text()

@@ -273,6 +273,8 @@ class SpotPool:
 
     def _fail(self, event: InstanceFailed, slot: Slot) -> list[Order]:
         """Leave a slot alone for a while, unless it is being taken back."""
+        if slot.state is State.STOPPING:  # by our own doing
+            return []
         slot.because = event.because
         if not (slot.is_noticed or slot.is_gone):
             pause_us = min(MAX_PAUSE_US, FIRST_PAUSE_US << min(slot.failures, 10))

@@ -108,6 +108,16 @@ def test_a_deployment_that_leaves_gives_all_its_slots_back() -> None:
     assert [type(order) for order in stopped] == [pool.StopInstance] * 2
 
 
+def test_an_instance_that_breaks_because_it_is_stopped_is_no_failure_of_its_slot() -> None:
+    made = with_slots(1)
+    made.handle(pool.Wanted(deployment_id=A, most=1))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    made.handle(pool.Wanted(deployment_id=A, most=0))
+    assert made.handle(pool.InstanceFailed(slot_id="s:0", number=1, because="reset")) == []
+    made.handle(pool.InstanceStopped(slot_id="s:0", number=1))
+    assert len(made.handle(pool.Wanted(deployment_id=B, most=1))) == 1
+
+
 class Course(RuleBasedStateMachine):
     """Any course of facts, with the outcomes of orders at random times."""
 
