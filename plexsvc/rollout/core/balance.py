@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from plexsvc.ids import OperationId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance
 from plexsvc.rollout.core.profile import Profile
+
+NEVER: Final = 1 << 62
+"""The tick of a sample that is not taken for one that waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +28,10 @@ class Move:
 def choose(serving: Mapping[InstanceId, Instance], profile: Profile, *, tick: int) -> Move | None:
     """Return a move that lets work go on sooner, or None (Algorithm 2 of RLBoost).
 
-    A sample that was started two ticks ago without a token waits in its engine's queue. While one
-    instance has such and another has none, half of them move. Where no sample waits and an
+    A sample that was started two ticks ago and got no token, while others of its instance did, may
+    wait in the engine's queue. It may also be in a long prefill, which a move begins anew, so it is
+    moved once until it has a token. While one instance has such and another has none, half of them
+    move. Where no sample waits and an
     instance has nothing at all, the fullest hands over what it has beyond the plateau of the
     profile, where fewer samples cost it no throughput; never so many that it would be emptier.
     """
@@ -49,4 +55,6 @@ def choose(serving: Mapping[InstanceId, Instance], profile: Profile, *, tick: in
 
 
 def _queued(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:
+    if not instance.running:
+        return []
     return [key for key, tick in instance.pending.items() if tick < before]

@@ -24,7 +24,7 @@ from typing import Final, assert_never
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.balance import choose
+from plexsvc.rollout.core.balance import NEVER, choose
 from plexsvc.rollout.core.dealing import deal
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
@@ -51,6 +51,8 @@ class Sample:
     """The latest that carried it."""
     is_leaving: bool = False
     """Whether its instance was told to stop it."""
+    is_moved: bool = False
+    """Whether balance moved it since its last token."""
     losses: int = 0
     """Instances that it lost since its last token."""
     is_complete: bool = False
@@ -345,7 +347,7 @@ class RolloutCore:
             sample = generate.samples[key]
             sample.instance_id, sample.call = instance_id, self._calls
             instance.context_tokens += sample.prompt_tokens + sample.num_tokens
-            instance.pending[operation_id, key] = self._ticks
+            instance.pending[operation_id, key] = NEVER if sample.is_moved else self._ticks
         return orders.StartSamples(
             operation_id=operation_id,
             call=self._calls,
@@ -413,7 +415,7 @@ class RolloutCore:
         if grown <= 0:
             return
         sample.num_tokens += grown
-        sample.losses = 0
+        sample.losses, sample.is_moved = 0, False
         sender = self.instances.get(event.instance_id)
         if sender is not None and sample.instance_id == event.instance_id:
             sender.tokens += grown
@@ -519,6 +521,8 @@ class RolloutCore:
         keys = move.queued or [
             k for k in self._samples_of(move.instance_id) if k not in one.pending
         ]
+        for operation_id, key in keys[: move.count]:
+            self.generates[operation_id].samples[key].is_moved = True
         return self._stop(move.instance_id, keys[: move.count])
 
 

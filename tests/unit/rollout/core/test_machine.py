@@ -19,7 +19,7 @@ from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
 from plexsvc.rollout.engines.base import MODEL
 
 ONE, TWO = InstanceId(1), InstanceId(2)
-OP = OperationId(b"op".ljust(16, b"."))
+OP, OTHER, THIRD = (OperationId(name.ljust(16, b".")) for name in (b"op", b"other", b"third"))
 BROKEN = PlexError(ErrorCode.UNAVAILABLE, "connection reset")
 LENGTH = 6
 """Tokens of a complete sample."""
@@ -41,6 +41,10 @@ def joined(*versions: VersionId, first: int = 1) -> events.InstancesReplaced:
 
 def submitted(*keys: SampleKey) -> events.SamplesSubmitted:
     return events.SamplesSubmitted(operation_id=OP, samples=dict.fromkeys(keys, 0))
+
+
+def submitted_as(operation_id: OperationId, *keys: SampleKey) -> events.SamplesSubmitted:
+    return events.SamplesSubmitted(operation_id=operation_id, samples=dict.fromkeys(keys, 0))
 
 
 def ended(
@@ -304,6 +308,35 @@ def test_samples_that_wait_in_a_full_engine_move_to_one_that_has_none(core: Roll
     assert core.handle(events.Ticked(at_us=3)) == [], "one move at a time"
     aborted = Arrival((1, 0), 0, 0, is_last=False, is_aborted=True)
     assert core.handle(arrived(ONE, aborted))[1:] == [started(InstanceId(3), (1, 0), call=2)]
+
+
+def test_a_sample_in_a_long_prefill_is_moved_once_and_not_from_an_instance_that_does_no_more(
+    core: RolloutCore,
+) -> None:
+    core.handle(submitted((0, 0)))
+    ticks = [core.handle(events.Ticked(at_us=at)) for at in range(1, 9)]
+    assert ticks == [[]] * 8, "its instance has nothing else: it is at it"
+    core.handle(events.InstanceEnded(instance_id=TWO, because="gone"))
+    core.handle(submitted_as(OTHER, (0, 0)))
+    core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    core.handle(spot(3))
+    core.handle(events.Ticked(at_us=10))
+    (stop,) = core.handle(events.Ticked(at_us=11))
+    assert isinstance(stop, orders.StopSamples)
+    assert (stop.operation_id, stop.samples) == (OTHER, [(0, 0)])
+    aborted = Arrival((0, 0), 0, 0, is_last=False, is_aborted=True)
+    told = events.TokensArrived(operation_id=OTHER, instance_id=ONE, arrivals=[aborted])
+    (_, start) = core.handle(told)
+    assert isinstance(start, orders.StartSamples)
+    assert start.instance_id == InstanceId(3)
+    core.handle(submitted_as(THIRD, (0, 0), (1, 0)))
+    for one, key in ((3, (1, 0)), (1, (0, 0))):
+        begun = Arrival(key, 0, 1, is_last=False)
+        told = events.TokensArrived(
+            operation_id=THIRD, instance_id=InstanceId(one), arrivals=[begun]
+        )
+        core.handle(told)
+    assert [core.handle(events.Ticked(at_us=at)) for at in range(20, 26)] == [[]] * 6
 
 
 def test_samples_beyond_the_plateau_move_to_an_idle_instance() -> None:
