@@ -21,6 +21,9 @@ log = Log(__name__)
 KEYS: Final = ("trace_id", "segment", "variant")
 """Columns that may name a part of a file."""
 
+NOTHING: Final = frozenset({"no-op", "DONE"})
+"""Events of rows that change nothing."""
+
 LOOK_US: Final = 200_000
 
 
@@ -50,7 +53,7 @@ def read_trace(path: Path, *, segment: str = "") -> list[Change]:
         where = f"{path}, line {line}"
         at_us = _time(row, where=where, after_us=changes[-1].at_us if changes else 0)
         event = row.get("event", "")
-        if event == "no-op":
+        if event in NOTHING:
             continue
         if event not in {"add", "remove"}:
             raise _bad(f"{where}: event is {event!r}; it is add, remove or no-op")

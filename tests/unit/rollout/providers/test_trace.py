@@ -24,7 +24,8 @@ def written(path: Path, *rows: str) -> Path:
 
 def test_a_segment_of_a_compressed_trace_is_read_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
-    rows = "one,base,0,add,a;b\ntwo,base,0,add,x\none,base,500,remove,a\none,base,900,no-op,\n"
+    rows = "one,base,0,add,a;b\ntwo,base,0,add,x\none,base,500,remove,a\n"
+    rows += "one,base,900,no-op,\none,base,999,DONE,\n"
     path.write_bytes(gzip.compress((HEAD + rows).encode()))
     assert read_trace(path, segment="one/base") == [
         Change(0, is_add=True, node="a"),
