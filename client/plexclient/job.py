@@ -20,7 +20,7 @@ from plexclient.ids import JobId, new_deployment_id
 from plexclient.programs import Stage
 from plexclient.retry import persist
 from plexclient.rollouts import Rollout
-from plexclient.scoring import Scoring
+from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
 from plexclient.specs import AdamW, Elastic, Parallel, default_role
 from plexclient.training import Actor, Critic, Reference

@@ -5,21 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Collection,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
 
-from plexclient.calls import unowned
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.ids import new_operation_id
 from plexclient.link import messages
@@ -34,111 +24,6 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 """Of one request, unless a single sample is larger; a batch travels in several."""
 
 Scorable = Sample | str
-
-
-class Scoring:
-    """Scores of samples by a program: `job.score("math", samples, references=[...])`.
-
-    `samples` are what `generate` returned with texts, or texts. `references` are one for each
-    sample, as JSON can hold; what they mean is the program's (`plexctl reward list`), as are
-    further settings, given as keywords. A sample that takes too long gets the program's timeout
-    score, and one that the program fails on is an error of that sample alone.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __call__(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        *,
-        references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
-    ) -> Scores:
-        """Return the scores, in the order of the samples, when all are there."""
-        self._session.background.check_may_block()
-        return self.submit(program, samples, references=references, **settings).result()
-
-    def submit(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        *,
-        references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
-    ) -> Future[Scores]:
-        """Return a future of the scores at once.
-
-        Raises:
-            PlexError: `bad_request` for samples without text or references that do not match them.
-        """
-        batch = self._begin(program, samples, references, settings)
-        return self._session.background.start(batch.collect)
-
-    def aio(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        *,
-        references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
-    ) -> Awaitable[Scores]:
-        """Return an awaitable of the scores."""
-        return unowned(self.submit(program, samples, references=references, **settings))
-
-    def stream(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        *,
-        references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
-    ) -> Iterator[Score]:
-        """Return an iterator of the scores as they are done. Left early, scoring ends."""
-        self._session.background.check_may_block()
-        return self._pull(self._begin(program, samples, references, settings))
-
-    def stream_aio(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        *,
-        references: Sequence[Any] | None = None,
-        **settings: Any,  # noqa: ANN401 - the program's
-    ) -> AsyncGenerator[Score]:
-        """Return an asynchronous iterator of the scores as they are done."""
-        return self._pull_aio(self._begin(program, samples, references, settings))
-
-    def _begin(
-        self,
-        program: str,
-        samples: Sequence[Scorable],
-        references: Sequence[Any] | None,
-        settings: Mapping[str, Any],
-    ) -> ScoreBatch:
-        made = _to_wire(samples, references)
-        batch = ScoreBatch(self._session, program, settings, size=len(made))
-        batch.ask(made)
-        return batch
-
-    def _pull(self, batch: ScoreBatch) -> Generator[Score]:
-        source, start = batch.scores(), self._session.background.start
-        try:
-            while (score := start(lambda: anext(source, None)).result()) is not None:
-                yield score
-        finally:
-            start(source.aclose)
-
-    async def _pull_aio(self, batch: ScoreBatch) -> AsyncGenerator[Score]:
-        source, start = batch.scores(), self._session.background.start
-        try:
-            while (
-                score := await asyncio.wrap_future(start(lambda: anext(source, None)))
-            ) is not None:
-                yield score
-        finally:
-            start(source.aclose)
 
 
 class ScoreBatch:
@@ -265,23 +150,6 @@ class ScoreBatch:
                 raise
         finally:
             self._calls.discard(call)
-
-
-def _to_wire(
-    samples: Sequence[Scorable], references: Sequence[Any] | None
-) -> list[reward_pb2.ScoreSample]:
-    if isinstance(samples, str):
-        raise PlexError(ErrorCode.BAD_REQUEST, "score takes a list of samples, not one text")
-    if references is not None and len(references) != len(samples):
-        raise PlexError(
-            ErrorCode.BAD_REQUEST,
-            f"score got {len(references)} references for {len(samples)} samples; give one for each",
-        )
-    found = [None] * len(samples) if references is None else references
-    return [
-        score_sample(index, sample, reference)
-        for index, (sample, reference) in enumerate(zip(samples, found, strict=True))
-    ]
 
 
 def score_sample(index: int, sample: Scorable, reference: Any) -> reward_pb2.ScoreSample:  # noqa: ANN401 - whatever JSON can hold
