@@ -13,9 +13,10 @@ from plexclient.calls import Cancellable, unowned
 from plexclient.checks import whole
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.generation import AsyncStream, Generation, Stream
+from plexclient.judging import open_batch
 from plexclient.samples import Delta, Sample, Samples, TokenRecord
 from plexclient.sampling import GenerateOptions, SamplingOptions
-from plexclient.scoring import ScoreBatch, score_sample
+from plexclient.scoring import score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
 from plexclient.wire.v1 import operations_pb2, service_pb2
@@ -125,7 +126,7 @@ class GenerateCall:
                 f"{len(expected)} references for {len(given)} prompts; give one for each",
             )
         session, n = self._rollout.session, options.get("n", 1)
-        batch = ScoreBatch(session, program, settings or {}, size=n * len(given))
+        batch = open_batch(session, program, settings or {}, size=n * len(given))
         batch.announce()
         generation = self._rollout.begin(given, text=True, options=options)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from plexclient.calls import unowned
 from plexclient.errors import ErrorCode, PlexError
+from plexclient.judging import open_batch
 from plexclient.scores import Score, Scores
 from plexclient.scoring import Scorable, ScoreBatch, score_sample
 from plexclient.session import Session
@@ -20,7 +21,8 @@ class Scoring:
 
     `samples` are what `generate` returned with texts, or texts. `references` are one for each
     sample, as JSON can hold; what they mean is the program's (`plexctl reward list`), as are
-    further settings, given as keywords. A sample that takes too long gets the program's timeout
+    further settings, given as keywords. The program `judge` is a model of the job's own:
+    `plexclient.judging.JudgeSettings`. A sample that takes too long gets the program's timeout
     score, and one that the program fails on is an error of that sample alone.
     """
 
@@ -97,7 +99,7 @@ class Scoring:
         settings: Mapping[str, Any],
     ) -> ScoreBatch:
         made = _to_wire(samples, references)
-        batch = ScoreBatch(self._session, program, settings, size=len(made))
+        batch = open_batch(self._session, program, settings, size=len(made))
         batch.ask(made)
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -135,3 +136,25 @@ def test_streamed_samples_equal_the_whole_answer(loop: Loop) -> None:
     assert {(s.prompt_index, s.sample_index): list(s.tokens) for s in whole} == {
         key: list(sample.tokens) for key, sample in streamed.items()
     }
+
+
+def test_a_model_judges_what_was_written(loop: Loop) -> None:
+    job, _, rollout = loop
+    texts, sampling = ["12+3", "4+5", "6+7"], plex.SamplingOptions(max_tokens=24, seed=5)
+    scores = job.score(
+        "judge",
+        texts,
+        references=["15", "9", "13"],
+        deployment=rollout,
+        template="{text}={reference}",
+        pattern=r"(\d)",
+        scale=9,
+        sampling=sampling,
+    )
+    said = rollout.generate(["12+3=15", "4+5=9", "6+7=13"], **sampling)
+    assert [score.output for score in scores] == [sample.text for sample in said]
+    digits = [re.findall(r"\d", sample.text or "") for sample in said]
+    assert any(digits), "some of 24 characters are digits"
+    for score, found in zip(scores, digits, strict=True):
+        assert (score.verdict == "scored") == bool(found)
+        assert not found or score.value == int(found[-1]) / 9

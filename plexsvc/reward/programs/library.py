@@ -24,6 +24,9 @@ from plexsvc.reward.programs.registry import PROGRAMS, no_such_program
 MAX_VERSIONS: Final = 4
 """Of one name, the newest among them."""
 
+RESERVED: Final = "judge"
+"""What clients score by themselves."""
+
 MAX_PROGRAMS: Final = 256
 """Names of one tenant."""
 
@@ -77,7 +80,7 @@ class Library:
             PlexError: `bad_request` for a shipped program's name; `payload_too_large` without room.
         """
         name, program = definition.name, own.program_of(own.encode(definition))
-        if name in PROGRAMS:
+        if name in PROGRAMS or name == RESERVED:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"name: the service has a program {name} itself; give yours another name",

@@ -22,9 +22,9 @@ from plexsvc.reward.sandbox.base import Limits, Ran
 
 RESULT: Final = "result.json"
 MAX_SECONDS: Final = 60
-MAX_MEMORY_MIB: Final = 4096
+MAX_MEMORY_MIB: Final = 1024
 MAX_RESULT_BYTES: Final = 4 << 20
-_LIMITS: Final = Limits(wall_us=300_000_000)
+_LIMITS: Final = Limits(wall_us=300_000_000, memory_bytes=MAX_MEMORY_MIB << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,7 @@ def test_a_tenant_has_so_much_room_with_the_older_versions(tmp_path: Path) -> No
 
 def test_a_shipped_name_is_refused_and_found(tmp_path: Path) -> None:
     kept = library(tmp_path)
-    with pytest.raises(PlexError, match="give yours another name"):
-        kept.add(ACME, definition(name="math"))
+    for name in ("math", "judge"):
+        with pytest.raises(PlexError, match="give yours another name"):
+            kept.add(ACME, definition(name=name))
     assert kept.find(ACME, "math").name == "math"
