@@ -71,13 +71,15 @@ class Library:
 
     def of(self, tenant: TenantId) -> list[Program]:
         """Return a tenant's own programs, the newest version of each."""
-        return [_newest(versions) for key, versions in self._own.items() if key[0] == tenant]
+        own = list(self._own.items())  # a program may be added meanwhile, by another thread
+        return [_newest(versions) for key, versions in own if key[0] == tenant]
 
     def add(self, tenant: TenantId, definition: Definition) -> Program:
         """Keep a program; return it when it is on disk. The same again changes nothing.
 
         Raises:
-            PlexError: `bad_request` for a shipped program's name; `payload_too_large` without room.
+            PlexError: `bad_request` for a shipped program's name; `payload_too_large` beyond the
+                tenant's room; `disk_full`.
         """
         name, program = definition.name, own.program_of(own.encode(definition))
         if name in PROGRAMS or name == RESERVED:
@@ -93,7 +95,14 @@ class Library:
         kept = dict(list(others.items())[1 - MAX_VERSIONS :])
         number = max(versions, default=0) + 1
         self._check_room(tenant, name, {**kept, number: program})
-        self._write(tenant, number, program)
+        try:
+            self._write(tenant, number, program)
+        except OSError as error:
+            self._place(tenant, number, program).unlink(missing_ok=True)
+            raise PlexError(
+                ErrorCode.DISK_FULL,
+                f"program {name} could not be kept in {self._directory}: {error}",
+            ) from error
         self._own[tenant, name] = {**kept, number: program}
         for old in versions.keys() - kept.keys():
             self._place(tenant, old, versions[old]).unlink(missing_ok=True)
@@ -112,8 +121,8 @@ class Library:
         gone = place.with_name(_GONE + name)
         shutil.rmtree(gone, ignore_errors=True)
         place.rename(gone)  # all versions at once, whatever happens
-        _sync(gone.parent)
         del self._own[tenant, name]
+        _sync(gone.parent)
         shutil.rmtree(gone, ignore_errors=True)
         return _newest(versions)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,28 @@ def test_a_tenant_has_so_much_room_with_the_older_versions(tmp_path: Path) -> No
     kept.add(RIVAL, definition("c" * 1000))
     kept.remove(ACME, "own")
     kept.add(ACME, definition("c" * 1000))
+
+
+@pytest.mark.parametrize("works", range(4))
+def test_a_program_that_does_not_get_to_disk_is_not_there(
+    works: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = library(tmp_path)
+    version = kept.add(ACME, definition("a")).version
+    calls = count()
+
+    def full(_: int) -> None:
+        if next(calls) % 4 == works:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(PlexError, match="no space left") as refused:
+            kept.add(ACME, definition("b"))
+    assert refused.value.code is ErrorCode.DISK_FULL
+    for again in (kept, library(tmp_path)):
+        assert [program.version for program in again.of(ACME)] == [version]
+    assert kept.add(ACME, definition("b")).version != version
 
 
 def test_a_shipped_name_is_refused_and_found(tmp_path: Path) -> None:
