@@ -10,7 +10,6 @@ import typer
 
 from plexsvc.cli.app import FAILED, At, Commands, command, live
 from plexsvc.cli.commands import stage_specs
-from plexsvc.cli.commands.stage_specs import FORM
 
 if TYPE_CHECKING:
     from plexclient.wire.v1 import reward_pb2
@@ -77,7 +76,9 @@ def reward_add(
     python: Annotated[
         Path | None, typer.Argument(help="A Python file with `score(sample)`, instead of stages.")
     ] = None,
-    stage: Annotated[list[str] | None, typer.Option(help=f"{FORM}; may be given again.")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="A stage, as in the example below; again for the next.")
+    ] = None,
     file: Annotated[
         list[Path] | None,
         typer.Option(
@@ -93,6 +94,9 @@ def reward_add(
     A Python file has `score(sample)`; it returns a number, or a dict with `score` and `detail`.
     `sample.text` is what the model wrote, `sample.reference` its reference, `sample.settings` the
     settings that the job gave.
+
+    A stage is NAME, what it holds and its limits, and its COMMAND: a resource (cpu) with a count,
+    `timeout`, `mem` (512MiB), `untrusted`.
 
     A command finds the program's files in its directory, and the sample as JSON in sample.json and
     on stdin: {"text": "...", "reference": ..., "settings": {}}. The last line that it prints, such
