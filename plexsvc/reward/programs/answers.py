@@ -92,7 +92,7 @@ def _json_schema(work: Work) -> Scored:
     library: Any = _library("json_schema", "fastjsonschema")
     try:
         validate = library.compile(schema, handlers=_NowhereElse())
-    except (library.JsonSchemaDefinitionException, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RefusedError(f"json_schema: the schema is none: {error}") from error
     try:
         validate(json.loads(work.text))

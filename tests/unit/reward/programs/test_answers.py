@@ -61,6 +61,8 @@ def test_a_sample_gets_its_score(
         ("regex", None, "is none"),
         ("math", None, "must be an expression"),
         ("json_schema", {"type": "nonsense"}, "the schema is none"),
+        ("json_schema", {"pattern": "("}, "the schema is none"),
+        ("json_schema", {"$id": "http://[", "items": {"$ref": "a"}}, "the schema is none"),
         ("json_schema", {"$ref": "file:///etc/hostname"}, "refers to 'file:///etc/hostname'"),
         (
             "json_schema",
