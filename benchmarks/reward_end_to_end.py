@@ -3,7 +3,8 @@
 `python -m benchmarks.reward_end_to_end` prints one JSON line. It starts a cluster as the demo does
 and runs two GRPO jobs at once, twice: with scores of the reward service while others are being
 generated, and with controllers that run the same program in the same sandbox themselves, one sample
-after the other, when all are generated. The file is also the second kind of controller.
+after the other, when all are generated. `--wait-ms` has each program wait, as those do that
+read files or start others. The file is also the controller of both kinds.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -25,17 +27,17 @@ SKIPPED_STEPS: Final = 2
 """First steps, in which caches are cold."""
 
 
-def measure(directory: Path, *, model: Path | None, steps: int) -> dict[str, Any]:
+def measure(directory: Path, *, model: Path | None, steps: int, wait_ms: int) -> dict[str, Any]:
     """Return the figures."""
     from plexsvc.demo.model import device_bytes_for_one, make_model
-    from plexsvc.demo.pool import pool_figures
+    from plexsvc.demo.pool import PoolFigures, pool_figures
     from plexsvc.demo.report import union
     from plexsvc.demo.stage import open_stage
 
     fresh = directory / "models" / "fresh"
     num_parameters = make_model(fresh, seed=0)
-    scripts = {"pool": ROOT / "examples" / "grpo_arithmetic.py", "in_turn": Path(__file__)}
     seconds: dict[str, float] = {}
+    pools: dict[str, PoolFigures] = {}
     with open_stage(
         directory / "state",
         device_bytes=3 * device_bytes_for_one(num_parameters),
@@ -43,12 +45,14 @@ def measure(directory: Path, *, model: Path | None, steps: int) -> dict[str, Any
         notes_pool=True,
     ) as stage:
         if model is not None:
-            fresh = Path(shutil_copy(model, directory / "models" / "given"))
-        for way, script in scripts.items():
+            fresh = shutil.copytree(model, directory / "models" / "given")
+        for way in ("pool", "in_turn"):
             outs = [directory / f"{task}-{way}.jsonl" for task in TASKS]
             job_ids = [
                 stage.submit(
-                    script,
+                    Path(__file__),
+                    way,
+                    str(wait_ms),
                     f"--task={task}",
                     f"--model={fresh}",
                     f"--steps={steps}",
@@ -60,23 +64,16 @@ def measure(directory: Path, *, model: Path | None, steps: int) -> dict[str, Any
             ]
             ends = stage.wait(job_ids, on_status=lambda *_: None, timeout_s=900)
             seconds[way] = fmean(time for out in outs for time in step_times(out))
-            if way == "pool":
-                pool = pool_figures(stage.pool, window=union([end.window for end in ends]))
+            pools[way] = pool_figures(stage.pool, window=union([end.window for end in ends]))
     return {
         "benchmark": "reward_end_to_end",
         "step_s": {way: round(found, 3) for way, found in seconds.items()},
         "shorter": round(seconds["in_turn"] / seconds["pool"], 2),
-        "workers": asdict(pool),
+        "workers": asdict(pools["pool"]),
         "steps": steps,
+        "wait_ms": wait_ms,
         "load_before": round(LOAD, 1),
     }
-
-
-def shutil_copy(source: Path, target: Path) -> str:
-    """Copy a model to where the cluster may read it."""
-    import shutil
-
-    return str(shutil.copytree(source, target))
 
 
 def step_times(out: Path) -> list[float]:
@@ -85,9 +82,33 @@ def step_times(out: Path) -> list[float]:
     return [line["wall_s"] for line in lines if line["kind"] == "step"][SKIPPED_STEPS:]
 
 
-def control() -> None:
-    """Be a controller that scores its samples itself, one after the other."""
+def control(way: str, wait_ms: int) -> None:
+    """Be a controller, whose samples the pool scores or it does itself, one after the other."""
     sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+    import grpo_arithmetic
+    from verifiable_tasks import TASKS as KNOWN
+
+    for name in TASKS:
+        KNOWN[name] = replace(KNOWN[name], make=waiting(KNOWN[name].make, wait_ms))
+    if way == "in_turn":
+        grpo_arithmetic.attempt = in_turn()
+    grpo_arithmetic.main()
+
+
+def waiting(make: Callable[[int], Iterator[Any]], wait_ms: int) -> Callable[[int], Iterator[Any]]:
+    """Return the problems with tests that wait before they call the function."""
+
+    def made(seed: int) -> Iterator[Any]:
+        for problem in make(seed):
+            wait = f"__import__('time').sleep({wait_ms / 1e3})"
+            tests = [{**test, "call": f"[{wait}, {test['call']}][1]"} for test in problem.tests]
+            yield replace(problem, tests=tests)
+
+    return made
+
+
+def in_turn() -> Callable[..., tuple[Any, list[float]]]:
+    """Return what generates, and then scores one sample after the other in this process."""
     import grpo_arithmetic
 
     from plexsvc.reward.programs.base import Scored, Work
@@ -125,8 +146,7 @@ def control() -> None:
         )
         return samples, [score(sample, problems[sample.prompt_index]) for sample in samples]
 
-    grpo_arithmetic.attempt = attempt
-    grpo_arithmetic.main()
+    return attempt
 
 
 def main() -> None:
@@ -134,16 +154,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a model that was warmed up; else a random one")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--wait-ms", type=int, default=0, help="that each program waits")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
-    found = measure(directory, model=arguments.model, steps=arguments.steps)
+    found = measure(
+        directory, model=arguments.model, steps=arguments.steps, wait_ms=arguments.wait_ms
+    )
     sys.stdout.write(json.dumps(found) + "\n")
 
 
 LOAD: Final = os.getloadavg()[0]
 
 if __name__ == "__main__":
-    if any(argument.startswith("--task") for argument in sys.argv):
-        control()
+    if sys.argv[1:2] in (["pool"], ["in_turn"]):
+        control(sys.argv.pop(1), int(sys.argv.pop(1)))
     else:
         main()
