@@ -2,10 +2,11 @@
 
 Theory of operation. Providers say which devices (*slots*) come, are noticed and go; deployments say
 how many instances they want, and what they pay for one an hour. A free slot goes to a deployment
-that pays its price: first to those below their least number, then to the one with the fewest. A
-slot that is noticed or closed by hand gets no more instances, and its instance is drained. One that
-goes has its process ended, whatever it did. A slot on which instances do not come up or die is left
-alone for a while, longer each time, so that a provider that lies costs little.
+that pays its price: first to those below their least number, then to the one with the fewest. One
+that has two more than another gives one up, and so does one above its least number to one below it.
+A slot that is noticed or closed by hand gets no more instances, and its instance is drained. One
+that goes has its process ended, whatever it did. A slot on which instances do not come up or die is
+left alone for a while, longer each time, so that a provider that lies costs little.
 
 | slot | leaves it when |
 |---|---|
@@ -64,6 +65,10 @@ class Wanted:
     most: int
     price: float | None = None
     """The most it pays for one an hour; None: whatever is asked."""
+
+    def pays(self, price: float) -> bool:
+        """Whether it takes an instance at this price."""
+        return self.price is None or price <= self.price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +205,7 @@ class SpotPool:
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
-        return [*self._apply(event), *self._assign()]
+        return [*self._apply(event), *self._assign(), *self._share()]
 
     def count(self, deployment_id: DeploymentId) -> int:
         """Return how many slots a deployment has that it will keep."""
@@ -324,13 +329,32 @@ class SpotPool:
             takers = [
                 (counts[one] >= want.least, counts[one], order, one)
                 for order, (one, want) in enumerate(self.wanted.items())
-                if counts[one] < want.most and (want.price is None or price <= want.price)
+                if counts[one] < want.most and want.pays(price)
             ]
             if takers:
                 taker = min(takers)[-1]
                 counts[taker] += 1
                 started.append(self._start(name, taker))
         return started
+
+    def _share(self) -> list[Order]:
+        """Drain one instance of a deployment that has more than its share, for another."""
+        leaving = (State.DRAINING, State.STOPPING)
+        if any(slot.state in leaving for slot in self.slots.values()):
+            return []  # what it frees is given out first
+        counts = {one: self.count(one) for one in self.wanted}
+        newest = sorted(self.slots.items(), key=lambda item: -item[1].number)
+        for poor in sorted(self.wanted, key=lambda one: counts[one]):
+            want = self.wanted[poor]
+            for slot_id, slot in newest if counts[poor] < want.most else ():
+                if slot.state is not State.UP or slot.user is None or not want.pays(slot.price):
+                    continue
+                spare = counts[slot.user] - self.wanted[slot.user].least
+                if counts[slot.user] - counts[poor] >= 2 or (
+                    counts[poor] < want.least and spare > 0
+                ):
+                    return self._drain(slot_id, slot)
+        return []
 
     def _start(self, slot_id: SlotId, deployment_id: DeploymentId) -> StartInstance:
         slot = self.slots[slot_id]

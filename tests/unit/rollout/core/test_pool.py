@@ -49,6 +49,24 @@ def test_a_deployment_below_its_least_number_comes_first() -> None:
     assert users(made) == {A: 1, B: 2}
 
 
+def test_one_that_comes_later_gets_its_share_and_nobody_gives_up_more() -> None:
+    made = with_slots(3)
+    made.handle(pool.Wanted(deployment_id=A, most=3))
+    for number in (1, 2, 3):
+        made.handle(pool.InstanceUp(slot_id=f"s:{number - 1}", number=number))
+    assert made.handle(pool.Wanted(deployment_id=B, most=3)) == [
+        pool.DrainInstance(slot_id="s:2", number=3, deployment_id=A)
+    ]
+    made.handle(pool.SlotDrained(slot_id="s:2", number=3))
+    assert made.handle(pool.InstanceStopped(slot_id="s:2", number=3)) == [
+        pool.StartInstance(slot_id="s:2", number=4, deployment_id=B)
+    ]
+    assert made.handle(pool.InstanceUp(slot_id="s:2", number=4)) == []
+    assert users(made) == {A: 2, B: 1}
+    lowest = pool.Wanted(deployment_id=B, least=2, most=3)
+    assert made.handle(lowest) == [pool.DrainInstance(slot_id="s:1", number=2, deployment_id=A)]
+
+
 def test_nobody_gets_an_instance_above_the_price_it_pays() -> None:
     made = with_slots(1, price=2.5)
     assert made.handle(pool.Wanted(deployment_id=A, most=1, price=2.4)) == []
