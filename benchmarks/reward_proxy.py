@@ -27,6 +27,7 @@ from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.keys import make_keys, write_keys
 
 TESTS = '[{"stdin": "4", "stdout": "8"}]'
+GROUP = 8
 CODE = "print(int(input()) * 2)"
 
 
@@ -47,6 +48,37 @@ async def scored(stub: Any, asked: pb.ScoreRequest) -> list[float]:  # noqa: ANN
     return [r.time_us / 1e3 async for r in stub.Score(asked, timeout=300)]
 
 
+async def added_ms(stub: Any, *, rate: float, lasts_s: float) -> list[float]:  # noqa: ANN401 - gRPC's
+    """Return what each sample took beside its run, in order, at so many samples a second.
+
+    They come in requests of eight, as a rollout's do, whether earlier ones are answered or not.
+    """
+    batch, number = secrets.token_bytes(16), int(rate * lasts_s / GROUP)
+    found: list[float] = []
+
+    async def one(first: int) -> None:
+        made = [pb.ScoreSample(index=first + i, text="a", reference='"a"') for i in range(GROUP)]
+        asked = pb.ScoreRequest(
+            tenant="t",
+            job_id="half",
+            batch_id=batch,
+            program="exact",
+            samples=made,
+            batch_size=number * GROUP,
+        )
+        sent_s = time.monotonic()
+        async for reply in stub.Score(asked, timeout=60):
+            took_ms = (time.monotonic() - sent_s) * 1e3
+            found.append(took_ms - reply.time_us / 1e3)
+
+    async with asyncio.TaskGroup() as tasks:
+        begun_s = time.monotonic()
+        for index in range(number):
+            await asyncio.sleep(max(0.0, begun_s + index * GROUP / rate - time.monotonic()))
+            tasks.create_task(one(index * GROUP))
+    return sorted(found)
+
+
 async def measure(samples: int, checks: int) -> dict[str, Any]:
     """Return the figures."""
     directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
@@ -61,12 +93,17 @@ async def measure(samples: int, checks: int) -> dict[str, Any]:
         begun_s, used_s = time.monotonic(), time.process_time()
         await scored(stub, request("exact", "a", '"a"', samples=samples))
         took_s, used_s = time.monotonic() - begun_s, time.process_time() - used_s
+        half_ms = await added_ms(stub, rate=samples / took_s / 2, lasts_s=5)
         asked = request("code_python", CODE, TESTS, samples=checks)
         times_ms = sorted(await scored(stub, asked))
     return {
         "benchmark": "reward_proxy",
         "requests_per_s": round(samples / took_s),
         "requests_per_processor_s": round(samples / used_s),
+        "added_ms_at_half_load": {
+            "median": round(statistics.median(half_ms), 1),
+            "p99": round(half_ms[int(0.99 * len(half_ms))], 1),
+        },
         "sandboxed_check_ms": {
             "median": round(statistics.median(times_ms), 1),
             "best": round(times_ms[0], 1),

@@ -57,6 +57,7 @@ from plexsvc.store.store import open_store
 DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
+_REWARD_PROCESSES: Final = (("planner", "plexsvc.reward.planner"), ("proxy", "plexsvc.reward.main"))
 _STOP_GRACE_S: Final = 2.0
 _WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
@@ -230,7 +231,7 @@ class EmbeddedCluster:
         return addresses
 
     async def _start_rewards(self, stack: AsyncExitStack) -> str:
-        """Start the reward proxy and keep one running; return its address."""
+        """Start planner and proxy of rewards and keep them running; return the proxy's address."""
         place = self._config.state_dir / "rewards"
         directory = _runtime_dir(place, stack)
         config = replace(
@@ -238,12 +239,15 @@ class EmbeddedCluster:
             listen=f"unix:{directory / 'proxy.sock'}",
             keys_file=keys_file(self._config.state_dir),
             programs_dir=place.absolute() / "programs",
+            planner=f"unix:{directory / 'planner.sock'}",
+            history_dir=place.absolute() / "history",
         )
-        proxy = RewardProcess(config, directory=directory, log_path=place / "proxy.log")
-        await proxy.start()
-        stack.push_async_callback(proxy.stop)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        _run_beside(stack, tasks.create_task(proxy.replace(self._clock)))
+        for name, module in _REWARD_PROCESSES:
+            process = RewardProcess(name, module, config, directory=directory, logs=place)
+            await process.start()
+            stack.push_async_callback(process.stop)
+            _run_beside(stack, tasks.create_task(process.replace(self._clock)))
         return config.listen
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:

@@ -1,4 +1,4 @@
-"""Process of the reward proxy below a cluster: started, and started again when it dies."""
+"""Processes of the reward service below a cluster: started, and started again when they die."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ PAUSE_US: Final = 500_000
 
 
 class RewardProcess:
-    """The proxy of one cluster. Its successor listens at the same address."""
+    """The proxy or the planner of one cluster. Its successor listens at the same address."""
 
-    def __init__(self, config: RewardConfig, *, directory: Path, log_path: Path) -> None:
+    def __init__(
+        self, name: str, module: str, config: RewardConfig, *, directory: Path, logs: Path
+    ) -> None:
+        self._name = name
+        self._module = module
         self._config = config
-        self._config_path = directory / "reward.toml"
-        self._log_path = log_path
+        self._config_path = directory / f"{name}.toml"
+        self._log_path = logs / f"{name}.log"
         self._process: AgentProcess | None = None
 
     async def start(self) -> None:
-        """Start the proxy; return when it serves.
+        """Start the process; return when it serves.
 
         Raises:
             PlexError: `unavailable` with its log's tail when it does not come up.
@@ -40,24 +44,24 @@ class RewardProcess:
         for directory in (self._config_path.parent, self._log_path.parent):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._config_path.write_text(toml.dumps(self._config))
-        module = (sys.executable, "-m", "plexsvc.reward.main", "--config", str(self._config_path))
+        module = (sys.executable, "-m", self._module, "--config", str(self._config_path))
         argv = (*module, "--parent-death", str(os.getpid()))
         process = self._process = AgentProcess(argv, log_path=self._log_path)
-        await process.announcement("the reward proxy", timeout_s=START_S)
+        await process.announcement(f"the reward {self._name}", timeout_s=START_S)
 
     async def replace(self, clock: Clock) -> None:
-        """Start a successor whenever the proxy dies, until cancelled."""
+        """Start a successor whenever the process dies, until cancelled."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
-            log.error("the reward proxy died, starting another", exit_code=code)
+            log.error("starting a process of rewards again", process=self._name, exit_code=code)
             await clock.sleep(PAUSE_US)
             try:
                 await self.start()
             except PlexError as error:
-                log.error("no reward proxy", error=error)  # noqa: TRY400 - it logs the cause
+                log.error("no process of rewards", process=self._name, error=error)  # noqa: TRY400
 
     async def stop(self) -> None:
-        """End the proxy and its workers."""
+        """End the process, and the workers with the proxy."""
         if self._process is not None:
             await self._process.end(grace_s=STOP_S)

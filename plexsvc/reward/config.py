@@ -12,7 +12,7 @@ from plexsvc.errors import ErrorCode, PlexError
 class RewardConfig:
     """The `[reward]` table.
 
-    Under `plexctl up`, `listen`, `keys_file` and `programs_dir` are filled in.
+    Under `plexctl up`, `listen`, `keys_file`, `planner` and the directories are filled in.
     """
 
     listen: str = ""
@@ -40,6 +40,26 @@ class RewardConfig:
     max_batches: int = 1024
     """Batches that one tenant may have with the proxy; more are refused with `queue_full`."""
 
+    planner: str = ""
+    """Where the planner listens; empty: pools follow their queues."""
+
+    history_dir: Path = Path()
+    """Where the planner keeps what it knows of jobs."""
+
+    plan_every_us: int = 10_000_000
+    """How often the pools are planned while batches are under way, beside their begins and ends."""
+
+    max_delay_us: int = 1_000_000
+    """How much later a batch may end by the plan than with a worker for each of its samples."""
+
+    timeout_share: float = 1.0
+    """How much of the timeouts of its stages a sample that waits is planned to take; less gives
+    plans with fewer workers, and batches that end later when samples take longer."""
+
+    spare_us: int = 5_000_000
+    """For how much longer than until the next plan the workers that are held must suffice: as long
+    as one takes to start."""
+
     max_samples: int = 65_536
     """Samples that one tenant may have with the proxy, scored ones that are kept among them; more
     are refused with `queue_full`."""
@@ -64,4 +84,9 @@ class RewardConfig:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"min_workers = {self.min_workers} is more than max_workers = {self.max_workers}",
+            )
+        if not 0 <= self.timeout_share <= 1:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"timeout_share = {self.timeout_share}; it is a share, from 0 to 1",
             )

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from plexclient.wire.v1 import reward_pb2 as pb
@@ -18,11 +18,12 @@ from plexsvc.clock import ServiceClock, SystemClock
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
 from plexsvc.reward.core.machine import PoolLimits, RewardCore
+from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.proxy import RewardProxy
 from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc import loops
-from plexsvc.rpc.channels import listen, new_server
+from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.keys import read_keys
 from plexsvc.rpc.services import add_service
 
@@ -63,8 +64,14 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
         streams={"Score": lambda request, _: proxy.score(request)},
     )
     address = listen(server, config.listen, keys, key="reward.listen")
-    async with asyncio.TaskGroup() as tasks:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         kept = [tasks.create_task(clock.run()), tasks.create_task(proxy.run())]
+        if config.planner:
+            channel = await stack.enter_async_context(open_channel(config.planner, keys))
+            proxy.planner = PlannerLine(
+                config, clock, channel=channel, facts=core.plan_facts, post=proxy.post
+            )
+            kept.append(tasks.create_task(proxy.planner.run()))
         await server.start()
         try:
             yield proxy, address

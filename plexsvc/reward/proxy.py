@@ -39,6 +39,7 @@ from plexsvc.reward.core.vocabulary import (
     WorkerReady,
 )
 from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.adding import from_wire
 from plexsvc.reward.programs.base import Program, cut
 from plexsvc.reward.programs.library import Library
@@ -78,6 +79,7 @@ class RewardProxy:
         self.running: dict[WorkerId, RequestId] = {}
         self._warm: dict[str, None] = {}
         self._facts: list[Fact] = []
+        self.planner: PlannerLine | None = None
         self._has_begun = False
         self._failure: BaseException | None = None
 
@@ -156,11 +158,13 @@ class RewardProxy:
             return record
         self._check_workers(record.program)
         self._check_room(batch_id, new)
+        if batch_id not in self.core.batches and self.planner is not None:
+            self.planner.wake()
         self.records[batch_id] = record
         record.add(new)
         record.size = max(record.size, request.batch_size, len(record.pending))
         self._keep_warm(record)
-        self._post(
+        self.post(
             SamplesArrived(
                 at_us=self._clock.monotonic_us(),
                 batch=batch_id,
@@ -213,7 +217,7 @@ class RewardProxy:
             self._warm |= dict.fromkeys(missing)
             self._workers.warm(missing)
 
-    def _post(self, fact: Fact) -> None:
+    def post(self, fact: Fact) -> None:
         """Hand a fact to the core and do what it orders; facts that follow wait their turn."""
         self._facts.append(fact)
         if len(self._facts) > 1:
@@ -241,7 +245,8 @@ class RewardProxy:
             case AnswerRequest():
                 self._answer(order)
             case RememberBatch():
-                pass
+                if self.planner is not None:
+                    self.planner.remember(order)
 
     def _task(self, order: RunStage) -> Task:
         record = self.records[order.request.batch]
@@ -278,12 +283,12 @@ class RewardProxy:
         match said:
             case Ready(sandbox=sandbox):
                 self.sandbox = sandbox
-                self._post(WorkerReady(at_us=at_us, worker=worker))
+                self.post(WorkerReady(at_us=at_us, worker=worker))
             case Done():
                 self._done(worker, said, at_us=at_us)
             case str():
                 self.running.pop(worker, None)
-                self._post(WorkerLost(at_us=at_us, worker=worker, reason=said))
+                self.post(WorkerLost(at_us=at_us, worker=worker, reason=said))
 
     def _done(self, worker: WorkerId, done: Done, *, at_us: int) -> None:
         request = self.running.pop(worker, None)
@@ -293,7 +298,7 @@ class RewardProxy:
         pending.output += done.output
         pending.files = done.files
         pending.detail = done.detail if done.how in {"scored", "timed_out"} else ""
-        self._post(_fact_of(done, worker, at_us=at_us))
+        self.post(_fact_of(done, worker, at_us=at_us))
 
     def _tick(self) -> None:
         if self._failure is not None:
@@ -302,10 +307,10 @@ class RewardProxy:
         due_us = self.core.next_deadline_us()
         if (due_us is not None and due_us <= now_us) or not self._has_begun:
             self._has_begun = True
-            self._post(TimePassed(at_us=now_us))
+            self.post(TimePassed(at_us=now_us))
         for batch_id, record in list(self.records.items()):
             if not record.readers and record.quiet_since_us + self._config.keep_us <= now_us:
-                self._post(BatchLeft(at_us=now_us, batch=batch_id))
+                self.post(BatchLeft(at_us=now_us, batch=batch_id))
                 del self.records[batch_id]
 
 

@@ -29,7 +29,7 @@ def rewards_view(
     return pb.RewardsReply(
         programs=[program_view(program) for program in (*PROGRAMS.values(), *own)],
         pools=[_pool(core, pool, now_us=now_us) for pool in core.pools.values()],
-        batches=[_batch(batch_id, batch, now_us=now_us) for batch_id, batch in seen],
+        batches=[_batch(core, batch_id, batch, now_us=now_us) for batch_id, batch in seen],
         sandbox=sandbox,
     )
 
@@ -71,7 +71,7 @@ def _pool(core: RewardCore, pool: Pool, *, now_us: int) -> pb.RewardPool:
     return shown
 
 
-def _batch(batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:
+def _batch(core: RewardCore, batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:
     running = sum(request.worker is not None for request in batch.requests.values())
     return pb.RewardBatch(
         tenant=batch_id.tenant,
@@ -84,11 +84,11 @@ def _batch(batch_id: BatchId, batch: Batch, *, now_us: int) -> pb.RewardBatch:
         answered=batch.answered,
         since_us=now_us - batch.begun_us,
         expected_us=batch.expected_end_us - batch.begun_us,
-        critical=_critical(batch, now_us=now_us),
+        critical=_critical(core, batch, now_us=now_us),
     )
 
 
-def _critical(batch: Batch, *, now_us: int) -> str:
+def _critical(core: RewardCore, batch: Batch, *, now_us: int) -> str:
     """Say which sample the batch waits for: the one with the latest end it may have."""
     if not batch.requests:
         missing = batch.size - batch.answered
@@ -99,10 +99,26 @@ def _critical(batch: Batch, *, now_us: int) -> str:
     left_s = (_latest_us(batch, index, now_us=now_us) - now_us) / 1e6
     what = "runs" if request.worker is not None else "waits for a worker"
     since_s = (now_us - request.since_us) / 1e6
-    return (
+    text = (
         f"sample {index} {what} in stage {stage.name} since {since_s:.1f} s; its stages may take "
         f"{left_s:.1f} s more"
     )
+    if request.worker is not None:
+        return text
+    return f"{text}. {_why_it_waits(_pool(core, core.pools[stage.resource], now_us=now_us))}"
+
+
+def _why_it_waits(pool: pb.RewardPool) -> str:
+    """Say what the workers do that a sample waits for."""
+    text = (
+        f"{pool.queued} samples wait for workers of {pool.name}: {pool.busy} are busy, "
+        f"{pool.starting} start"
+    )
+    if not pool.HasField("planned"):
+        return f"{text}, and there may be {pool.limit}"
+    if pool.is_unmet:
+        return f"{text}; not even all {pool.limit} that there may be keep every batch in time"
+    return f"{text}; {pool.planned} keep every batch in time by the plan, {pool.held} for now"
 
 
 def _latest_us(batch: Batch, index: int, *, now_us: int) -> int:

@@ -93,6 +93,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
                 "RolloutInstance": at[wpgs[rollout.deployment_id]],
                 "Scheduler": live.scheduler,
                 "Reward": rewards_address(live),
+                "RewardPlanner": rewards_address(live).replace("proxy.sock", "planner.sock"),
                 "Router": live.address,
             },
         )

@@ -194,7 +194,7 @@ def test_clients_of_sandbox_fusion_need_only_another_address(live: LiveCluster) 
 
 @pytest.mark.timeout(900)
 def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> None:
-    """Each seed kills the proxy or a worker at a moment of its own, while two batches run."""
+    """Each seed kills proxy, planner or a worker at a moment of its own, while two batches run."""
     programs = ["print(int(input()) * 2)", "print(0)", "print(int(input()) + 3)", "raise Oops"]
     tests = [[{"stdin": str(n), "stdout": str(2 * n)}] for n in range(len(programs))]
     expected = [1.0, 0.0, 0.0, 0.0]
@@ -203,7 +203,9 @@ def test_a_hundred_kills_change_no_score(live: LiveCluster, job: plex.Job) -> No
         code = job.score.submit("code_python", programs, references=tests)
         quick = job.score.submit("exact", ["a"] * 200, references=["a", "b"] * 100)
         time.sleep(dice.uniform(0, 0.5))  # noqa: TID251 - the moment of the kill
-        processes = processes_of(live, "plexsvc.reward." + dice.choice(["main", "worker"]))
+        processes = processes_of(
+            live, "plexsvc.reward." + dice.choice(["main", "planner", "worker"])
+        )
         if processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(processes), signal.SIGKILL)

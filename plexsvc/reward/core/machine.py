@@ -11,6 +11,7 @@ first before other pools go on with what is less urgent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -21,6 +22,7 @@ from plexsvc.reward.core.queues import Urgency
 from plexsvc.reward.core.vocabulary import (
     LEAST,
     AnswerRequest,
+    BatchesExpected,
     BatchId,
     BatchLeft,
     Fact,
@@ -188,7 +190,11 @@ class RewardCore:
         due = [time for time in times if time is not None]
         return min([*due, self._start_at_us] if self._is_start_due else due, default=None)
 
-    def expect(self, key: HistoryKey, lasts_us: int) -> None:
+    def expected_us(self, key: HistoryKey) -> int | None:
+        """Return how long the next batch of a job's program is expected to take."""
+        return self._history_us.get(key)
+
+    def _expect(self, key: HistoryKey, lasts_us: int) -> None:
         """Have the next batch of a job's program be expected to take so long."""
         self._history_us.pop(key, None)
         self._history_us[key] = lasts_us
@@ -206,7 +212,9 @@ class RewardCore:
             )
             for batch_id, batch in self.batches.items()
         )
-        return PlanFacts(now_us=now_us, batches=batches, most={one: self.most(one) for one in used})
+        return PlanFacts(
+            now_us=now_us, batches=batches, most=[(one, self.most(one)) for one in sorted(used)]
+        )
 
     def most(self, resource: Resource) -> int:
         """Return how many workers of a type there may be, if no others run."""
@@ -238,16 +246,28 @@ class RewardCore:
                 self._ended(fact)
             case BatchLeft():
                 self._leave(fact.batch)
-            case PlanMade():
-                for resource, found in fact.pools.items():
-                    pool = self._pool(resource)
-                    pool.plan, pool.plan_until_us = found, fact.until_us
-            case PlacesKnown():
-                self._replace_places(fact)
+            case PlanMade() | BatchesExpected() | PlacesKnown():
+                self._told(fact)
             case TimePassed():
                 self._expire(fact.at_us)
             case _:
                 raise AssertionError(fact)
+
+    def _told(self, fact: PlanMade | BatchesExpected | PlacesKnown) -> None:
+        """Take what planner and nodes say."""
+        match fact:
+            case PlanMade():
+                for resource, found in fact.pools.items():
+                    pool = self._pool(resource)
+                    pool.plan, pool.plan_until_us = found, fact.until_us
+            case BatchesExpected():
+                for key, lasts_us in fact.lasts_us.items():
+                    if self.expected_us(key) is None:
+                        self._expect(key, lasts_us)
+            case PlacesKnown():
+                self._replace_places(fact.places)
+            case _:
+                assert_never(fact)
 
     def _arrive(self, fact: SamplesArrived) -> None:
         batch = self.batches.get(fact.batch)
@@ -270,7 +290,7 @@ class RewardCore:
 
     def _begin(self, fact: SamplesArrived) -> Batch:
         """Return a new batch, expected to take as long as the last one, or as one sample may."""
-        known_us = self._history_us.get(_history_key(fact.batch, fact.program))
+        known_us = self.expected_us(_history_key(fact.batch, fact.program))
         expected_us = known_us or sum(stage.timeout_us for stage in fact.program.stages)
         return Batch(
             program=fact.program,
@@ -287,7 +307,6 @@ class RewardCore:
         urgency = Urgency(
             batch.expected_end_us,
             request.number,
-            claims_until_us=batch.expected_end_us if batch.is_known else 0,
             no_later_us=batch.expected_end_us - left_us if batch.is_known else 0,
         )
         self._pool(request.resource).queue.put(found, urgency)
@@ -295,8 +314,8 @@ class RewardCore:
     def _pool(self, resource: Resource) -> Pool:
         return self.pools.setdefault(resource, Pool(resource=resource))
 
-    def _replace_places(self, fact: PlacesKnown) -> None:
-        self.places = {name: Place(room, room) for name, room in fact.places.items()}
+    def _replace_places(self, rooms: Mapping[str, Resource]) -> None:
+        self.places = {name: Place(room, room) for name, room in rooms.items()}
         for worker in self.workers.values():
             if not worker.is_stopped and worker.place in self.places:
                 self.places[worker.place].book(worker.pool.resource, 1)
@@ -409,7 +428,7 @@ class RewardCore:
     def _end(self, batch_id: BatchId, at_us: int) -> None:
         """Forget a batch that is answered but for how it went."""
         batch = self.batches.pop(batch_id)
-        self.expect(_history_key(batch_id, batch.program), at_us - batch.begun_us)
+        self._expect(_history_key(batch_id, batch.program), at_us - batch.begun_us)
         samples = tuple(sorted(batch.ended))
         self._orders.append(
             RememberBatch(batch=batch_id, program=batch.program.name, samples=samples)
@@ -483,7 +502,7 @@ class RewardCore:
         ]
         for pool in going:
             while pool.idle:
-                found = pool.queue.take(workers=pool.working, now_us=now_us)
+                found = pool.queue.take(workers=pool.working)
                 if found is None:
                     break
                 self._run(found, next(iter(pool.idle)), now_us)

@@ -62,7 +62,7 @@ class PlanFacts:
 
     now_us: int
     batches: Sequence[ActiveBatch]
-    most: Mapping[Resource, int]
+    most: Sequence[tuple[Resource, int]]
     """Workers that there may be of each type."""
 
 
@@ -75,6 +75,7 @@ class PlannerCore:
 
     def remember(self, key: HistoryKey, history: History) -> None:
         """Take a batch that ended for what the job's next one will be like."""
+        assert history.samples, key
         each = -(-len(history.samples) // MAX_SAMPLES)
         self.histories.pop(key, None)
         self.histories[key] = History(samples=history.samples[::each])
@@ -83,6 +84,7 @@ class PlannerCore:
 
     def plan(self, facts: PlanFacts) -> dict[Resource, PoolPlan]:
         """Return the plan of each pool that can be planned."""
+        bound = dict(facts.most)
         known = [one for one in facts.batches if one.key in self.histories]
         unknown = [one for one in facts.batches if one.key not in self.histories]
         follows = {stage.resource for one in unknown for stage in one.program.stages}
@@ -101,14 +103,12 @@ class PlannerCore:
             max_delay_us=self.aims.max_delay_us,
             held_until_us=facts.now_us + self.aims.held_us,
         )
-        most = [
-            max(1, facts.most[resource] - more) for resource, more in zip(pools, extra, strict=True)
-        ]
+        most = [max(1, bound[resource] - more) for resource, more in zip(pools, extra, strict=True)]
         found = plan(floor, PoolCosts(cost=tuple(map(cost_of, pools)), most=tuple(most)))
         return {
             resource: PoolPlan(
-                workers=min(facts.most[resource], found.workers[index] + extra[index]),
-                held=min(facts.most[resource], found.held[index] + extra[index]),
+                workers=min(bound[resource], found.workers[index] + extra[index]),
+                held=min(bound[resource], found.held[index] + extra[index]),
                 is_met=found.is_met,
             )
             for resource, index in number.items()
@@ -122,6 +122,11 @@ class PlannerCore:
                 int(stage.timeout_us * self.aims.timeout_share) for stage in program.stages
             ),
         )
+
+
+def lasts_us(history: History) -> int:
+    """Return how long a batch takes if nothing waits."""
+    return max((at_us + sum(run_us) for at_us, run_us in history.samples), default=0)
 
 
 def cost_of(resource: Resource) -> float:

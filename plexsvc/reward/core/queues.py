@@ -1,9 +1,8 @@
 """Queue of a pool: Earliest Batch First, first come first served within a batch, fair to tenants.
 
 A batch is as urgent as it was expected to end when it came. That never changes, so only batches
-that came before a batch's expected end can go before it: nothing starves. A batch that is past its
-expected end, or of which nothing was expected, claims no more than its tenant's share: while the
-tenant holds that many workers, others that do not go first.
+that came before a batch's expected end can go before it: nothing starves. A tenant that holds its
+share of the workers waits while one that does not has something to run.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ class Urgency(NamedTuple):
     expected_end_us: int
     number: int
     """Of its arrival."""
-    claims_until_us: int = 0
-    """Until then it goes before later batches even where its tenant holds its share."""
     no_later_us: int = 0
     """From then on it may end too late if it waits and its stages take their timeouts."""
 
@@ -71,7 +68,7 @@ class PoolQueue:
         """Return whether a request may end too late if it waits. O(tenants that wait)."""
         return any(entry.urgency.no_later_us <= now_us for entry in self._heads())
 
-    def take(self, *, workers: int, now_us: int = 0) -> RequestId | None:
+    def take(self, *, workers: int) -> RequestId | None:
         """Return the request that runs next on one of `workers`; None when none waits.
 
         O(tenants that wait + log n).
@@ -80,12 +77,11 @@ class PoolQueue:
         if not heads:
             return None
         active = {entry.request.batch.tenant for entry in heads} | set(+self.running)
-        share = -(-workers // len(active))
+        share = max(1, workers // len(active))
 
         def place(entry: _Entry) -> tuple[bool, int, int, int]:
             runs, urgency = self.running[entry.request.batch.tenant], entry.urgency
-            is_over = runs >= share and now_us >= urgency.claims_until_us
-            return (is_over, urgency.expected_end_us, runs, urgency.number)
+            return (runs >= share, urgency.expected_end_us, runs, urgency.number)
 
         chosen = min(heads, key=place).request
         heapq.heappop(self._waiting[chosen.batch.tenant])

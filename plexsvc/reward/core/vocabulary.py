@@ -187,6 +187,13 @@ class PlanMade(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesExpected(Fact):
+    """How long batches of jobs' programs took before this proxy was there."""
+
+    lasts_us: Mapping[tuple[TenantId, JobId, str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacesKnown(Fact):
     """What each node has for workers; one that is missing takes no more."""
 

@@ -46,7 +46,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, **limits: int) -> AsyncIterator[Served]:
+async def served(
+    directory: Path,
+    **limits: Any,  # noqa: ANN401 - keys of a configuration
+) -> AsyncIterator[Served]:
     keys_file = directory / "keys.json"
     write_keys(keys_file, KEYS)
     config = RewardConfig(
@@ -240,6 +243,21 @@ async def test_the_view_shows_other_tenants_batches_to_operators_alone(short: Pa
     assert [len(view.batches) for view in views] == [1, 0, 1]
     assert views[0].batches[0].critical.startswith("sample 0 runs in stage compare since")
     assert views[0].pools[0].busy == 1
+
+
+async def test_the_view_says_what_the_workers_do_that_a_sample_waits_for(short: Path) -> None:
+    async with served(short, max_workers=1) as live:
+        call = live.stub.Score(endless(["a" * 40] * 2), timeout=CALL_S)
+        await until(lambda: live.proxy.running)
+        other = asked("exact", ["4"], ["4"], batch=b"c" * 16)
+        waiting = live.stub.Score(other, timeout=CALL_S)
+        await until(lambda: len(live.proxy.core.batches) == 2)
+        view = await live.stub.GetRewards(pb.GetRewardsRequest(tenant="acme"))
+        call.cancel()
+        waiting.cancel()
+    assert view.batches[1].critical.endswith(
+        "2 samples wait for workers of cpu=1,mem=1GiB: 1 are busy, 0 start, and there may be 1"
+    )
 
 
 def own_program(text: str, *, tenant: str = "acme") -> pb.AddProgramRequest:

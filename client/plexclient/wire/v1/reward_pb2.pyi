@@ -6,6 +6,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PlanRequest(_message.Message):
+    __slots__ = ("query",)
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    query: bytes
+    def __init__(self, query: _Optional[bytes] = ...) -> None: ...
+
+class PlanReply(_message.Message):
+    __slots__ = ("answer",)
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    answer: bytes
+    def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
+
 class ScoreRequest(_message.Message):
     __slots__ = ("tenant", "job_id", "batch_id", "program", "settings", "batch_size", "samples", "version")
     TENANT_FIELD_NUMBER: _ClassVar[int]

@@ -227,3 +227,81 @@ class Reward:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RewardPlannerStub:
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Plan = channel.unary_unary(
+                '/plexsvc.v1.RewardPlanner/Plan',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.PlanRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.PlanReply.FromString,
+                _registered_method=True)
+
+
+class RewardPlannerServicer:
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    def Plan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RewardPlannerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.PlanRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.PlanReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plexsvc.v1.RewardPlanner', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plexsvc.v1.RewardPlanner', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RewardPlanner:
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RewardPlanner/Plan',
+            plexsvc_dot_v1_dot_reward__pb2.PlanRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.PlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -76,3 +76,36 @@ class RewardServicer:
     ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
 
 def add_RewardServicer_to_server(servicer: RewardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RewardPlannerStub:
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RewardPlannerAsyncStub: ...
+    Plan: _grpc.UnaryUnaryMultiCallable[_reward_pb2.PlanRequest, _reward_pb2.PlanReply]
+
+@_typing.type_check_only
+class RewardPlannerAsyncStub(RewardPlannerStub):
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Plan: _aio.UnaryUnaryMultiCallable[_reward_pb2.PlanRequest, _reward_pb2.PlanReply]  # type: ignore[assignment]
+
+class RewardPlannerServicer:
+    """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of
+    `PlanQuery` and `PlanAnswer` in plexsvc/reward/plans.py.
+    """
+
+    def Plan(
+        self,
+        request: _reward_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.PlanReply, _abc.Awaitable[_reward_pb2.PlanReply]]: ...
+
+def add_RewardPlannerServicer_to_server(servicer: RewardPlannerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,7 @@ from plexsvc.reward.core.pools import PLANNED_IDLE_US
 from plexsvc.reward.core.vocabulary import (
     LEAST,
     AnswerRequest,
+    BatchesExpected,
     BatchId,
     BatchLeft,
     Fact,
@@ -251,6 +252,77 @@ def test_endless_programs_of_one_tenant_leave_the_others_their_share() -> None:
     assert runs == Counter({"t0": 1, "t1": 1, "t2": 1, "endless": 1})
 
 
+TENANTS = st.lists(
+    st.tuples(st.integers(0, 20), st.lists(st.integers(1, 4), min_size=1, max_size=30)),
+    min_size=9,
+    max_size=9,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TENANTS, st.integers(1, 3))
+def test_endless_programs_cost_nine_tenants_no_more_than_their_fair_share(
+    tenants: list[tuple[int, list[int]]], each: int
+) -> None:
+    """Ten tenants with unequal batches. One takes all workers first, each for the whole timeout.
+
+    From its arrival a batch waits for a timeout at most, and then has a tenth of the workers.
+    """
+    pool = FixedPool(workers=10 * each)
+    pool.at(0, batch_of("endless"), [10] * 200)
+    for number, (begin_s, runs) in enumerate(tenants):
+        pool.at(begin_s, batch_of(f"t{number}"), runs)
+    ended = pool.play()
+    for number, (begin_s, runs) in enumerate(tenants):
+        with_its_share_s = -(-sum(runs) // each) + max(runs)
+        assert ended[batch_of(f"t{number}")] <= begin_s + 10 + with_its_share_s
+
+
+def batch_of(tenant: str) -> BatchId:
+    return BatchId(TenantId(tenant), JobId("j"), b"b")
+
+
+class FixedPool:
+    """Workers that never start or stop, and samples that run as long as a test says, in seconds."""
+
+    def __init__(self, *, workers: int) -> None:
+        self.core = RewardCore(PoolLimits(min_workers=workers, max_workers=workers))
+        self.core.handle(TimePassed(at_us=0))
+        for number in range(workers):
+            self.core.handle(WorkerReady(at_us=0, worker=WorkerId(number + 1)))
+        self.runs: dict[BatchId, list[int]] = {}
+        self.coming: list[tuple[int, BatchId]] = []
+        self.busy: list[tuple[int, WorkerId]] = []
+        self.ended: dict[BatchId, int] = {}
+
+    def at(self, at_s: int, batch: BatchId, runs: list[int]) -> None:
+        self.runs[batch] = runs
+        self.coming.append((at_s, batch))
+
+    def play(self) -> dict[BatchId, int]:
+        for now_s in range(10_000):
+            for end_s, worker in sorted(self.busy):
+                if end_s == now_s:
+                    self.busy.remove((end_s, worker))
+                    self.do(SampleScored(at_us=now_s * S, worker=worker, score=0.0), now_s)
+            for at_s, batch in self.coming:
+                if at_s == now_s:
+                    self.do(
+                        arrived(*range(len(self.runs[batch])), at_us=now_s * S, batch=batch), now_s
+                    )
+            if len(self.ended) == len(self.runs):
+                return self.ended
+        raise AssertionError("a batch never ends")
+
+    def do(self, fact: Fact, now_s: int) -> None:
+        for order in self.core.handle(fact):
+            if isinstance(order, RunStage):
+                run_s = self.runs[order.request.batch][order.request.sample]
+                self.busy.append((now_s + run_s, order.worker))
+            elif isinstance(order, RememberBatch):
+                self.ended[order.batch] = now_s
+
+
 BIG = Resource(cpus=2, memory_bytes=1 << 30)
 WIDE = ProgramSpec(name="wide", stages=(StageSpec(name="build", timeout_us=10 * S, resource=BIG),))
 
@@ -266,7 +338,7 @@ def test_a_plan_starts_the_workers_that_it_holds_before_there_is_work() -> None:
 
 def known_batch(core: RewardCore, name: bytes, *, samples: int, lasts_us: int) -> list[Order]:
     """Let a batch come that is expected to take so long."""
-    core.expect((BATCH.tenant, BATCH.job_id, "one"), lasts_us)
+    core.handle(BatchesExpected(at_us=0, lasts_us={(BATCH.tenant, BATCH.job_id, "one"): lasts_us}))
     return core.handle(arrived(*range(samples), batch=BatchId(BATCH.tenant, BATCH.job_id, name)))
 
 
@@ -326,7 +398,7 @@ def test_a_pool_without_a_worker_gets_one_while_less_urgent_work_waits_elsewhere
         core.handle(WorkerReady(at_us=0, worker=worker))
     core.handle(arrived(*range(9)))
     wide = BatchId(BATCH.tenant, JobId("job-2"), b"w")
-    core.expect((wide.tenant, wide.job_id, "wide"), 5 * S)
+    core.handle(BatchesExpected(at_us=0, lasts_us={(wide.tenant, wide.job_id, "wide"): 5 * S}))
     assert core.handle(arrived(0, batch=wide, program=WIDE)) == []
     ended = core.handle(SampleScored(at_us=S, worker=W1, score=1.0))
     assert StopWorker(worker=W1) in ended
