@@ -82,7 +82,13 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, float]:
 
     clock = SystemClock()
     executor = StepExecutor(clock=clock)
-    config = VllmConfig(model=model, dtype="float32", max_model_len=512, kv_cache_bytes=1 << 28)
+    config = VllmConfig(
+        model=model,
+        dtype="float32",
+        max_model_len=512,
+        kv_cache_bytes=1 << 28,
+        max_num_seqs=options.samples,
+    )
     engine = await VllmEngine.start(config, clock=clock, executor=executor)
     batch = Batch(engine, samples=options.samples, max_tokens=options.max_tokens)
     points = [round(options.max_tokens * share) for share in SHARES]
