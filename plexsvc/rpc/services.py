@@ -1,7 +1,7 @@
 """gRPC services by their descriptors: handlers put on a server, calls made on a channel.
 
-A single message is parsed and serialised here. A stream passes as bytes, so a relay can forward it
-unread.
+A single message is parsed and serialised here. A stream of requests passes as bytes, and one of
+replies may, so that a relay can forward it unread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = Log(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Any, Context], Awaitable[Any]]
 """Takes a request and returns the reply. With a stream of requests it reads from the context."""
-Streaming = Callable[[Any, Context], AsyncGenerator[bytes]]
-"""Takes a request and yields the replies."""
+Streaming = Callable[[Any, Context], AsyncGenerator[Any]]
+"""Takes a request and yields the replies, as messages or bytes."""
 Methods = Mapping[str, Callable[..., Awaitable[Message]]]
 """Functions from a request to a reply, by their methods' names."""
 Reply = TypeVar("Reply", bound=Message)
@@ -109,8 +109,7 @@ def _served(
 ) -> grpc.RpcMethodHandler[Any, Any]:
     kind = _KINDS[method.client_streaming, method.server_streaming]
     request = None if method.client_streaming else GetMessageClass(method.input_type).FromString
-    reply = None if method.server_streaming else _serialised
-    return kind(handler, request_deserializer=request, response_serializer=reply)
+    return kind(handler, request_deserializer=request, response_serializer=_serialised)
 
 
 def _calling(service: ServiceDescriptor, name: str, handler: Handler) -> Handler:
@@ -124,7 +123,7 @@ def _calling(service: ServiceDescriptor, name: str, handler: Handler) -> Handler
 
 
 def _yielding(service: ServiceDescriptor, name: str, handler: Streaming) -> Streaming:
-    async def handle(request: object, context: Context) -> AsyncGenerator[bytes]:
+    async def handle(request: object, context: Context) -> AsyncGenerator[Message | bytes]:
         try:
             async with aclosing(handler(request, context)) as messages:
                 async for message in messages:
@@ -146,5 +145,5 @@ async def _abort(
     await abort_with(context, error)
 
 
-def _serialised(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialised(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

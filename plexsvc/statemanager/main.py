@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from plexclient.wire.v1 import statemanager_pb2_grpc
 from plexsvc import config as configs
 from plexsvc import log as logs
 from plexsvc.clock import SystemClock
@@ -37,7 +36,7 @@ from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import Mover
 from plexsvc.statemanager.node import Node
-from plexsvc.statemanager.servicer import StateManagerServicer
+from plexsvc.statemanager.servicer import StateManagerServicer, add_to_server
 from plexsvc.tether import die_with_parent
 
 log = Log(__name__)
@@ -76,7 +75,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         keys=keys,
     )
     server = new_server(keys)
-    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
+    add_to_server(servicer, server)
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
     address = listen(server, where, keys, key="listen")
     await server.start()

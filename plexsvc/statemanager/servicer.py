@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from plexclient.wire import errors as wire_errors
-from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import common_pb2, service_pb2
+from plexclient.wire.v1 import statemanager_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
@@ -29,7 +31,7 @@ from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
-from plexsvc.rpc.status import abort_with
+from plexsvc.rpc.services import add_service
 from plexsvc.statelink.opening import Far
 from plexsvc.statemanager import checkpoints, snapshot
 from plexsvc.statemanager.caller import Caller
@@ -52,7 +54,7 @@ from plexsvc.weights.reading import Published
 log = Log(__name__)
 
 T = TypeVar("T")
-Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["StateManager"]
 
 MAX_CONTROL_CALLS: Final = 32
 """Control calls that work at once; further ones wait."""
@@ -64,8 +66,12 @@ PROGRESS_S: Final = 1.0
 """How often a caller is told how much of its checkpoint is written."""
 
 
-class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
-    """Answers for one node; `data_socket` is told to those who may map."""
+class StateManagerServicer:
+    """Answers for one node, each method under its name on the wire in Python's spelling.
+
+    `data_socket` is told to those who may map. An error is raised unless its reply has a field for
+    it.
+    """
 
     def __init__(
         self,
@@ -87,18 +93,14 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
         self._writers = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="writer")
 
-    async def Move(  # noqa: N802 - named by the wire
-        self, request: statemanager_pb2.MoveRequest, context: Context
-    ) -> statemanager_pb2.MoveReply:
+    async def move(self, request: pb.MoveRequest) -> pb.MoveReply:
         """Move a WPG; the reply says what was copied and how long it took."""
-        del context
         try:
             outcome = await self._run(lambda caller: self._move(request, caller), of=request.wpg_id)
         except PlexError as error:
             residency = self._residency(WpgId(request.wpg_id))
-            wire = wire_errors.to_wire(error)
-            return statemanager_pb2.MoveReply(error=wire, residency=residency)
-        return statemanager_pb2.MoveReply(
+            return pb.MoveReply(error=wire_errors.to_wire(error), residency=residency)
+        return pb.MoveReply(
             nbytes=outcome.nbytes,
             copy_us=outcome.copy_us,
             total_us=outcome.total_us,
@@ -106,40 +108,26 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             residency=ON_WIRE[outcome.residency],
         )
 
-    async def Publish(  # noqa: N802
-        self, request: statemanager_pb2.PublishRequest, context: Context
-    ) -> statemanager_pb2.PublishReply:
+    async def publish(self, request: pb.PublishRequest) -> pb.PublishReply:
         """Freeze the parameters as a version; publishing it again changes nothing."""
-        del context
         try:
             return await self._run(lambda caller: self._publish(request, caller), of=request.wpg_id)
         except PlexError as error:
-            return statemanager_pb2.PublishReply(error=wire_errors.to_wire(error))
+            return pb.PublishReply(error=wire_errors.to_wire(error))
 
-    async def ReleaseVersion(  # noqa: N802
-        self, request: statemanager_pb2.ReleaseVersionRequest, context: Context
-    ) -> statemanager_pb2.ReleaseVersionReply:
+    async def release_version(self, request: pb.ReleaseVersionRequest) -> pb.ReleaseVersionReply:
         """Drop a version when its last mapping goes."""
-        try:
-            await self._run(lambda _: self._release(request))
-        except PlexError as error:
-            await abort_with(context, error)
-        return statemanager_pb2.ReleaseVersionReply()
+        await self._run(lambda _: self._release(request))
+        return pb.ReleaseVersionReply()
 
-    async def GetManifest(  # noqa: N802
-        self, request: statemanager_pb2.GetManifestRequest, context: Context
-    ) -> statemanager_pb2.VersionManifest:
+    async def get_manifest(self, request: pb.GetManifestRequest) -> pb.VersionManifest:
         """Return the manifest of a version on this node."""
-        try:
-            return self._node.publisher.manifest(VersionId.of(request))
-        except PlexError as error:
-            await abort_with(context, error)
+        return self._node.publisher.manifest(VersionId.of(request))
 
-    async def Materialize(  # noqa: N802
-        self, request: statemanager_pb2.MaterializeRequest, context: Context
-    ) -> AsyncIterator[statemanager_pb2.MaterializeReply]:
+    async def materialize(
+        self, request: pb.MaterializeRequest
+    ) -> AsyncGenerator[pb.MaterializeReply]:
         """Write a checkpoint; say how far it is while it gets on."""
-        del context
         caller, told = Caller(), 0
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._writers, self._materialize, request, caller)
@@ -147,68 +135,55 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             while not (await asyncio.wait([work], timeout=PROGRESS_S))[0]:
                 if caller.done_bytes > told:
                     told = caller.done_bytes
-                    yield statemanager_pb2.MaterializeReply(nbytes=told)
+                    yield pb.MaterializeReply(nbytes=told)
             written = work.result()
-            yield statemanager_pb2.MaterializeReply(nbytes=written.nbytes, files=written.files)
+            yield pb.MaterializeReply(nbytes=written.nbytes, files=written.files)
         except PlexError as error:
-            yield statemanager_pb2.MaterializeReply(error=wire_errors.to_wire(error))
+            yield pb.MaterializeReply(error=wire_errors.to_wire(error))
         finally:
             caller.leave()
             work.cancel()
 
-    async def ReadVersion(  # noqa: N802
-        self, request: statemanager_pb2.ReadVersionRequest, context: Context
-    ) -> AsyncIterator[common_pb2.Chunk]:
+    async def read_version(
+        self, request: pb.ReadVersionRequest
+    ) -> AsyncGenerator[common_pb2.Chunk]:
         """Stream the wanted boxes of a version one after the other, or all of its region."""
         offset = 0
-        try:
-            arrays = self._node.publisher.read(VersionId.of(request), request.pieces)
-            while (array := await self._run(lambda _: next(arrays, None))) is not None:
-                for data in chunked(array):
-                    yield common_pb2.Chunk(offset=offset, data=data)
-                    offset += len(data)
-        except PlexError as error:
-            await abort_with(context, error)
+        arrays = self._node.publisher.read(VersionId.of(request), request.pieces)
+        while (array := await self._run(lambda _: next(arrays, None))) is not None:
+            for data in chunked(array):
+                yield common_pb2.Chunk(offset=offset, data=data)
+                offset += len(data)
 
-    async def Digest(  # noqa: N802
-        self, request: statemanager_pb2.DigestRequest, context: Context
-    ) -> statemanager_pb2.DigestReply:
+    async def digest(self, request: pb.DigestRequest) -> pb.DigestReply:
         """Hash the state, the same wherever it is."""
-        del context
         try:
             return await self._run(
                 lambda caller: self._digest(request, caller), self._writers, of=request.wpg_id
             )
         except PlexError as error:
-            return statemanager_pb2.DigestReply(error=wire_errors.to_wire(error))
+            return pb.DigestReply(error=wire_errors.to_wire(error))
 
-    async def Forget(  # noqa: N802
-        self, request: statemanager_pb2.ForgetRequest, context: Context
-    ) -> statemanager_pb2.ForgetReply:
+    async def forget(self, request: pb.ForgetRequest) -> pb.ForgetReply:
         """Free all a WPG has; its ranks are cut off."""
         wpg_id, fence = WpgId(request.wpg_id), request.fence
-        try:
-            freed = await self._run(lambda _: self._clients.forget(wpg_id, fence))
-        except PlexError as error:
-            await abort_with(context, error)
-        return statemanager_pb2.ForgetReply(freed_bytes=freed)
+        freed = await self._run(lambda _: self._clients.forget(wpg_id, fence))
+        return pb.ForgetReply(freed_bytes=freed)
 
-    async def Inventory(  # noqa: N802
-        self, request: statemanager_pb2.InventoryRequest, context: Context
-    ) -> statemanager_pb2.InventoryReply:
+    async def inventory(self, request: pb.InventoryRequest) -> pb.InventoryReply:
         """Say what is where."""
-        del request, context
+        del request
         used, total = self._node.staging.usage()
         with self._node.lock:
             ledger = self._node.ledger
-            return statemanager_pb2.InventoryReply(
+            return pb.InventoryReply(
                 node_id=self._node.config.node_id,
                 wpgs=[
                     _wpg_on_wire(wpg, worked_bytes=self._node.worked.of(wpg.wpg_id))
                     for wpg in ledger.wpgs.values()
                 ],
                 devices=[
-                    statemanager_pb2.DeviceMemory(
+                    pb.DeviceMemory(
                         index=index,
                         bytes_used=budget.used,
                         bytes_total=budget.total,
@@ -224,45 +199,32 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                 data_socket=self._data_socket,
             )
 
-    async def Stage(  # noqa: N802
-        self, request_iterator: AsyncIterator[service_pb2.StageRequest], context: Context
-    ) -> service_pb2.StageReply:
+    async def stage(self, messages: AsyncIterator[bytes]) -> service_pb2.StageReply:
         """Take a bundle into staging memory and validate it there."""
-        del context
         try:
-            header = await _first(request_iterator)
+            header = _part(await anext(messages, b""), "header").header
             with self._node.staging.uploading(header) as upload:
                 if upload is not None:
                     await self._run(lambda _: upload.reserve())
-                    async for request in request_iterator:
-                        upload.write(request.chunk)
+                    async for message in messages:
+                        upload.write(_part(message, "chunk").chunk)
                 await self._run(lambda _: None if upload is None else upload.finish())
         except PlexError as error:
             return service_pb2.StageReply(error=wire_errors.to_wire(error))
         return service_pb2.StageReply(nbytes=header.nbytes)
 
-    async def ReadStaged(  # noqa: N802
-        self, request: statemanager_pb2.ReadStagedRequest, context: Context
-    ) -> AsyncIterator[common_pb2.Chunk]:
+    async def read_staged(self, request: pb.ReadStagedRequest) -> AsyncGenerator[common_pb2.Chunk]:
         """Stream a finished bundle from an offset on."""
         offset, staging, job_id = request.offset, self._node.staging, JobId(request.job_id)
-        try:
-            while data := staging.read(request.staging_id, offset, job_id=job_id):
-                yield common_pb2.Chunk(offset=offset, data=data)
-                offset += len(data)
-        except PlexError as error:
-            await abort_with(context, error)
+        while data := staging.read(request.staging_id, offset, job_id=job_id):
+            yield common_pb2.Chunk(offset=offset, data=data)
+            offset += len(data)
 
-    async def DropStaged(  # noqa: N802
-        self, request: statemanager_pb2.DropStagedRequest, context: Context
-    ) -> statemanager_pb2.DropStagedReply:
+    async def drop_staged(self, request: pb.DropStagedRequest) -> pb.DropStagedReply:
         """Drop bundles of a job by id, or all."""
         job_id = JobId(request.job_id)
-        try:
-            freed = self._node.staging.drop(list(request.staging_ids), job_id=job_id)
-        except PlexError as error:
-            await abort_with(context, error)
-        return statemanager_pb2.DropStagedReply(freed_bytes=freed)
+        freed = self._node.staging.drop(list(request.staging_ids), job_id=job_id)
+        return pb.DropStagedReply(freed_bytes=freed)
 
     def close(self) -> None:
         """Wait for the calls at work."""
@@ -293,7 +255,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         self._node.book.settle()
         return done
 
-    def _move(self, request: statemanager_pb2.MoveRequest, caller: Caller) -> MoveOutcome:
+    def _move(self, request: pb.MoveRequest, caller: Caller) -> MoveOutcome:
         if request.to not in TARGETS:
             name = common_pb2.Residency.Name(request.to)
             text = f"cannot move {request.wpg_id} to {name}; tiers are DEVICE and HOST"
@@ -306,9 +268,7 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             caller=caller,
         )
 
-    def _publish(
-        self, request: statemanager_pb2.PublishRequest, caller: Caller
-    ) -> statemanager_pb2.PublishReply:
+    def _publish(self, request: pb.PublishRequest, caller: Caller) -> pb.PublishReply:
         wpg_id, key = WpgId(request.wpg_id), VersionId.of(request)
         self._node.wait_until_settled()
         with self._versions.hold(str(key)), self._node.publisher.making(key):
@@ -322,9 +282,9 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             if draft is not None:
                 manifest = self._node.publisher.enter(draft, caller)
         assert manifest is not None, key
-        return statemanager_pb2.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
+        return pb.PublishReply(nbytes=manifest.nbytes, copy_us=copy_us)
 
-    def _draft(self, request: statemanager_pb2.PublishRequest, caller: Caller) -> Draft:
+    def _draft(self, request: pb.PublishRequest, caller: Caller) -> Draft:
         """Copy parameters, or all the state that is asked for; the caller holds the lock."""
         wpg_id = WpgId(request.wpg_id)
         taken = snapshot.take(self._node, wpg_id)
@@ -348,13 +308,11 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
             tell=caller.tell,
         )
 
-    def _release(self, request: statemanager_pb2.ReleaseVersionRequest) -> None:
+    def _release(self, request: pb.ReleaseVersionRequest) -> None:
         self._node.admit(request.fence)
         self._node.publisher.release(VersionId.of(request))
 
-    def _materialize(
-        self, request: statemanager_pb2.MaterializeRequest, caller: Caller
-    ) -> checkpoints.Written:
+    def _materialize(self, request: pb.MaterializeRequest, caller: Caller) -> checkpoints.Written:
         self._node.admit(request.fence)
         with self._copied(request.copies, caller) as state, _places(request) as (path, model):
             return checkpoints.materialize(
@@ -366,19 +324,15 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
                 tenant=request.tenant,
             )
 
-    def _digest(
-        self, request: statemanager_pb2.DigestRequest, caller: Caller
-    ) -> statemanager_pb2.DigestReply:
+    def _digest(self, request: pb.DigestRequest, caller: Caller) -> pb.DigestReply:
         self._node.admit(request.fence)
         with self._copied(request.copies, caller) as state:
-            return statemanager_pb2.DigestReply(
+            return pb.DigestReply(
                 digests=snapshot.digests(state, caller), applied_seq=state.applied_seq
             )
 
     @contextmanager
-    def _copied(
-        self, copies: statemanager_pb2.PublishedVersion, caller: Caller
-    ) -> Iterator[snapshot.Snapshot]:
+    def _copied(self, copies: pb.PublishedVersion, caller: Caller) -> Iterator[snapshot.Snapshot]:
         """Return the state that copies of all nodes of a WPG make up, held for the block."""
         if not copies.holders:
             raise PlexError(ErrorCode.BAD_REQUEST, "no copy is named to work from; publish one")
@@ -389,8 +343,8 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
     @contextmanager
     def _opened(
         self,
-        copies: statemanager_pb2.PublishedVersion,
-        holder: statemanager_pb2.VersionHolder,
+        copies: pb.PublishedVersion,
+        holder: pb.VersionHolder,
         caller: Caller,
     ) -> Iterator[Published]:
         if holder.node_id == self._node.config.node_id:
@@ -410,6 +364,18 @@ class StateManagerServicer(statemanager_pb2_grpc.StateManagerServicer):
         return ON_WIRE[wpg.residency if wpg is not None else Residency.NONE]
 
 
+def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> None:
+    """Serve a node's state on `server`."""
+
+    def handler(name: str) -> Callable[[Any, object], Any]:
+        method = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+        return lambda request, _: method(request)
+
+    calls = {m.name: handler(m.name) for m in SERVICE.methods if not m.server_streaming}
+    streams = {m.name: handler(m.name) for m in SERVICE.methods if m.server_streaming}
+    add_service(server, SERVICE, calls=calls, streams=streams)
+
+
 def _progress(taken: snapshot.Snapshot) -> Progress:
     scalars = json.dumps({str(rank): dict(known) for rank, known in taken.scalars.items()})
     return Progress(scalars_json=scalars, applied_seq=taken.applied_seq)
@@ -417,7 +383,7 @@ def _progress(taken: snapshot.Snapshot) -> Progress:
 
 @contextmanager
 def _places(
-    request: statemanager_pb2.MaterializeRequest,
+    request: pb.MaterializeRequest,
 ) -> Iterator[tuple[Path, Path | None]]:
     """Yield where a checkpoint goes and its model's files, each opened below its root."""
     target, root = Path(request.path), Path(request.root)
@@ -431,17 +397,20 @@ def _places(
         yield parent / target.name, model
 
 
-async def _first(requests: AsyncIterator[service_pb2.StageRequest]) -> service_pb2.StageHeader:
-    async for request in requests:
-        if request.HasField("header"):
-            return request.header
-        break
-    text = "an upload starts with its header; send StageHeader first"
-    raise PlexError(ErrorCode.BAD_REQUEST, text)
+def _part(message: bytes, name: str) -> service_pb2.StageRequest:
+    """Return a message of an upload, which starts with its header and goes on with chunks."""
+    try:
+        request = service_pb2.StageRequest.FromString(message)
+    except DecodeError as error:
+        raise PlexError(ErrorCode.BAD_REQUEST, "an upload message is no StageRequest") from error
+    if not request.HasField(name):
+        text = "an upload starts with its header, StageHeader, and then has only chunks"
+        raise PlexError(ErrorCode.BAD_REQUEST, text)
+    return request
 
 
-def _wpg_on_wire(wpg: WpgState, *, worked_bytes: int) -> statemanager_pb2.WpgState:
-    return statemanager_pb2.WpgState(
+def _wpg_on_wire(wpg: WpgState, *, worked_bytes: int) -> pb.WpgState:
+    return pb.WpgState(
         wpg_id=wpg.wpg_id,
         incarnation=wpg.incarnation,
         residency=ON_WIRE[wpg.residency],

@@ -37,7 +37,6 @@ from tests.rigs.keys import KEYS
 
 KIB = 1 << 10
 STATE_BYTES = 64 * KIB
-CONTEXT: Any = None
 
 
 class Rank:
@@ -114,11 +113,11 @@ class Daemon:
         request = statemanager_pb2.PublishRequest(
             wpg_id="w", deployment_id="d", version=version, complete=True
         )
-        return await self.servicer.Publish(request, CONTEXT)
+        return await self.servicer.publish(request)
 
     async def release(self, version: int) -> None:
         request = statemanager_pb2.ReleaseVersionRequest(deployment_id="d", version=version)
-        await self.servicer.ReleaseVersion(request, CONTEXT)
+        await self.servicer.release_version(request)
 
     async def save(
         self, path: Path, copies: statemanager_pb2.PublishedVersion
@@ -126,16 +125,16 @@ class Daemon:
         request = statemanager_pb2.MaterializeRequest(
             wpg_id="w", path=str(path), root=str(path.parent), copies=copies
         )
-        replies = [reply async for reply in self.servicer.Materialize(request, CONTEXT)]
+        replies = [reply async for reply in self.servicer.materialize(request)]
         return replies[-1]
 
     async def move(self, to: common_pb2.Residency) -> None:
         request = statemanager_pb2.MoveRequest(wpg_id="w", to=to)
-        reply = await self.servicer.Move(request, CONTEXT)
+        reply = await self.servicer.move(request)
         assert reply.residency == to, reply
 
     async def worked(self) -> int:
-        found = await self.servicer.Inventory(statemanager_pb2.InventoryRequest(), CONTEXT)
+        found = await self.servicer.inventory(statemanager_pb2.InventoryRequest())
         return found.wpgs[0].worked_bytes
 
     def close(self) -> None:
@@ -297,8 +296,8 @@ async def test_a_node_agent_that_stands_still_holds_up_only_who_must_write(
         with pytest.raises(PlexError, match="does not read it"):
             await asyncio.to_thread(daemon.rank.client.create_staged, (), 8)
         request = statemanager_pb2.GetManifestRequest(deployment_id="d", version=1)
-        assert (await daemon.servicer.GetManifest(request, CONTEXT)).version == 1
-        await daemon.servicer.Inventory(statemanager_pb2.InventoryRequest(), CONTEXT)
+        assert (await daemon.servicer.get_manifest(request)).version == 1
+        await daemon.servicer.inventory(statemanager_pb2.InventoryRequest())
         agent.close()
         book.close()
         await asyncio.to_thread(daemon.close)
@@ -343,7 +342,7 @@ async def test_copies_and_digests_show_their_bytes_too(daemon: Daemon) -> None:
     copied = await daemon.worked()
     assert copied >= STATE_BYTES
     request = statemanager_pb2.DigestRequest(wpg_id="w", copies=copies)
-    assert not (await daemon.servicer.Digest(request, CONTEXT)).HasField("error")
+    assert not (await daemon.servicer.digest(request)).HasField("error")
     assert await daemon.worked() == copied + STATE_BYTES
 
 
@@ -364,26 +363,15 @@ class FaultyNode(FaultyProxy):
         return [FaultyProxy(link, self._faults, parts={"memory"}) for link in links]
 
 
-class AbortedError(Exception):
-    """Raised where a handler ends its call with a status."""
-
-
-class FakeContext:
-    async def abort(self, *_: object, **__: object) -> None:
-        raise AbortedError
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - trailing metadata and the like
-        return lambda *_: None
-
-
-async def staging_stream() -> AsyncIterator[service_pb2.StageRequest]:
-    yield service_pb2.StageRequest(header=HEADER_ROOM)
-    yield service_pb2.StageRequest(chunk=common_pb2.Chunk(offset=0, data=b"data"))
+async def staging_stream() -> AsyncIterator[bytes]:
+    yield service_pb2.StageRequest(header=HEADER_ROOM).SerializeToString()
+    chunk = common_pb2.Chunk(offset=0, data=b"data")
+    yield service_pb2.StageRequest(chunk=chunk).SerializeToString()
 
 
 async def do_move(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - the method's reply
     request = statemanager_pb2.MoveRequest(wpg_id="w", to=common_pb2.RESIDENCY_HOST, move_id=b"m")
-    return await d.servicer.Move(request, CONTEXT)
+    return await d.servicer.move(request)
 
 
 async def do_publish(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
@@ -392,7 +380,7 @@ async def do_publish(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
 
 async def do_release(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.ReleaseVersionRequest(deployment_id="d", version=1)
-    return await d.servicer.ReleaseVersion(request, cast("Any", FakeContext()))
+    return await d.servicer.release_version(request)
 
 
 async def do_save(d: Daemon, place: Path) -> Any:  # noqa: ANN401 - as above
@@ -402,43 +390,43 @@ async def do_save(d: Daemon, place: Path) -> Any:  # noqa: ANN401 - as above
 
 
 async def do_stage(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
-    return await d.servicer.Stage(staging_stream(), CONTEXT)
+    return await d.servicer.stage(staging_stream())
 
 
 async def do_digest(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     holder = statemanager_pb2.VersionHolder(node_id="n")
     copies = statemanager_pb2.PublishedVersion(deployment_id="d", version=1, holders=[holder])
     request = statemanager_pb2.DigestRequest(wpg_id="w", copies=copies)
-    return await d.servicer.Digest(request, CONTEXT)
+    return await d.servicer.digest(request)
 
 
 async def do_manifest(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.GetManifestRequest(deployment_id="d", version=1)
-    return await d.servicer.GetManifest(request, cast("Any", FakeContext()))
+    return await d.servicer.get_manifest(request)
 
 
 async def do_read_version(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
-    chunks = d.servicer.ReadVersion(request, cast("Any", FakeContext()))
+    chunks = d.servicer.read_version(request)
     assert sum([len(chunk.data) async for chunk in chunks]) == STATE_BYTES
     return common_pb2.Chunk()
 
 
 async def do_read_staged(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.ReadStagedRequest(staging_id=RESULT, job_id="j", offset=1)
-    chunks = d.servicer.ReadStaged(request, cast("Any", FakeContext()))
+    chunks = d.servicer.read_staged(request)
     assert b"".join([chunk.data async for chunk in chunks]) == bytes(7)
     return common_pb2.Chunk()
 
 
 async def do_drop_staged(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.DropStagedRequest(staging_ids=[RESULT], job_id="j")
-    return await d.servicer.DropStaged(request, cast("Any", FakeContext()))
+    return await d.servicer.drop_staged(request)
 
 
 async def do_forget(d: Daemon, _: Path) -> Any:  # noqa: ANN401 - as above
     request = statemanager_pb2.ForgetRequest(wpg_id="w")
-    return await d.servicer.Forget(request, cast("Any", FakeContext()))
+    return await d.servicer.forget(request)
 
 
 RESULT, UNSEALED = b"r" * 16, b"u" * 16
@@ -494,7 +482,7 @@ async def tried(
         return not (reply := await handler(daemon, place)).DESCRIPTOR.fields_by_name.get(
             "error"
         ) or not reply.HasField("error")
-    except (AbortedError, MemoryError, OSError, PlexError, RuntimeError):
+    except (MemoryError, OSError, PlexError, RuntimeError):
         return False
 
 
