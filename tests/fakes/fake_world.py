@@ -149,7 +149,14 @@ class FakeWorld:
         )
 
     def deploy(
-        self, job: str, name: str = "actor", *, devices: int = 1, rollout: bool = False
+        self,
+        job: str,
+        name: str = "actor",
+        *,
+        devices: int = 1,
+        rollout: bool = False,
+        state_bytes: int = 0,
+        version_bytes: int = 0,
     ) -> list[Action]:
         """Request a deployment."""
         return self.tell(
@@ -164,6 +171,8 @@ class FakeWorld:
                 num_devices=devices,
                 is_rollout=rollout,
                 name=name,
+                state_bytes=state_bytes,
+                version_bytes=version_bytes,
             )
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from plexclient.specs import Parallel
 from plexclient.wire.v1 import service_pb2
+from plexsvc import sizes
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
 from plexsvc.rpc.services import Methods
@@ -61,7 +63,7 @@ async def _record(
     _check_deployable(scheduler, job, request)
     record = _new_record(scheduler, request, facts)
     scheduler.recorder.deployment_opened(record)
-    _post(scheduler, record)
+    _post(scheduler, record, facts)
     return record
 
 
@@ -120,8 +122,11 @@ def _new_record(
     )
 
 
-def _post(scheduler: LiveScheduler, record: DeploymentRecord) -> None:
+def _post(
+    scheduler: LiveScheduler, record: DeploymentRecord, facts: process_specs.ModelFacts
+) -> None:
     spec = record.spec
+    size = _sizes(spec, facts)
     scheduler.post(
         DeploymentRequested(
             deployment_id=record.deployment_id,
@@ -135,8 +140,25 @@ def _post(scheduler: LiveScheduler, record: DeploymentRecord) -> None:
             name=record.name,
             model=spec.model,
             layout=_layout(spec),
+            state_bytes=size.state,
+            version_bytes=size.version * scheduler.config.max_versions_per_deployment,
         )
     )
+
+
+def _sizes(spec: service_pb2.DeploymentSpec, facts: process_specs.ModelFacts) -> sizes.Sizes:
+    """Estimate what a deployment takes in host memory; instances have no state there."""
+    if is_rollout(spec):
+        return sizes.Sizes()
+    is_trained = spec.HasField("optimizer")
+    found = sizes.of(
+        facts.config,
+        backend=spec.backend,
+        dtype=spec.dtype,
+        parallel=Parallel.from_wire(spec.parallel),
+        is_trained=is_trained,
+    )
+    return found if is_trained else replace(found, version=0)
 
 
 def _layout(spec: service_pb2.DeploymentSpec) -> str:

@@ -82,6 +82,12 @@ class DeploymentRequested(Fact):
     layout: str = ""
     """With the job's name and tenant, what makes two runs the same for planning."""
 
+    state_bytes: int = 0
+    """Estimate of the state of its largest rank; 0: not known."""
+
+    version_bytes: int = 0
+    """Estimate of that rank's published versions, as many as are kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WpgReady(Fact):

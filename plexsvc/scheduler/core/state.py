@@ -203,6 +203,8 @@ class Deployment:
     name: str = ""
     model: str = ""
     layout: str = ""
+    state_bytes: int = 0
+    version_bytes: int = 0
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None

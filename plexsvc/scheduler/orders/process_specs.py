@@ -24,6 +24,8 @@ class ModelFacts:
     vocab_size: int
     max_sequence_length: int
     files: tuple[str, ...]
+    config: families.Config
+    """Its `config.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
         PlexError: `unknown_model` when the directory or its `config.json` cannot be read.
     """
     if not spec.model:
-        return ModelFacts(vocab_size=0, max_sequence_length=0, files=())
+        return ModelFacts(vocab_size=0, max_sequence_length=0, files=(), config={})
     place = Place(path=Path(spec.model), root=Path(spec.model_root))
     with view(place) as directory:
         config = families.read(directory)
@@ -51,6 +53,7 @@ def read_model(spec: service_pb2.DeploymentSpec) -> ModelFacts:
             vocab_size=config.get("vocab_size", 0),
             max_sequence_length=config.get("max_position_embeddings", 0),
             files=tuple(name for name in MODEL_FILES if (directory / name).is_file()),
+            config=config,
         )
 
 

@@ -116,14 +116,16 @@ def busy_in_period(board: Board, resident: Resident) -> list[service_pb2.BusySpa
 
 def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service_pb2.PackGroup:
     predicted, crowd = planner.predicted(group), group.crowd(group.units)
+    memory = planner.board.memory
+    tightest = min(group.units, key=lambda u: memory.total_at(u) - memory.booked_at(u))
     view = service_pb2.PackGroup(
         kind=kind,
         group_id=group.group_id,
         devices=group.units,
         duty_ppm=crowd.duty_ppm,
         duty_cap_ppm=planner.policy.duty_cap_ppm,
-        state_bytes=group.parked_bytes - crowd.spare_bytes,
-        parked_bytes=group.parked_bytes,
+        state_bytes=memory.booked_at(tightest),
+        parked_bytes=memory.total_at(tightest),
         closed=look.lens.text(_closed(group, planner.policy)),
     )
     for key, resident in group.residents.items():

@@ -36,6 +36,8 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         name=event.name,
         model=event.model,
         layout=event.layout,
+        state_bytes=event.state_bytes,
+        version_bytes=event.version_bytes,
         requested_us=event.at_us,
     )
     lives.roll.deployments[event.deployment_id] = deployment

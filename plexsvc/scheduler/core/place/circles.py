@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, JobId, UnitId
@@ -16,6 +17,7 @@ from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.interference import Load
+from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault
 
@@ -54,13 +56,19 @@ def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collect
     board, demand = planner.board, planner.waiting[wanted.resident_id]
     usable = _free(placement, wanted.device_kind, stuck, shared=True)
     kept = {g: _without(placement, board.groups[g], stuck) for g in board.groups}
+    memory = HostMemory(board.rooms)
+    for one in (r for group in kept.values() for r in group.residents.values()):
+        memory.book(one.units, one.demand.host_bytes)
+    ask = partial(
+        refusal, demand=demand, load=Load.of(demand), policy=planner.policy, memory=memory
+    )
     burden = {u: len(kept[g].on((u,))) for u, g in board.group_at.items()}
     for gang in board.rooms.gangs(
         demand.num_units, among=usable, burden=lambda unit_id: burden.get(unit_id, 0)
     ):
         met = sorted({board.group_at[u] for u in gang if u in board.group_at})
         spot = Spot(units=gang, groups=[kept[g] for g in met if kept[g].residents])
-        if not spot.groups or refusal(spot, demand, Load.of(demand), policy=planner.policy) is None:
+        if not spot.groups or ask(spot) is None:
             return True
     return False
 
@@ -78,7 +86,6 @@ def _without(placement: Placement, group: Group, stuck: Collection[JobId]) -> Gr
         late={},
         probing={key: None for key in group.probing if key in left},
         duty_ppm=sum(r.demand.profile.duty_ppm for r in left.values()),
-        state_bytes=sum(r.demand.state_bytes for r in left.values()),
         is_uniform=all(len(r.units) == group.size for r in left.values()),
     )
 

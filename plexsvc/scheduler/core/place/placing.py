@@ -298,6 +298,14 @@ def rehome(placement: Placement, wpg: Wpg, rank: int) -> Place | None:
     return Place.of(found[0])
 
 
+def leave_behind(placement: Placement, deployment: Deployment) -> None:
+    """Keep room for what a deployment that moves has where it still is, until it is gone there."""
+    wpg = placement.wpg_of(deployment)
+    if wpg is not None:
+        planner, key = planner_of(placement, deployment)
+        planner.leave_behind(key, tuple(place.unit for place in wpg.places))
+
+
 def free(placement: Placement, wpg: Wpg) -> None:
     """Give back what a WPG had on the board."""
     placement.planning.has_changed = True
@@ -305,7 +313,9 @@ def free(placement: Placement, wpg: Wpg) -> None:
     planner, key = planner_of(placement, deployment)
     if wpg.is_rollout:
         planner.release(_holder(deployment, incarnation=wpg.incarnation))
-    elif placement.is_current(wpg) and key in planner.board.group_of:
+    elif not placement.is_current(wpg):
+        planner.leave_behind(key, ())
+    elif key in planner.board.group_of:
         planner.remove(key)
 
 
@@ -318,7 +328,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
     key = profile_key(placement, deployment)
     warm = book.warm(key, now_us=placement.now_us)
     steps = max(1, job.expected_steps - job.cycle) if job.expected_steps else 0
-    profile, state_bytes = GUESS, 0
+    profile, state_bytes = GUESS, deployment.state_bytes
     if warm is not None:
         error_ppm = book.error_ppm if warm.error_ppm is None else warm.error_ppm
         profile, state_bytes = warm.profile.padded(error_ppm), warm.device_bytes
@@ -330,6 +340,7 @@ def demand(placement: Placement, deployment: Deployment) -> Demand:
         expected_us=_expected_us(warm, steps=steps),
         expected_steps=steps,
         state_bytes=state_bytes,
+        version_bytes=deployment.version_bytes,
         max_slowdown_ppm=job.max_slowdown_ppm or placement.limits.max_slowdown_ppm,
         is_cold=warm is None,
         priority=job.priority,

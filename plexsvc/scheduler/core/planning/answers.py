@@ -129,7 +129,15 @@ def _reasons(
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
     counts: dict[str, int] = {}
     for spot in joining(board, demand, groups, barred=barred):
-        why_not = refusal(spot, demand, load, policy=policy, phases=phases, without=without)
+        why_not = refusal(
+            spot,
+            demand,
+            load,
+            policy=policy,
+            memory=board.memory,
+            phases=phases,
+            without=without,
+        )
         reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
     size = "of its size" if is_whole else "larger than it"

@@ -47,6 +47,10 @@ class Board(Pool):
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
+        self.left_behind: dict[ResidentId, tuple[Gang, int]] = {}
+        """What residents on the way to their units still keep in host memory elsewhere: bytes for
+        each of some units."""
+
         self.version = 0
         """Grows with every change of a group."""
 
@@ -127,9 +131,8 @@ class Board(Pool):
         )
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
-        group.state_bytes += demand.state_bytes
         group.slices.paint(group.lane, group.residents[demand.resident_id].cells)
-        self._book(demand, 1)
+        self._book(group.residents[demand.resident_id], 1)
         self._refresh(group)
 
     def remove(self, resident_id: ResidentId) -> list[Group]:
@@ -140,8 +143,8 @@ class Board(Pool):
         group.probing.pop(resident_id, None)
         group.paused.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
-        group.state_bytes -= resident.demand.state_bytes
-        self._book(resident.demand, -1)
+        self._book(resident, -1)
+        self.leave_behind(resident_id, (), 0)
         left = self._settle(group)
         self.release(resident_id)
         return left
@@ -153,14 +156,14 @@ class Board(Pool):
         group.duty_ppm += profile.duty_ppm - resident.demand.profile.duty_ppm
         group.probing.pop(resident_id, None)
         demand = resident.demand
-        self._book(demand, -1)
+        self._book(resident, -1)
         resident.demand = replace(
             demand,
             profile=profile,
             is_cold=False,
             expected_us=profile.period_us * demand.expected_steps or demand.expected_us,
         )
-        self._book(resident.demand, 1)
+        self._book(resident, 1)
         resident.load = Load.of(resident.demand)
         self.reanchor(resident_id, anchor_slot=anchor_slot)
 
@@ -168,11 +171,18 @@ class Board(Pool):
         """Note how many bytes a resident's state has on each of its units."""
         group = self.groups[self.group_of[resident_id]]
         resident = group.residents[resident_id]
-        group.state_bytes += state_bytes - resident.demand.state_bytes
-        self._book(resident.demand, -1)
+        self._book(resident, -1)
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
-        self._book(resident.demand, 1)
+        self._book(resident, 1)
         self.mark(group)
+
+    def leave_behind(self, resident_id: ResidentId, units: Gang, nbytes: int) -> None:
+        """Book what a resident keeps on units that it leaves, in place of what it kept before."""
+        before, before_bytes = self.left_behind.pop(resident_id, ((), 0))
+        self.memory.book(before, -before_bytes)
+        if units:
+            self.left_behind[resident_id] = units, nbytes
+            self.memory.book(units, nbytes)
 
     def move(
         self, resident_id: ResidentId, units: Sequence[UnitId], *, anchor_slot: int
@@ -236,8 +246,10 @@ class Board(Pool):
         self._check_places()
         self._check_profile()
 
-    def _book(self, demand: Demand, sign: int) -> None:
-        """Put what a job uses on its tenant's account: devices by its duty, and host memory."""
+    def _book(self, resident: Resident, sign: int) -> None:
+        """Book what a job uses of its hosts and on its tenant's account: devices by its duty."""
+        demand = resident.demand
+        self.memory.book(resident.units, sign * demand.host_bytes)
         devices = demand.num_units * demand.profile.duty_ppm
         self.shares.book(demand.tenant, self.kind, sign * devices)
         self.shares.book(demand.tenant, HOST, sign * demand.num_units * demand.state_bytes * PPM)
@@ -252,6 +264,9 @@ class Board(Pool):
         held = [unit for units in self.exclusive.values() for unit in units]
         seen = [*self.idle, *self.group_at, *held, *self.out]
         assert sorted(seen) == sorted(self.rooms), "a unit is in two places or in none"
+        residents = (r for group in groups for r in group.residents.values())
+        states = [(r.units, r.demand.host_bytes) for r in residents]
+        self.memory.check([*states, *self.left_behind.values()])
 
     def _check_profile(self) -> None:
         held = sum(map(len, self.exclusive.values()))
@@ -269,7 +284,6 @@ class Board(Pool):
         group = Group(
             group_id=self._next_group,
             units=units,
-            parked_bytes=min(self.rooms[unit_id].parked_bytes for unit_id in units),
             lane=lane,
             slices=slices,
             parts=[self._untouched(units)],
@@ -306,7 +320,6 @@ class Board(Pool):
             kept.probing.update(group.probing)
             kept.paused.update(group.paused)
             kept.duty_ppm += group.duty_ppm
-            kept.state_bytes += group.state_bytes
             self._lanes.give_back(group.slices, group.lane)
         self._span(kept, [n for part in before for n in part.units])
         self.group_of.update(dict.fromkeys(kept.residents, kept.group_id))
@@ -345,7 +358,6 @@ class Board(Pool):
             piece.probing = {j: None for j in probing if j in jobs}
             piece.paused = {j: why for j, why in paused.items() if j in jobs}
             piece.duty_ppm = sum(p.duty_ppm for p in piece.profiles)
-            piece.state_bytes = sum(r.demand.state_bytes for r in piece.residents.values())
             if at == 0:
                 self._span(piece, units)
             self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))
@@ -361,7 +373,6 @@ class Board(Pool):
     def _span(self, group: Group, units: Iterable[UnitId]) -> None:
         """Give a group that is on no list other units, and list it."""
         group.units = self.rooms.in_order(units)
-        group.parked_bytes = min(self.rooms[unit_id].parked_bytes for unit_id in group.units)
         group.is_closed = any(unit_id in self.cordoned for unit_id in group.units)
         self._enter(group)
 

@@ -13,6 +13,7 @@ from typing import Final
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
 from plexsvc.scheduler.core.planning.interference import Load, slowdown_ppm, slowdowns_ppm
+from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.phases import Phases
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand
@@ -55,13 +56,11 @@ class Spot:
         """Return the most that lives on any of its units."""
         if self.is_whole:
             group = self.groups[0]
-            spare_bytes = group.parked_bytes - group.state_bytes
-            return Crowd(len(group.residents), group.duty_ppm, spare_bytes)
+            return Crowd(len(group.residents), group.duty_ppm)
         crowds = [g.crowd([n for n in self.units if n in g.units]) for g in self.groups]
         return Crowd(
             num_jobs=max((c.num_jobs for c in crowds), default=0),
             duty_ppm=max((c.duty_ppm for c in crowds), default=0),
-            spare_bytes=min((c.spare_bytes for c in crowds), default=1 << 62),
         )
 
 
@@ -71,23 +70,24 @@ def refusal(
     load: Load,
     *,
     policy: Policy,
+    memory: HostMemory,
     phases: Phases | None = None,
     without: ResidentId = NOBODY,
 ) -> str | None:
     """Return why a place does not take a job, None if it would; notes the cost on `spot`.
 
     `phases` is asked first, if the job's phases stay. `without` is a resident that is about to
-    leave.
+    leave; what it has in host memory stays there until it has moved.
     """
     shut = _why_shut(spot, demand, policy=policy, without=without)
     if shut is not None:
         return shut
-    num_jobs, duty_ppm, spare_bytes = spot.crowd()
+    num_jobs, duty_ppm = spot.crowd()
     if num_jobs >= policy.max_jobs:
         return f"holds {policy.max_jobs} jobs (max_jobs)"
     if duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
         return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
-    if demand.state_bytes > spare_bytes:
+    if not memory.holds(spot.units, demand.host_bytes):
         return "no room for its parked state"
     if policy.preference is not Preference.PLEX or demand.is_cold:
         return None

@@ -55,11 +55,10 @@ class Part:
 
 
 class Crowd(NamedTuple):
-    """The most that lives on any of some units: jobs, duty, and what parked state leaves free."""
+    """The most that lives on any of some units: jobs and duty."""
 
     num_jobs: int
     duty_ppm: int
-    spare_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,16 +67,12 @@ class Group:
 
     group_id: int
     units: Gang
-    parked_bytes: int
     lane: int
     slices: BitSlice
     parts: list[Part]
     residents: dict[ResidentId, Resident] = field(default_factory=dict)
     duty_ppm: int = 0
     """Sum of the duties of its jobs."""
-
-    state_bytes: int = 0
-    """Sum of the parked bytes a unit of its jobs."""
 
     is_uniform: bool = True
     """Whether every job lives on all of its units."""
@@ -121,14 +116,11 @@ class Group:
     def crowd(self, units: Collection[UnitId]) -> Crowd:
         """Return the most that lives on any of `units`. `O(units * jobs)` unless uniform."""
         if self.is_uniform:
-            spare_bytes = self.parked_bytes - self.state_bytes
-            return Crowd(len(self.residents), self.duty_ppm, spare_bytes)
+            return Crowd(len(self.residents), self.duty_ppm)
         there = [[r for r in self.residents.values() if n in r.units] for n in units]
         return Crowd(
             num_jobs=max(len(jobs) for jobs in there),
             duty_ppm=max(sum(r.load.duty_ppm for r in jobs) for jobs in there),
-            spare_bytes=self.parked_bytes
-            - max(sum(r.demand.state_bytes for r in jobs) for jobs in there),
         )
 
     def copy(self) -> Group:

@@ -118,8 +118,11 @@ class Planner:
 
     def remove(self, resident_id: ResidentId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
+        resident = self.group_of(resident_id).residents[resident_id]
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
+        if resident.demand.host_bytes:
+            self._touch_hosts(resident.units)
         self.paces.forget(resident_id)
 
     def lose(self, resident_id: ResidentId, *, now_us: int) -> int:
@@ -172,14 +175,35 @@ class Planner:
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's parked state has on each of its units."""
-        group = self.group_of(resident_id)
-        if state_bytes < group.residents[resident_id].demand.state_bytes:
-            self.touch(group.group_id)
+        resident = self.group_of(resident_id).residents[resident_id]
+        if state_bytes < resident.demand.state_bytes:
+            self._touch_hosts(resident.units)
         self.board.resize(resident_id, state_bytes)
+
+    def leave_behind(self, resident_id: ResidentId, units: Gang) -> None:
+        """Note that a resident on its way to other units still lives on `units`.
+
+        Its state and the copy of it that it takes along are there; nothing is, where there are no
+        units.
+        """
+        self._has_reopened = self._has_reopened or resident_id in self.board.left_behind
+        nbytes = 0
+        if units:
+            demand = self.group_of(resident_id).residents[resident_id].demand
+            nbytes = demand.state_bytes + demand.host_bytes
+        self.board.leave_behind(resident_id, units, nbytes)
 
     def touch(self, group_id: int) -> None:
         """Have waiting jobs look at a group again."""
         self._changed[group_id] = None
+
+    def _touch_hosts(self, units: Iterable[UnitId]) -> None:
+        """Have waiting jobs look again at all groups that share a host with some units."""
+        rooms, group_at = self.board.rooms, self.board.group_at
+        for host in dict.fromkeys(rooms[unit_id].machine for unit_id in units):
+            for unit_id in rooms.of_host(host):
+                if unit_id in group_at:
+                    self.touch(group_at[unit_id])
 
     def group_of(self, resident_id: ResidentId) -> Group:
         """Return the group a placed job lives in."""
@@ -441,7 +465,7 @@ class Planner:
         spots = self._that_take(demand, groups, barred=kept)
         spot = best(self.board, demand, spots, policy=self.policy)
         if spot is None and onto_idle is not None:
-            gang = self.board.idle_gang(demand.num_units, barred=kept.union(onto_idle))
+            gang = self._idle_gang(demand, kept.union(onto_idle))
             spot = None if gang is None else Spot(units=gang)
         return spot
 
@@ -515,7 +539,10 @@ class Planner:
     ) -> list[Spot]:
         policy, load = self.policy, self._load_of(demand)
         phases = self.phases_of(demand)
-        ask = partial(refusal, demand=demand, load=load, policy=policy, phases=phases)
+        memory = self.board.memory
+        ask = partial(
+            refusal, demand=demand, load=load, policy=policy, memory=memory, phases=phases
+        )
         return [spot for spot in spots if ask(spot, without=without) is None]
 
     def phases_of(self, demand: Demand) -> Phases | None:
@@ -534,7 +561,16 @@ class Planner:
     def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
         if len(self.board.idle) < demand.num_units + demand.rollout_units:
             return None
-        return self.board.idle_gang(demand.num_units, barred=barred)
+        return self._idle_gang(demand, barred)
+
+    def _idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
+        """Return idle units whose hosts have room for a job's state; None without such."""
+        board, nbytes = self.board, demand.host_bytes
+        gang = board.idle_gang(demand.num_units, barred=barred)
+        while gang is not None and (full := board.memory.without_room(gang, nbytes)):
+            barred = {*barred, *full}
+            gang = board.idle_gang(demand.num_units, barred=barred)
+        return gang
 
     def _groups_at(self, units: Iterable[UnitId]) -> list[Group]:
         met = sorted({self.board.group_at[n] for n in units if n in self.board.group_at})

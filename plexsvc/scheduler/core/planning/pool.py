@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
+from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.profile import NOBODY, PPM
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
 from plexsvc.scheduler.core.planning.shares import HOST, Shares
@@ -26,6 +27,7 @@ class Pool:
         self.rooms = Rooms(units)
         self.kind = kind
         self.shares = shares or Shares({})
+        self.memory = HostMemory(self.rooms)
         for unit_id in self.rooms:
             self._count(self.rooms[unit_id], 1)
         self.idle: dict[UnitId, None] = dict.fromkeys(self.rooms.in_order(self.rooms))
@@ -99,6 +101,7 @@ class Pool:
         """Take a new unit in."""
         assert room.unit_id not in self.rooms, room
         self.rooms.join(room)
+        self.memory.grow(room, 1)
         self._count(room, 1)
         self.free_units.add(0, self.ring.size, 1)
         self.give_back([room.unit_id])
@@ -109,6 +112,7 @@ class Pool:
         self.out.discard(unit_id)
         self.cordoned.discard(unit_id)
         self._count(self.rooms[unit_id], -1)
+        self.memory.grow(self.rooms[unit_id], -1)
         self.rooms.leave(unit_id)
 
     def close(self, unit_id: UnitId) -> None:

@@ -118,6 +118,9 @@ class Demand:
     state_bytes: int = 0
     """Parked state on each of its units."""
 
+    version_bytes: int = 0
+    """Its published versions on each of its units, as many as are kept."""
+
     max_slowdown_ppm: int = 1_500_000
     rollout_units: int = 0
     """Units it needs for itself alone besides, for rollout."""
@@ -133,3 +136,8 @@ class Demand:
     lost_place: int = 0
     """The group in which it was placed before it lost a node; 0: it was not. It goes before others
     of its priority."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Return what it takes of host memory for each of its units."""
+        return self.state_bytes + self.version_bytes

@@ -34,6 +34,11 @@ class UnitRoom:
     """Which device of its host it is."""
 
     @property
+    def machine(self) -> str:
+        """Return the machine it is, or is a device of."""
+        return self.host or self.unit_id
+
+    @property
     def rank(self) -> tuple[str, int, UnitId]:
         """Return its place among all: by host, position and name."""
         return (self.host, self.index, self.unit_id)
@@ -167,4 +172,4 @@ class Rooms:
 
     def _host_of(self, room: UnitRoom) -> dict[int, UnitId]:
         """Return the units of a unit's host, by index; a unit without a host is one by itself."""
-        return self._hosts.setdefault(room.host or room.unit_id, {})
+        return self._hosts.setdefault(room.machine, {})

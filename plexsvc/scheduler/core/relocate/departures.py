@@ -153,6 +153,8 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
         deployment.relocation_fault = fault
         _tell_failed(lives.devices, deployment, reason=reason, fault=fault)
         try_later(lives.devices, deployment)
+    else:
+        placing.leave_behind(lives.devices.placement, deployment)
     lives.devices.placement.planning.moved[deployment.deployment_id] = None
 
 

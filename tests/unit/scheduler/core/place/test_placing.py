@@ -19,6 +19,7 @@ from plexsvc.scheduler.core.planning.planners import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
+from plexsvc.scheduler.core.vocabulary import Place
 from tests.fakes.fake_world import FakeWorld, op_id
 
 BUSY = Profile(
@@ -280,3 +281,68 @@ def test_devices_are_kept_for_instances_that_waited_past_their_ratio() -> None:
         world.end(job)
         world.drain()
     assert len(spawned(world)["wide/policy"]) == 3
+
+
+def cold(world: FakeWorld, *jobs: str, state_bytes: int = 400, version_bytes: int = 0) -> list[str]:
+    """Submit jobs that nobody measured; return who was placed, in order."""
+    for job in jobs:
+        world.job(job)
+        world.deploy(job, state_bytes=state_bytes, version_bytes=version_bytes)
+        world.drain()
+    return [deployment_id.partition("/")[0] for deployment_id in spawned(world)]
+
+
+def test_a_cold_job_waits_where_host_memory_would_not_hold_its_estimated_state() -> None:
+    world = FakeWorld(device_bytes=400)
+    world.join("n0", train=1, nbytes=1000)
+    assert cold(world, "a", "b", "c") == ["a", "b"]
+    world.submit("op", job="c", seq=1)
+    told = world.core.view.explain(op_id("op"), now_us=world.now_us)
+    assert told is not None
+    assert "no room for its parked state" in told.text
+    world.end("a")
+    world.drain()
+    assert list(spawned(world)) == ["a/actor", "b/actor", "c/actor"]
+
+
+def test_an_estimate_gives_way_to_what_the_ranks_say() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join("n0", train=1, nbytes=1000)
+    placed = cold(world, "a", "b", "c", state_bytes=600)
+    assert placed == ["a", "b", "c"], "100 each of 1000 once their ranks are up"
+
+
+def test_published_versions_take_host_memory_too() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join("n0", train=1, nbytes=1000)
+    assert cold(world, "a", "b", "c", state_bytes=100, version_bytes=300) == ["a", "b"]
+
+
+def test_devices_of_a_host_share_its_memory() -> None:
+    world = FakeWorld(device_bytes=700)
+    world.join("n0", train=2, nbytes=1000)
+    world.join("n1", train=2, nbytes=1000)
+    cold(world, "a", "b", "c", state_bytes=700)
+    assert {job: places[0] for job, places in spawned(world).items()} == {
+        "a/actor": "n0:0",
+        "b/actor": "n1:0",
+    }, "c would be the second of a host of 1000, on an idle device as well as beside a job"
+
+
+def test_a_job_larger_than_a_host_has_one_to_itself() -> None:
+    world = FakeWorld(device_bytes=10)
+    world.join("n0", train=2, nbytes=1000)
+    assert cold(world, "a", state_bytes=5000) == ["a"], "its state manager knows whether it fits"
+
+
+def test_a_deployment_that_moves_keeps_its_room_until_it_is_gone() -> None:
+    world = FakeWorld(device_bytes=400)
+    world.join("n0", train=1, nbytes=1000)
+    world.join("n1", train=1, nbytes=1000)
+    world.bring_up("a")
+    world.relocate("a", places=(Place(node_id=NodeId("n1"), device=0),))
+    world.job("b")
+    world.deploy("b", state_bytes=601)
+    assert "b/actor" not in spawned(world), "n0 has a's state and a copy of it, n1 has a's next"
+    world.drain()
+    assert spawned(world) == {"a/actor": ["n1:0"], "b/actor": ["n0:0"]}

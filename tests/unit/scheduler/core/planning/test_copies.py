@@ -25,7 +25,7 @@ def said(planner: Planner) -> list[object]:
 def _said(group: Group) -> list[object]:
     residents = [(r.demand, r.units, r.anchor_slot, r.load) for r in group.residents.values()]
     marks = (group.late, group.probing, group.paused, group.is_closed, group.is_uniform)
-    return [group.units, residents, repr(marks), group.duty_ppm, group.state_bytes]
+    return [group.units, residents, repr(marks), group.duty_ppm]
 
 
 def late(planner: Planner) -> None:

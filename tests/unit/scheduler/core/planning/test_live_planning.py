@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,8 +16,6 @@ from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.copies import copy_of
-from plexsvc.scheduler.core.planning.interference import Load
-from plexsvc.scheduler.core.planning.phases import Phases
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
@@ -223,17 +222,9 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     admit(planner, *(demand(f"out-{at}", is_cold=True) for at in range(9)))
     asked: list[str] = []
 
-    def refusing(
-        spot: Spot,
-        *,
-        demand: Demand,
-        load: Load,
-        policy: Policy,
-        phases: Phases | None,
-        without: ResidentId,
-    ) -> str | None:
+    def refusing(spot: Spot, *, demand: Demand, **told: Any) -> str | None:  # noqa: ANN401 - passed on
         asked.append(demand.resident_id)
-        return refusal(spot, demand, load, policy=policy, phases=phases, without=without)
+        return refusal(spot, demand, **told)
 
     monkeypatch.setattr("plexsvc.scheduler.core.planning.planner.refusal", refusing)
     planner.touch(planner.board.group_of[ResidentId("in-3")])

@@ -1,0 +1,103 @@
+"""Bytes of a model's state on one rank, estimated from its configuration, backend and layout.
+
+The estimate is an upper bound that is close: norms and biases count as if every family had all of
+them. It is needed before a rank runs; from then on what the rank says counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plexclient.specs import Parallel
+
+Config = Mapping[str, Any]
+"""A model directory's `config.json`."""
+
+FLOAT32_BYTES: Final = 4
+HALF_BYTES: Final = 2
+
+_NEEDED: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes on the largest rank of a deployment; zeros where nothing is known."""
+
+    state: int = 0
+    """Parameters; of what is trained also gradients, moments and master weights."""
+
+    version: int = 0
+    """One published version: the parameters."""
+
+
+def of(config: Config, *, backend: str, dtype: str, parallel: Parallel, is_trained: bool) -> Sizes:
+    """Return what a deployment takes on its largest rank.
+
+    >>> tiny = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+    ...         "num_attention_heads": 2, "vocab_size": 32, "tie_word_embeddings": True}
+    >>> of(tiny, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
+    Sizes(state=6464, version=6464)
+    """
+    if backend not in _PARAMETERS or any(key not in config for key in _NEEDED):
+        return Sizes()
+    itemsize = HALF_BYTES if backend == "megatron" and dtype == "bfloat16" else FLOAT32_BYTES
+    each = itemsize
+    if is_trained:
+        each += 3 * FLOAT32_BYTES + (FLOAT32_BYTES if itemsize < FLOAT32_BYTES else 0)
+    count = _PARAMETERS[backend](config, parallel)
+    return Sizes(state=count * each, version=count * itemsize)
+
+
+def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:
+    """Return the parameters of the largest stage: the first, which holds the embedding too."""
+    layers = math.ceil(config["num_hidden_layers"] / parallel.pp)
+    tables = 1 if parallel.pp > 1 else _tables(config)
+    split = layers * _matrices(config) + tables * config["vocab_size"] * config["hidden_size"]
+    return math.ceil(split / parallel.tp) + (layers + 1) * _vectors(config)
+
+
+def _fsdp(config: Mapping[str, int], parallel: Parallel) -> int:
+    """Return the parameters of one shard; each is padded to whole rows."""
+    layers = config["num_hidden_layers"]
+    tables = _tables(config) * config["vocab_size"] * config["hidden_size"]
+    whole = layers * (_matrices(config) + _vectors(config)) + tables
+    return math.ceil(whole / parallel.world_size) + config["hidden_size"]
+
+
+_PARAMETERS: Final = {"megatron": _megatron, "fsdp": _fsdp}
+
+
+def _tables(config: Mapping[str, int]) -> int:
+    """Return how many matrices a model has between tokens and vectors."""
+    return 1 if config.get("tie_word_embeddings", False) else 2
+
+
+def _matrices(config: Mapping[str, int]) -> int:
+    """Return the elements of one layer's matrices."""
+    heads = config["num_attention_heads"]
+    attention = 2 * (heads + _kv_heads(config)) * _head_dim(config) * config["hidden_size"]
+    return attention + 3 * config["hidden_size"] * config["intermediate_size"]
+
+
+def _vectors(config: Mapping[str, int]) -> int:
+    """Return the elements of one layer's norms and biases, of a family that has all of them."""
+    heads, kv_heads = config["num_attention_heads"], _kv_heads(config)
+    biases = config["hidden_size"] + 2 * config["intermediate_size"]
+    return 4 * config["hidden_size"] + 2 * (heads + kv_heads) * _head_dim(config) + biases
+
+
+def _kv_heads(config: Mapping[str, int]) -> int:
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
+def _head_dim(config: Mapping[str, int]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

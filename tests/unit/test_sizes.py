@@ -1,0 +1,78 @@
+"""Estimates of a model's state, against what transformers itself counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from plexclient.specs import Parallel
+from plexsvc import sizes
+from tests.rigs.model_families import BOTH, FSDP, config_of
+
+CASES = {**BOTH, **FSDP}
+QWEN_7B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+QWEN_7B_PARAMETERS = 7_615_616_512
+
+
+def table_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Return a case's `config.json` with what transformers fills in."""
+    table: dict[str, Any] = AutoConfig.for_model(**config_of(case)).to_dict()
+    return table
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_family_is_larger_than_its_estimate_nor_much_smaller(name: str) -> None:
+    table = table_of(CASES[name])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**table))
+    count = sum(each.numel() for each in model.parameters())
+    found = sizes.of(table, backend="fsdp", dtype="float32", parallel=Parallel(), is_trained=False)
+    assert 4 * count <= found.state == found.version <= 4 * count * 1.15
+
+
+def test_a_model_of_seven_billion_is_estimated_within_one_in_a_thousand() -> None:
+    found = sizes.of(
+        QWEN_7B, backend="megatron", dtype="bfloat16", parallel=Parallel(), is_trained=True
+    )
+    assert 2 * QWEN_7B_PARAMETERS <= found.version <= 2 * QWEN_7B_PARAMETERS * 1.001
+    assert 18 * QWEN_7B_PARAMETERS <= found.state <= 18 * QWEN_7B_PARAMETERS * 1.001
+
+
+def test_layouts_split_as_their_backend_does() -> None:
+    def state(backend: str, parallel: Parallel) -> int:
+        found = sizes.of(
+            QWEN_7B,
+            backend=backend,
+            dtype="bfloat16",
+            parallel=parallel,
+            is_trained=True,
+        )
+        return found.state
+
+    whole = state("megatron", Parallel())
+    assert state("megatron", Parallel(dp=4)) == whole, "every replica has all of it"
+    assert whole / 4 <= state("megatron", Parallel(tp=4)) <= whole / 4 * 1.01
+    assert whole / 4 <= state("megatron", Parallel(pp=4)) <= whole / 4 * 1.3, (
+        "the first has the embedding"
+    )
+    sharded = state("fsdp", Parallel())
+    assert sharded == pytest.approx(whole * 16 / 18, rel=0.001), "float32 needs no masters"
+    assert state("fsdp", Parallel(dp=8)) == pytest.approx(sharded / 8, rel=0.001)
+
+
+def test_nothing_is_said_of_a_backend_or_a_model_that_is_not_known() -> None:
+    for config, backend in ((QWEN_7B, "noop"), ({"hidden_size": 8}, "fsdp")):
+        found = sizes.of(config, backend=backend, dtype="", parallel=Parallel(), is_trained=True)
+        assert found == sizes.Sizes()
