@@ -36,12 +36,15 @@ class Books:
     """Node-microseconds for which somebody had a place."""
     device_us: int = 0
     """The same of all devices of those nodes."""
+    cost: float = 0.0
+    """The same by what they cost, in microseconds of a device with a price of 1."""
     drains: dict[NodeId, Drained] = field(default_factory=dict)
     losses: list[Lost] = field(default_factory=list)
 
     _lives: dict[WpgId, actions.SpawnWpg] = field(default_factory=dict)
     _taken: dict[Place, int] = field(default_factory=dict)
     _devices: int = 0
+    _price: float = 0.0
     _loading: dict[WpgId, tuple[int, bool]] = field(default_factory=dict)
     """Since when somebody's state is brought in, its victims' way out included, and whether
     ahead."""
@@ -68,6 +71,7 @@ class Books:
         at_us = event.at_us
         self.node_us += len(self._taken) * (at_us - self._last_us)
         self.device_us += self._devices * (at_us - self._last_us)
+        self.cost += self._price * (at_us - self._last_us)
         self._last_us = at_us
         self._note_event(event, at_us=at_us)
         for action in actions:
@@ -139,7 +143,7 @@ class Books:
             self._stay(holder, action, at_us=at_us)
         for place in action.places:
             if place not in self._taken:
-                self._devices += self.cluster.group_of(place.node_id).devices
+                self._hold(place, 1)
             self._taken[place] = self._taken.get(place, 0) + 1
 
     def _holder_of(self, deployment_id: DeploymentId) -> Record | None:
@@ -185,7 +189,12 @@ class Books:
                 self._taken[place] -= 1
                 if not self._taken[place]:
                     del self._taken[place]
-                    self._devices -= self.cluster.group_of(place.node_id).devices
+                    self._hold(place, -1)
+
+    def _hold(self, place: Place, sign: int) -> None:
+        group = self.cluster.group_of(place.node_id)
+        self._devices += sign * group.devices
+        self._price += sign * group.devices * group.price
 
     def _loaded(self, wpg_id: WpgId, *, at_us: int) -> None:
         """Note the end of a load: it is done, or its processes are stopped."""

@@ -86,6 +86,9 @@ class NodeGroup:
     host_gb: float | None = None
     """Host memory of each for parked state; None: what the cluster says."""
 
+    price: float = 1.0
+    """What an hour of each device costs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
@@ -137,6 +140,10 @@ class SimCluster:
         for group in self.unequal or (NodeGroup(count=self.nodes, devices=self.devices_per_node),):
             counts[group.devices] = counts.get(group.devices, 0) + group.count
         return counts
+
+    def price_of(self, devices: int) -> float:
+        """Return what an hour of a device of nodes of a size costs."""
+        return next((g.price for g in self.unequal if g.devices == devices), 1.0)
 
     def group_of(self, node: str) -> NodeGroup:
         """Return what a node is like; one that joins is like those that jobs ask for."""

@@ -52,6 +52,8 @@ def _line(job: SimJob, cluster: SimCluster) -> dict[str, object]:
     }
     if job.node_devices is not None:
         line["node_devices"] = job.node_devices
+    if job.rollout_node_devices is not None:
+        line["rollout_node_devices"] = job.rollout_node_devices
     if profile.switch_us != cluster.switch.cost_us(state_gb=job.state_gb, nodes=demand.num_units):
         line["switch_s"] = profile.switch_us / SECOND_US
     return line

@@ -12,7 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 from zlib import crc32
 
@@ -27,6 +28,9 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
+
+ROLLOUT_PHASES: Final = ("rollout", "tail")
+"""Phases that run on the nodes of a job's rollouts, where it takes turns on both kinds of nodes."""
 
 ROLLOUT: Final = 0
 LAG: Final = 1
@@ -49,6 +53,10 @@ class SimJob:
     node_devices: int | None = None
     """Devices of each node it asks for; None: the cluster's `devices_per_node`."""
 
+    rollout_node_devices: int | None = None
+    """Devices of each of its rollout nodes, on which it takes turns with others as on those it
+    trains on; None: it has its rollout nodes, if any, for itself."""
+
     expected_cycles: int | None = None
     """How many it says it will train: 0 if it does not say, None for as many as it will."""
 
@@ -59,8 +67,21 @@ class SimJob:
     """Device use of a cycle in the second half of its run, if that differs from the first."""
 
     def segments_of(self, cycle: int) -> tuple[Segment, ...]:
-        """Return the device use of one of its cycles."""
+        """Return the device use of one of its cycles, rollouts as long as on average."""
         return self._halves[cycle >= self.cycles - self.cycles // 2]
+
+    def sampled(self, rollout_us: list[int], cycle: int) -> tuple[Segment, ...]:
+        """Return the device use of a cycle with rollouts on devices as long as sampled."""
+        segments = self.segments_of(cycle)
+        if self.rollout_node_devices is None:
+            return segments
+        own_us, at_us, found = self._own_us, 0, []
+        for s in segments:
+            is_rollout = s.phase in ROLLOUT_PHASES
+            took_us = s.duration_us * rollout_us[cycle] // own_us if is_rollout else s.duration_us
+            found.append(replace(s, offset_us=at_us, duration_us=max(1, took_us)))
+            at_us = found[-1].end_us
+        return tuple(found)
 
     @property
     def _halves(self) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
@@ -69,12 +90,7 @@ class SimJob:
 
     def rollout_us(self, seed: int) -> list[int]:
         """Return the sampled rollout time of every cycle: lognormal, mean as profiled."""
-        profile = self.demand.profile
-        own = profile.period_us
-        if profile.mode is Mode.SYNC:
-            own -= profile.busy_us
-        elif profile.sync_at is SyncAt.BOUNDARY:
-            own -= sum(s.duration_us for s in profile.segments if s.phase == SYNC_PHASE)
+        own = self._own_us
         if self.jitter_cv == 0:
             return [own] * self.cycles
         dice = np.random.default_rng([seed, crc32(self.demand.resident_id.encode())])
@@ -82,15 +98,28 @@ class SimJob:
         factors = dice.lognormal(-sigma * sigma / 2, sigma, self.cycles)
         return [int(x) for x in np.rint(factors * own)]
 
+    @property
+    def _own_us(self) -> int:
+        """Return the mean time of a rollout."""
+        profile = self.demand.profile
+        if self.rollout_node_devices is not None:
+            return sum(s.duration_us for s in profile.segments if s.phase in ROLLOUT_PHASES)
+        if profile.mode is Mode.SYNC:
+            return profile.period_us - profile.busy_us
+        syncs = sum(s.duration_us for s in profile.segments if s.phase == SYNC_PHASE)
+        return profile.period_us - (syncs if profile.sync_at is SyncAt.BOUNDARY else 0)
+
     def alone(self, rollout_us: list[int]) -> Alone:
         """Return how it runs with no one else: the same samples, no wait, no switch."""
         run = run_of(self, rollout_us)
         timers = [(at, kind) for kind, at in run.start(0)]
-        now, busy_us, ends_us = 0, 0, None
+        now, busy_us, rolled_us, ends_us = 0, 0, 0, None
         while not run.is_done:
             if ends_us is None and run.head is not None:
                 ends_us = now + run.head.duration_us
-                busy_us += run.head.duration_us
+                is_rollout = run.head.phase in ROLLOUT_PHASES
+                busy_us += 0 if is_rollout else run.head.duration_us
+                rolled_us += run.head.duration_us if is_rollout else 0
             timers.sort()
             if timers and (ends_us is None or timers[0][0] <= ends_us):
                 now, kind = timers.pop(0)
@@ -99,15 +128,19 @@ class SimJob:
                 assert ends_us is not None, "a job that is not done waits for something"
                 now, ends_us = ends_us, None
                 timers.extend((at, kind) for kind, at in run.finished(now))
-        return Alone(took_us=now, busy_us=busy_us)
+        return Alone(took_us=now, busy_us=busy_us, rolled_us=rolled_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """How long a job takes by itself, and how much of that its training nodes work."""
+    """How long a job takes by itself, and how much of that its nodes work.
+
+    Those of rollouts do where it takes turns on them.
+    """
 
     took_us: int
     busy_us: int
+    rolled_us: int = 0
 
 
 @dataclass(slots=True)
@@ -172,8 +205,16 @@ class Run(ABC):
 class SyncRun(Run):
     """One chain: gap, operation, gap, operation, ..."""
 
-    period_us: int
+    mean_us: int
+    """The period that its profile has."""
+    varies: bool = False
+    """Whether segments are as long as sampled, and follow each other."""
     at: int = 0
+
+    @property
+    def period_us(self) -> int:
+        """Return the length of the cycle under way, alone."""
+        return self.segments[-1].end_us if self.varies else self.mean_us
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -333,8 +374,9 @@ def run_of(job: SimJob, rollout_us: list[int]) -> Run:
         return SyncRun(
             cycles=job.cycles,
             rollout_us=rollout_us,
-            segments_of=job.segments_of,
-            period_us=profile.period_us,
+            segments_of=partial(job.sampled, rollout_us),
+            mean_us=profile.period_us,
+            varies=job.rollout_node_devices is not None,
         )
     return AsyncRun(
         cycles=job.cycles,

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.planning.profile import (
     Segment,
     SyncAt,
 )
-from plexsvc.sim.cluster import GB, Faults, SimCluster, SwitchModel
+from plexsvc.sim.cluster import GB, Faults, NodeGroup, SimCluster, SwitchModel
 from plexsvc.sim.jobs import SimJob
 
 
@@ -333,6 +333,59 @@ def steady(*, seed: int, jitter: float = 0.02) -> Workload:
     return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
+def both_pools(
+    *, seed: int, num_jobs: int = 240, hours: float = 12, jitter: float = 0.05
+) -> Workload:
+    """Return synchronous jobs that may take turns on nodes to roll out and on nodes to train.
+
+    Rollout : training device time is drawn from 1 : 3 to 6 : 1; gangs are 1, 2 or 4 rollout nodes
+    of 16 devices at a price of 1, 1 or 2 training nodes of 8 devices at 2.85. Jobs come over 12 h,
+    run 3 h on average and accept a slowdown of 1.2. Both pools would hold all jobs at once.
+    """
+    dice = np.random.default_rng([seed, 11])
+    rollout = NodeGroup(count=4 * num_jobs, devices=16)
+    training = NodeGroup(count=2 * num_jobs, devices=8, price=2.85)
+    cluster = SimCluster(
+        nodes=rollout.count + training.count,
+        unequal=(training, rollout),
+        devices_per_node=training.devices,
+    )
+    jobs = []
+    arrivals_s = np.sort(dice.uniform(0, hours * 3600, num_jobs))
+    for at in range(num_jobs):
+        period_s = float(dice.uniform(180, 600))
+        ratio = float(np.exp(dice.uniform(np.log(1 / 3), np.log(6))))
+        roll_s = period_s * ratio / (1 + ratio)
+        phases = [("rollout", 0.8 * roll_s), ("tail", 0.2 * roll_s)]
+        phases += [(phase, share * (period_s - roll_s)) for phase, share in PHASE_SHARES]
+        segments = _burst([(phase, round(s * SECOND_US)) for phase, s in phases])
+        profile = Profile(
+            period_us=segments[-1].end_us,
+            segments=segments,
+            switch_us=4 * SECOND_US,
+            jitter_ppm=round(jitter * PPM),
+        )
+        cycles = max(4, round(float(dice.lognormal(np.log(3) - 0.18, 0.6)) * 3600 / period_s))
+        demand = Demand(
+            resident_id=ResidentId(f"job-{at:03d}"),
+            num_units=int(dice.choice([1, 2])),
+            rollout_units=int(dice.choice([1, 2, 4])),
+            profile=profile,
+            arrived_us=round(float(arrivals_s[at]) * SECOND_US),
+            expected_us=profile.period_us * cycles,
+            max_slowdown_ppm=1_200_000,
+        )
+        job = SimJob(
+            demand=demand,
+            cycles=cycles,
+            jitter_cv=jitter,
+            deployments=2,
+            rollout_node_devices=rollout.devices,
+        )
+        jobs.append(job)
+    return Workload(jobs=tuple(jobs), cluster=cluster)
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -398,6 +451,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "giant-gang": partial(giant_gang, priority=0),
         "giant-gang-first": partial(giant_gang, priority=100),
         "tenants": tenants,
+        "both-pools": both_pools,
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **_POOLS,
         **{f"{name}-boundary": partial(p, sync_at=SyncAt.BOUNDARY) for name, p in _POOLS.items()},

@@ -72,6 +72,9 @@ class Record:
     work_us: int
     """What its training nodes work for it by itself: no schedule has them do less."""
 
+    rolled_us: int = 0
+    """The same of its rollout nodes, where it takes turns on them."""
+
     stays: list[Stay] = field(default_factory=list)
     start_us: int | None = None
     finish_us: int | None = None
@@ -120,6 +123,9 @@ class Outcome:
 
     device_us: int
     """The same of all devices of those nodes."""
+
+    cost: float
+    """The same by what they cost, in microseconds of a device with a price of 1."""
 
     pruned_share: float
     drains: tuple[Drained, ...] = ()

@@ -67,7 +67,12 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     for job in workload.jobs:
         alone = job.alone(job.rollout_us(seed))
         client = TraceClient(
-            record=Record(job=job, alone_us=alone.took_us, work_us=alone.busy_us),
+            record=Record(
+                job=job,
+                alone_us=alone.took_us,
+                work_us=alone.busy_us,
+                rolled_us=alone.rolled_us,
+            ),
             seed=seed,
             nodes=nodes,
             turnstile=turnstile,
@@ -93,6 +98,7 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         events=driver.events,
         node_us=books.node_us,
         device_us=books.device_us,
+        cost=books.cost,
         pruned_share=core.view.planners[TRAIN_KIND].fitter.pruned.share,
         drains=tuple(books.drains.values()),
         losses=tuple(books.losses),

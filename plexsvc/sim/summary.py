@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from plexsvc.scheduler.core.planning.profile import SECOND_US
+from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
 from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.jobs import ROLLOUT_PHASES
 from plexsvc.sim.records import Outcome, Record
 
 NO_WAIT: Final = 0.01
@@ -34,6 +35,12 @@ class Summary:
     lower_bound_ratio: float | None
     gpu_hours: float
     gpu_hours_reduction: float | None
+    cost_efficiency: float | None
+    """What the nodes that were held cost under `isolated`, over what they cost here."""
+    cost_efficiency_bound: float | None
+    """The same over what they cost if none is ever held idle: no schedule can beat it."""
+    beyond_bound: float
+    """Share of jobs whose slowdown passed their own bound."""
     inflation: float
     slowdown_mean: float
     slowdown_p95: float
@@ -96,11 +103,27 @@ def lower_bound_us(records: Sequence[Record], cluster: SimCluster) -> int:
     first = min(r.job.demand.arrived_us for r in records)
     work: dict[int, int] = {}
     for r in records:
-        demand, size = r.job.demand, _size(r, cluster)
-        own = demand.num_units * r.work_us + demand.rollout_units * r.alone_us
-        work[size] = work.get(size, 0) + own
+        for size, own in _work(r, cluster):
+            work[size] = work.get(size, 0) + own
     last = max(r.job.demand.arrived_us + r.alone_us for r in records) - first
     return max(last, *(cluster.least_us(w, devices=n, from_us=first) for n, w in work.items()))
+
+
+def _work(record: Record, cluster: SimCluster) -> list[tuple[int, int]]:
+    """Return the node-microseconds that a job needs at least, with the devices of each node."""
+    demand, job, size = record.job.demand, record.job, _size(record, cluster)
+    takes_turns = job.rollout_node_devices is not None
+    rolls_us = record.rolled_us if takes_turns else record.alone_us
+    return [
+        (size, demand.num_units * record.work_us),
+        (job.rollout_node_devices or size, demand.rollout_units * rolls_us),
+    ]
+
+
+def least_cost(records: Sequence[Record], cluster: SimCluster) -> float:
+    """Return what all jobs cost if no node is ever held idle, as `Outcome.cost`."""
+    work = (each for record in records for each in _work(record, cluster))
+    return sum(size * cluster.price_of(size) * node_us for size, node_us in work)
 
 
 def _utilisation(outcome: Outcome, cluster: SimCluster) -> float:
@@ -112,11 +135,19 @@ def _utilisation(outcome: Outcome, cluster: SimCluster) -> float:
         for size in cluster.counts
     )
     busy = sum(
-        _size(r, cluster) * r.job.demand.num_units * (end - start)
+        _held(r, phase, cluster) * (end - start)
         for r in outcome.records
-        for start, end in r.busy
+        for (start, end), phase in zip(r.busy, r.phases, strict=True)
     )
     return busy / offered
+
+
+def _held(record: Record, phase: str, cluster: SimCluster) -> int:
+    """Return the devices on which a job runs a phase."""
+    job, demand = record.job, record.job.demand
+    if job.rollout_node_devices is not None and phase in ROLLOUT_PHASES:
+        return job.rollout_node_devices * demand.rollout_units
+    return _size(record, cluster) * demand.num_units
 
 
 def _size(record: Record, cluster: SimCluster) -> int:
@@ -137,6 +168,7 @@ def summarise(
     records = outcome.records
     slowdowns = np.array([slowdown(r) for r in records])
     waits = np.array([wait_ratio(r) for r in records])
+    bounds = np.array([r.job.demand.max_slowdown_ppm for r in records])
     drain, hours = drain_us(outcome), gpu_hours(outcome)
     base = None if isolated is None else drain_us(isolated)
     base_hours = None if isolated is None else gpu_hours(isolated)
@@ -154,6 +186,11 @@ def summarise(
         lower_bound_ratio=_ratio(bound, base),
         gpu_hours=round(hours, 3),
         gpu_hours_reduction=None if base_hours is None else round(1 - hours / base_hours, 4),
+        cost_efficiency=None if isolated is None else round(isolated.cost / outcome.cost, 4),
+        cost_efficiency_bound=None
+        if isolated is None
+        else round(isolated.cost / least_cost(records, cluster), 4),
+        beyond_bound=round(float(np.mean(slowdowns * PPM > bounds)), 4),
         inflation=round(shared / sum(r.alone_us for r in records), 4),
         slowdown_mean=round(float(slowdowns.mean()), 4),
         slowdown_p95=round(float(np.percentile(slowdowns, 95)), 4),

@@ -5,13 +5,14 @@ duration_s}]` are required; `mode` ("sync"), `sync_at` ("update"), `jitter_cv` (
 (1.5), `state_gb` (0: switches cost nothing), `rollout_nodes` (0), `deployments` (1: the phases are
 dealt to so many, each with a gang), `expected_cycles` (null: as many as `cycles`; 0: the job does
 not say), `priority` (0), `tenant` (""), `switch_s` (null: by state and link), `node_devices` (null:
-the cluster's `devices_per_node`), `believed` and `grown` (segments like the true ones: what is on
+the cluster's `devices_per_node`), `rollout_node_devices` (null: rollout nodes are its own),
+`believed` and `grown` (segments like the true ones: what is on
 record of the cycle, and its second half) have those defaults. With
 `mode` "async1" and `sync_at` "boundary" the segments of phase "sync" are those that publish. Every
 number has a bound; a refusal names it. A cluster file holds the fields of `SimCluster`, `switch`
 and `faults` as objects, `events` as a list of `{at_s, ACTION: node}` with an action of `cordon`,
 `uncordon`, `drain` or `join`; only `nodes` is required, a number or a list of `{count, devices,
-host_gb}`. The nodes are `n00000`, `n00001`, ...; only
+host_gb, price}`. The nodes are `n00000`, `n00001`, ...; only
 a join may name another.
 """
 
@@ -44,7 +45,7 @@ from plexsvc.sim.cluster import (
     SimCluster,
     SwitchModel,
 )
-from plexsvc.sim.jobs import SimJob
+from plexsvc.sim.jobs import ROLLOUT_PHASES, SimJob
 
 Json = Mapping[str, object]
 _Choice = TypeVar("_Choice", Mode, SyncAt)
@@ -75,6 +76,7 @@ _OPTIONAL: Final[Mapping[str, object]] = {
     "tenant": "",
     "switch_s": None,
     "node_devices": None,
+    "rollout_node_devices": None,
     "believed": [],
     "grown": [],
 }
@@ -151,7 +153,7 @@ def _node_groups(data: Json, at: _At) -> tuple[NodeGroup, ...]:
         name = f"nodes[{index}]"
         if not isinstance(item, dict) or not {"count", "devices"} <= item.keys():
             at.refuse(name, _short(item), "an object {count, devices}, and host_gb if it differs")
-        _only(item, ["count", "devices", "host_gb"], at, prefix=f"{name}.")
+        _only(item, ["count", "devices", "host_gb", "price"], at, prefix=f"{name}.")
         host_gb = (
             _number(item, "host_gb", at, low=0, prefix=f"{name}.") if "host_gb" in item else None
         )
@@ -160,6 +162,7 @@ def _node_groups(data: Json, at: _At) -> tuple[NodeGroup, ...]:
                 count=_integer(item, "count", at, low=1, high=MAX_NODES, prefix=f"{name}."),
                 devices=_integer(item, "devices", at, low=1, high=MAX_DEVICES, prefix=f"{name}."),
                 host_gb=host_gb,
+                price=_number({"price": 1, **item}, "price", at, low=0, prefix=f"{name}."),
             )
         )
     if not groups:
@@ -236,11 +239,12 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     full = {**_OPTIONAL, **data}
     nodes = _integer(full, "nodes", at, low=1, high=MAX_NODES)
     rollout_nodes = _integer(full, "rollout_nodes", at, low=0, high=MAX_NODES)
-    size = full["node_devices"]
-    if size is not None:
-        size = _integer(full, "node_devices", at, low=1, high=MAX_DEVICES)
+    size, rollout_size = (
+        None if full[name] is None else _integer(full, name, at, low=1, high=MAX_DEVICES)
+        for name in ("node_devices", "rollout_node_devices")
+    )
     there = cluster.counts.get(size or cluster.devices_per_node, 0)
-    if nodes + rollout_nodes > there:
+    if rollout_size is None and nodes + rollout_nodes > there:
         asked = f"{nodes} + {rollout_nodes} rollout nodes"
         at.refuse("nodes", asked, f"at most the cluster's {there} of that size")
     state_gb = _number(full, "state_gb", at, low=0)
@@ -251,6 +255,8 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
     if full["switch_s"] is not None:
         switch_us = _micros(full, "switch_s", at)
     profile = _profile(full, switch_us, at)
+    if rollout_size is not None:
+        _check_turns(full, profile, cluster, at)
     cycles = _integer(full, "cycles", at, low=1, high=MAX_CYCLES)
     demand = Demand(
         resident_id=ResidentId(_string(full, "job_id", at)),
@@ -272,6 +278,7 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         jitter_cv=_number(full, "jitter_cv", at, low=0, high=MAX_JITTER_CV),
         state_gb=state_gb,
         node_devices=size,
+        rollout_node_devices=rollout_size,
         deployments=_integer(full, "deployments", at, low=1, high=len(phases)),
         expected_cycles=None
         if says is None
@@ -279,6 +286,25 @@ def _job(data: Json, cluster: SimCluster, at: _At) -> SimJob:
         believed=_other_segments(full, "believed", profile.period_us, phases, at),
         grown=_other_segments(full, "grown", profile.period_us, phases, at),
     )
+
+
+def _check_turns(full: Json, profile: Profile, cluster: SimCluster, at: _At) -> None:
+    """Refuse a job that cannot take turns on rollout nodes and on training nodes."""
+    devices, rollout_devices = full["node_devices"], full["rollout_node_devices"]
+    sizes = {"nodes": devices or cluster.devices_per_node, "rollout_nodes": rollout_devices}
+    if len(set(sizes.values())) == 1:
+        found = _short(rollout_devices)
+        at.refuse("rollout_node_devices", found, "nodes of another size than it trains on")
+    for name, size in sizes.items():
+        there = sum(count for each, count in cluster.counts.items() if each == size)
+        _integer(full, name, at, low=1, high=there)
+    are_rollouts = {segment.phase in ROLLOUT_PHASES for segment in profile.segments}
+    if profile.mode is not Mode.SYNC or len(are_rollouts) == 1:
+        phases = ", ".join(dict.fromkeys(segment.phase for segment in profile.segments))
+        wanted = f"mode sync, and some phases of {', '.join(ROLLOUT_PHASES)}"
+        at.refuse("segments", f"mode {profile.mode} with phases {phases}", wanted)
+    if full["deployments"] != len(sizes):
+        at.refuse("deployments", _short(full["deployments"]), "2: one rolls out, one trains")
 
 
 def _other_segments(

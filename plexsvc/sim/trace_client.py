@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState, OperationKind
 from plexsvc.sim.books import Books
 from plexsvc.sim.clients import Alarm, Answer, Client, Post, Posts
-from plexsvc.sim.jobs import ROLLOUT, Losses, Operation, Run, SimJob, run_of
+from plexsvc.sim.jobs import ROLLOUT, ROLLOUT_PHASES, Losses, Operation, Run, SimJob, run_of
 from plexsvc.sim.nodes import ROLLOUT_KIND, Nodes, kind_of
 from plexsvc.sim.observed import ENDED
 from plexsvc.sim.records import Record, Restart
@@ -59,12 +59,20 @@ def deal(job: SimJob) -> dict[str, dict[str, OperationKind]]:
     {'actor': ['log_prob', 'update', 'sync']}
     """
     phases = list(dict.fromkeys(segment.phase for segment in job.demand.profile.segments))
-    dealt = {}
-    for at in range(job.deployments):
-        own = phases[at :: job.deployments]
-        kinds = {phase: KINDS[number % len(KINDS)] for number, phase in enumerate(own)}
-        dealt[f"actor-{at + 1}" if at else "actor"] = kinds | {own[-1]: OperationKind.STEP}
-    return dealt
+    if job.rollout_node_devices is None:
+        shares = {
+            f"actor-{at + 1}" if at else "actor": phases[at :: job.deployments]
+            for at in range(job.deployments)
+        }
+    else:
+        rolls = [phase for phase in phases if phase in ROLLOUT_PHASES]
+        shares = {"rollout": rolls, "actor": [p for p in phases if p not in rolls]}
+    return {name: _kinds(own) for name, own in shares.items()}
+
+
+def _kinds(phases: list[str]) -> dict[str, OperationKind]:
+    kinds = {phase: KINDS[number % len(KINDS)] for number, phase in enumerate(phases)}
+    return kinds | {phases[-1]: OperationKind.STEP}
 
 
 @dataclass(slots=True)
@@ -161,7 +169,8 @@ class TraceClient(Client):
         if not isinstance(event, JobSubmitted):
             return ()
         self._attempt.is_here = True
-        if self.record.job.demand.rollout_units and not self.turnstile.enter(self):
+        has_own = self.record.job.demand.rollout_units and not self._takes_turns
+        if has_own and not self.turnstile.enter(self):
             return ()
         return self._request(event.at_us)
 
@@ -210,6 +219,8 @@ class TraceClient(Client):
 
     def _request(self, now_us: int) -> Posts:
         demand = self.record.job.demand
+        if self._takes_turns:
+            return self._request_both(now_us)
         requests = [self._deployment(name, num_devices=demand.num_units) for name in self._dealt]
         for request in requests:
             self.books.record_of[request.deployment_id] = self.record
@@ -219,6 +230,29 @@ class TraceClient(Client):
         requests.append(rollout)
         self._attempt.wanted = tuple(request.deployment_id for request in requests)
         return [Post(now_us, request) for request in requests]
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self.record.job.rollout_node_devices is not None
+
+    def _request_both(self, now_us: int) -> Posts:
+        """Ask for nodes to roll out and to train on, to take turns on both."""
+        job, cluster = self.record.job, self.nodes.cluster
+        size = job.rollout_node_devices or cluster.devices_per_node
+        rollout = replace(
+            self._deployment("rollout", num_devices=job.demand.rollout_units),
+            device_kind=kind_of(size, cluster=cluster),
+            is_rollout=False,
+            takes_turns_with=self._named("actor"),
+        )
+        actor = replace(
+            self._deployment("actor", num_devices=job.demand.num_units),
+            takes_turns_with=rollout.deployment_id,
+        )
+        self._attempt.wanted = (rollout.deployment_id, actor.deployment_id)
+        for request in (rollout, actor):
+            self.books.record_of[request.deployment_id] = self.record
+        return [Post(now_us, rollout), Post(now_us, actor)]
 
     def _deployment(self, name: str, *, num_devices: int) -> DeploymentRequested:
         is_rollout = name == "rollout"

@@ -88,6 +88,10 @@ class DeploymentRequested(Fact):
     version_bytes: int = 0
     """Estimate of that rank's published versions, as many as are kept."""
 
+    takes_turns_with: DeploymentId | None = None
+    """The deployment of the same job on another kind of devices with which it is placed at once:
+    one works while the other waits, and both can be parked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WpgReady(Fact):

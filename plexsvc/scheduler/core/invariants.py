@@ -121,7 +121,8 @@ def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
     planner, key = placing.planner_of(cluster.placement, deployment)
     if deployment.is_rollout:
         return
-    assert is_waiting == (key in planner.waiting), deployment
+    is_queued = is_waiting and deployment.takes_turns_with is None
+    assert is_queued == (key in planner.waiting), deployment
     assert (wpg is not None) == placing.is_placed(cluster.placement, deployment), deployment
     if wpg is not None and deployment.deployment_id not in cluster.placement.planning.moved:
         booked = planner.group_of(key).residents[key].units

@@ -205,6 +205,7 @@ class Deployment:
     layout: str = ""
     state_bytes: int = 0
     version_bytes: int = 0
+    takes_turns_with: DeploymentId | None = None
     state: DeploymentState = DeploymentState.STARTING
     fault: Fault | None = None
     wpg_id: WpgId | None = None

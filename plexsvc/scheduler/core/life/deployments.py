@@ -8,7 +8,7 @@ from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.events import DeploymentRequested
 from plexsvc.scheduler.core.life import wpgs
-from plexsvc.scheduler.core.place import circles, placing
+from plexsvc.scheduler.core.place import circles, pairs, placing
 from plexsvc.scheduler.core.queues import endings
 from plexsvc.scheduler.core.state import Deployment, Wpg
 from plexsvc.scheduler.core.timers import PlaceTimer
@@ -38,6 +38,7 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
         layout=event.layout,
         state_bytes=event.state_bytes,
         version_bytes=event.version_bytes,
+        takes_turns_with=event.takes_turns_with,
         requested_us=event.at_us,
     )
     lives.roll.deployments[event.deployment_id] = deployment
@@ -58,7 +59,8 @@ def request(lives: Lives, event: DeploymentRequested) -> None:
 
 def place_waiting(lives: Lives) -> None:
     """Place what can be placed now and start its processes."""
-    for deployment, places in placing.admit(lives.devices.placement):
+    placement = lives.devices.placement
+    for deployment, places in [*placing.admit(placement), *pairs.admit(placement)]:
         wpg = wpgs.add(lives, deployment, places)
         deployment.wpg_id = wpg.wpg_id
         job = lives.jobs[deployment.job_id]

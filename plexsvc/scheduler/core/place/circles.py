@@ -27,7 +27,8 @@ def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
     waiting: dict[JobId, list[Deployment]] = {}
     for deployment_id in placement.unplaced:
         one = placement.deployments[deployment_id]
-        waiting.setdefault(one.job_id, []).append(one)
+        if one.takes_turns_with is None:  # who is placed at once holds nothing while it waits
+            waiting.setdefault(one.job_id, []).append(one)
     stuck = {job_id for job_id in waiting if _wpgs(placement, job_id)}
     if deployment.job_id not in stuck or len(stuck) == 1:
         return None

@@ -154,7 +154,7 @@ def request(placement: Placement, deployment: Deployment) -> None:
     placement.unplaced.append(deployment.deployment_id)
     if deployment.is_rollout:
         placement.planning.shares.enter(_tenant(placement, deployment), deployment.device_kind)
-    else:
+    elif deployment.takes_turns_with is None:
         planner = placement.planning.planner(deployment.device_kind)
         planner.submit(demand(placement, deployment))
         for until_us in {until_us for until_us, _ in planner.left.values()}:
@@ -164,7 +164,7 @@ def request(placement: Placement, deployment: Deployment) -> None:
 def withdraw(placement: Placement, deployment: Deployment) -> None:
     """Take a deployment out of those that wait."""
     _no_longer_waits(placement, deployment)
-    if not deployment.is_rollout:
+    if not deployment.is_rollout and deployment.takes_turns_with is None:
         placement.planning.planner(deployment.device_kind).withdraw(deployment.resident_id)
 
 
@@ -199,7 +199,8 @@ def _beside(
     others = [
         one
         for one in waiting
-        if not one.is_rollout and len(placement.jobs[one.job_id].deployments) > 1
+        if not (one.is_rollout or one.takes_turns_with)
+        and len(placement.jobs[one.job_id].deployments) > 1
     ]
     found = ((one, _beside_own(placement, one)) for one in others)
     return [(one, places) for one, places in found if places is not None]
@@ -410,6 +411,11 @@ def why(placement: Placement, deployment: Deployment) -> str:
     if not deployment.is_rollout and deployment.resident_id in planner.waiting:
         return answers.why(planner, deployment.resident_id, now_us=placement.now_us)
     kind, idle = deployment.device_kind, f"{len(planner.board.idle)} are idle"
+    if deployment.takes_turns_with is not None:
+        return (
+            f"{deployment.deployment_id} waits for {deployment.num_devices} {kind} device(s), "
+            f"together with {deployment.takes_turns_with}; {idle}"
+        )
     together = _rollouts(placement).get((deployment.job_id, kind), [])
     if not together:
         return f"{deployment.deployment_id} waits for its job's training, which comes first"

@@ -465,7 +465,7 @@ class Planner:
         spots = self._that_take(demand, groups, barred=kept)
         spot = best(self.board, demand, spots, policy=self.policy)
         if spot is None and onto_idle is not None:
-            gang = self._idle_gang(demand, kept.union(onto_idle))
+            gang = self.idle_gang(demand, kept.union(onto_idle))
             spot = None if gang is None else Spot(units=gang)
         return spot
 
@@ -561,9 +561,9 @@ class Planner:
     def _gang(self, demand: Demand, barred: Barred) -> Gang | None:
         if len(self.board.idle) < demand.num_units + demand.rollout_units:
             return None
-        return self._idle_gang(demand, barred)
+        return self.idle_gang(demand, barred)
 
-    def _idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
+    def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
         """Return idle units whose hosts have room for a job's state; None without such."""
         board, nbytes = self.board, demand.host_bytes
         gang = board.idle_gang(demand.num_units, barred=barred)

@@ -60,6 +60,9 @@ class Planning:
     has_changed: bool = False
     """Whether devices came free or were asked for since waiting deployments were last looked at."""
 
+    paired_us: int = 0
+    """When jobs that take turns were last looked at for units that one has alone."""
+
     gangs_known: dict[tuple[str, int], bool] = field(default_factory=dict)
     """Whether the nodes that are up can make a gang, by kind and size; forgotten with each change
     of nodes."""

@@ -16,16 +16,21 @@ from plexsvc.scheduler.core.actions import ComputePlan
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.events import PlanComputed, RepackRequested
 from plexsvc.scheduler.core.life import deployments
+from plexsvc.scheduler.core.place import pairs
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import Goal, Question
 from plexsvc.scheduler.core.planning.repack import NEW_GROUP, Repacking, book
 from plexsvc.scheduler.core.relocate import departures
+from plexsvc.scheduler.core.state import Deployment
 
 RELIEF_EVERY_US: Final = 10_000_000
 """Shortest time between two looks at groups in which a job is late."""
 
 MAX_ATTEMPTS: Final = 3
 """Times that a plan is computed anew because its base did not stand; then it waits for its turn."""
+
+MAX_PAIRED: Final = 8
+"""Parts of jobs that take turns which are sent to others' units at a time."""
 
 _REASONS: Final = MappingProxyType(
     {
@@ -47,6 +52,9 @@ def settle(lives: Lives) -> None:
     if placement.cordoned and any(placement.cordoned.values()):
         _drain(lives)
     every_us = planning.policy.repack_every_us
+    if every_us and now_us - planning.paired_us >= every_us:
+        planning.paired_us = now_us
+        _pair_up(lives)
     for kind, planner in planning.planners.items():
         if now_us - planner.relieved_us >= RELIEF_EVERY_US:
             planner.relieved_us = now_us
@@ -120,6 +128,20 @@ def _on_draining(devices: Devices) -> dict[WpgId, NodeId]:
     }
 
 
+def _pair_up(lives: Lives) -> None:
+    """Send parts of jobs that take turns from units which they alone hold to those of others."""
+
+    def may_leave(deployment: Deployment) -> bool:
+        is_pinned = lives.jobs[deployment.job_id].is_pinned
+        return not is_pinned and departures.may_leave(lives.devices, deployment)
+
+    for _ in range(MAX_PAIRED):
+        found = pairs.leaving(lives.devices.placement, may_leave=may_leave)
+        if found is None:
+            return
+        departures.send_to(lives, *found, reason=_REASONS[Goal.REPACK])
+
+
 def _make_room(lives: Lives, planner: Planner) -> None:
     """Send away who lives where a reservation is due, one after another until its job fits in."""
     busy = None
@@ -169,6 +191,8 @@ def _busy(devices: Devices, planner: Planner) -> set[ResidentId]:
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:
     deployment = devices.deployments[DeploymentId(key)]
+    if deployment.takes_turns_with is not None:
+        return True  # elsewhere it would take other turns, which nobody has played
     return (
         not departures.may_leave(devices, deployment) or devices.jobs[deployment.job_id].is_pinned
     )

@@ -1,0 +1,182 @@
+"""Placement of jobs that take turns on two pools: both gangs at once, or none.
+
+A synchronous job whose instances can be parked shares its rollout devices like its training
+devices. It joins a group on either pool where nobody's whole cycle is predicted to pass its bound
+(`turns`), and takes as few idle units as that allows. The groups of both pools are independent:
+two jobs may share rollout devices alone. Until its cycle is known a job has both gangs to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Final
+
+from plexsvc.ids import DeploymentId
+from plexsvc.scheduler.core.cluster import Placement
+from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.bounds import Spot
+from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.profile import PPM, Demand
+from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.planning.spots import joining, whole_groups
+from plexsvc.scheduler.core.planning.turns import Turns, slowdowns_ppm, together, turns_of
+from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.vocabulary import Place
+
+MAX_TRIES: Final = 48
+"""Pairs of groups that are played for a job."""
+
+ROOM_PPM: Final = 750_000
+"""The share of a job's bound that may be predicted to be used; the rest is for what varies."""
+
+Placed = tuple[Deployment, tuple[Place, ...]]
+Part = tuple[Planner, Demand]
+
+
+def admit(placement: Placement) -> list[Placed]:
+    """Place the jobs that wait for both pools, the longest first, as far as there are places."""
+    done: list[Placed] = []
+    waiting = _waiting(placement)
+    players = list(map(turns_of, _parts_of(placement).values())) if waiting else []
+    for deployments in waiting:
+        parts = [_part(placement, one) for one in deployments]
+        spots = _spots(parts, players, is_shared=placement.planning.policy.max_jobs > 1)
+        if spots is None:
+            if not placement.planning.policy.backfill:
+                break
+            continue
+        players.append(_turns(parts, spots))
+        for one, (planner, demand), spot in zip(deployments, parts, spots, strict=True):
+            planner.place_at(demand, spot.units, now_us=placement.now_us)
+            placement.unplaced.remove(one.deployment_id)
+            done.append((one, tuple(map(Place.of, spot.units))))
+    return done
+
+
+def leaving(
+    placement: Placement, *, may_leave: Callable[[Deployment], bool]
+) -> tuple[Deployment, Gang] | None:
+    """Return a part of a job that has a group to itself and may join another, and its units there.
+
+    So units become idle that a job which ended left to one alone.
+    """
+    lonely = [
+        (planner, group)
+        for planner in placement.planning.planners.values()
+        for group in planner.board.groups.values()
+        if len(group.residents) == 1
+    ]
+    parts: dict[str, list[tuple[Demand, Gang]]] = {}
+    for planner, group in sorted(lonely, key=lambda each: each[1].duty_ppm):
+        ((resident_id, resident),) = group.residents.items()
+        one = placement.deployments[DeploymentId(resident_id)]
+        if one.takes_turns_with is None or resident.demand.is_cold or not may_leave(one):
+            continue
+        parts = parts or _parts_of(placement)
+        players = [turns_of(each) for name, each in parts.items() if name != _name(one)]
+        beside = [each for each in parts[_name(one)] if each[0] is not resident.demand]
+        for spot in _options(planner, resident.demand, may_join=True):
+            job = turns_of([*beside, (resident.demand, spot.units)])
+            if spot.groups and spot.groups[0] is not group and _is_within_bounds(job, players):
+                return one, spot.units
+    return None
+
+
+def _waiting(placement: Placement) -> list[list[Deployment]]:
+    """Return the deployments of each job that is complete, by priority, then the longest first."""
+    found: dict[DeploymentId, list[Deployment]] = {}
+    for deployment_id in placement.unplaced:
+        one = placement.deployments[deployment_id]
+        if one.takes_turns_with:
+            first = min(deployment_id, one.takes_turns_with)
+            found.setdefault(first, []).append(one)
+
+    def turn(deployments: list[Deployment]) -> tuple[int, int, int]:
+        demand = placing.demand(placement, deployments[0])
+        is_fifo = not placement.planning.policy.backfill
+        return -demand.priority, 0 if is_fifo else -demand.expected_us, demand.arrived_us
+
+    return sorted((each for each in found.values() if len(each) > 1), key=turn)
+
+
+def _part(placement: Placement, deployment: Deployment) -> Part:
+    planner, _ = placing.planner_of(placement, deployment)
+    return planner, placing.demand(placement, deployment)
+
+
+def _parts_of(placement: Placement) -> dict[str, list[tuple[Demand, Gang]]]:
+    """Return all who live on some device, those that take turns as one."""
+    parts: dict[str, list[tuple[Demand, Gang]]] = {}
+    for planner in placement.planning.planners.values():
+        for group in planner.board.groups.values():
+            for resident_id, resident in group.residents.items():
+                one = placement.deployments[DeploymentId(resident_id)]
+                parts.setdefault(_name(one), []).append((resident.demand, resident.units))
+    return parts
+
+
+def _name(deployment: Deployment) -> str:
+    takes_turns = deployment.takes_turns_with is not None
+    return deployment.job_id if takes_turns else deployment.deployment_id
+
+
+def _turns(parts: Sequence[Part], spots: Sequence[Spot]) -> Turns:
+    return turns_of([(d, spot.units) for (_, d), spot in zip(parts, spots, strict=True)])
+
+
+def _spots(
+    parts: Sequence[Part], players: Sequence[Turns], *, is_shared: bool
+) -> Sequence[Spot] | None:
+    """Return the place of each part of a job; None if there is none."""
+    may_join = is_shared and not any(demand.is_cold for _, demand in parts)
+    options = [_options(planner, demand, may_join=may_join) for planner, demand in parts]
+    tries = 0
+    for spots in sorted(product(*options), key=_cost):
+        job = _turns(parts, spots)
+        if all(not spot.groups for spot in spots):
+            return spots
+        tries += 1
+        if tries > MAX_TRIES:
+            continue
+        if _is_within_bounds(job, players):
+            return spots
+    return None
+
+
+def _is_within_bounds(job: Turns, players: Iterable[Turns]) -> bool:
+    """Return whether a job and all it meets keep to their bounds, with room for what varies."""
+    among = together(job, players)
+    return all(
+        ppm <= PPM + (one.most_ppm - PPM) * ROOM_PPM // PPM
+        for one, ppm in zip(among, slowdowns_ppm(among), strict=True)
+    )
+
+
+def _options(planner: Planner, demand: Demand, *, may_join: bool) -> list[Spot]:
+    """Return the groups that have room for a part of a job, and idle units."""
+    kept = planner.kept_units()
+    groups = whole_groups(planner.board, demand) if may_join else []
+    found = [
+        spot
+        for spot in joining(planner.board, demand, groups, barred=kept)
+        if _takes(planner, spot, demand)
+    ]
+    gang = planner.idle_gang(demand, kept)
+    return found if gang is None else [*found, Spot(units=gang)]
+
+
+def _takes(planner: Planner, spot: Spot, demand: Demand) -> bool:
+    """Return whether a group has room for a part of a job, whatever the turns are like."""
+    group = spot.groups[0]
+    is_open = not (group.is_closed or group.late or group.probing)
+    is_full = len(group.residents) >= planner.policy.max_jobs
+    duty_ppm = group.duty_ppm + demand.profile.duty_ppm
+    has_room = planner.board.memory.holds(spot.units, demand.host_bytes)
+    return is_open and not is_full and has_room and duty_ppm <= demand.max_slowdown_ppm
+
+
+def _cost(spots: Sequence[Spot]) -> tuple[int, int]:
+    """Return how many idle units a place takes, then how full its groups are, the fullest first."""
+    opened = sum(len(spot.units) for spot in spots if not spot.groups)
+    return opened, -sum(group.duty_ppm for spot in spots for group in spot.groups)
