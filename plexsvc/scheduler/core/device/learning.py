@@ -39,6 +39,9 @@ DRIFT: Final = 8
 PRIOR_SERVICE_US: Final = 100_000
 """Run time assumed of an operation kind never measured on its deployment."""
 
+PROBES_AT_WORK: Final = 6
+"""Times that the limit of a probe may pass while the job is at work."""
+
 PROBE_PERIOD_US: Final = 60 * SECOND_US
 """Period given to a deployment of which only the busy share is known."""
 
@@ -97,12 +100,17 @@ def start_probe(devices: Devices, deployment: Deployment) -> None:
 
 
 def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
-    """Plan a deployment whose cycle never came by the share of time it kept its devices busy."""
+    """Plan a deployment whose cycle never came by the share of time it kept its devices busy.
+
+    While its job is at work its cycle may still come: a rollout may last as long as a probe.
+    """
     deployment = devices.deployments[deployment_id]
     pattern = deployment.pattern
-    elapsed_us = devices.now_us - pattern.since_us
-    is_placed = placing.is_placed(devices.placement, deployment)
-    if elapsed_us < devices.limits.probe_timeout_us or not is_placed:
+    elapsed_us, limit_us = devices.now_us - pattern.since_us, devices.limits.probe_timeout_us
+    if elapsed_us < limit_us or not placing.is_placed(devices.placement, deployment):
+        return
+    if elapsed_us < PROBES_AT_WORK * limit_us and _is_at_work(devices, deployment):
+        devices.set_timer(ProbeTimer(deployment_id), at_us=devices.now_us + limit_us)
         return
     busy_us = max(1, pattern.busy_us * PROBE_PERIOD_US // elapsed_us)
     profile = Profile(
@@ -111,6 +119,13 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     )
     planner = devices.placement.planning.planner(deployment.device_kind)
     planner.learned(deployment.resident_id, profile, at_us=devices.now_us)
+
+
+def _is_at_work(devices: Devices, deployment: Deployment) -> bool:
+    """Return whether a job generates, or a deployment of it has something to do."""
+    wpg, job = devices.wpg_of(deployment), devices.jobs[deployment.job_id]
+    has_work = bool(deployment.pending) or (wpg is not None and bool(wpg.running))
+    return has_work or lanes.rolls_out(devices.queues, job)
 
 
 def keep(devices: Devices, deployment: Deployment) -> None:

@@ -163,6 +163,8 @@ class Board(Pool):
             is_cold=False,
             expected_us=profile.period_us * demand.expected_steps or demand.expected_us,
         )
+        if demand.is_cold:
+            resident.booked_ppm = 0  # what was guessed says nothing: it is the one that may move
         self._book(resident, 1)
         resident.load = Load.of(resident.demand)
         self.reanchor(resident_id, anchor_slot=anchor_slot)

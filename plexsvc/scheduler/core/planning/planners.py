@@ -22,9 +22,10 @@ from plexsvc.scheduler.core.planning.shares import Shares
 
 GUESS: Final = Profile(
     period_us=60 * SECOND_US,
-    segments=(Segment(phase="training", offset_us=0, duration_us=6 * SECOND_US),),
+    segments=(Segment(phase="training", offset_us=0, duration_us=18 * SECOND_US),),
 )
-"""The cycle assumed of a deployment never measured; only its duty matters, and it is small."""
+"""The cycle assumed of a deployment never measured. Only its duty matters: so large that three such
+fill a group until it is known what they leave free."""
 
 KEPT_PROFILES: Final = 1000
 """Cycles of earlier runs that are kept; where there may be more jobs, as many as those."""

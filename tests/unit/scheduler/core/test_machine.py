@@ -395,6 +395,20 @@ def test_a_cycle_is_measured_for_as_long_as_configured() -> None:
     assert not planner.group_of(key).residents[key].demand.is_cold
 
 
+def test_a_job_at_work_is_given_time_until_its_cycle_is_known() -> None:
+    world = FakeWorld(limits=Limits(probe_timeout_us=5_000_000))
+    world.join("n0", train=1, rollout=1)
+    world.bring_up("a")
+    world.bring_up("a", "roll", rollout=True)
+    world.submit("g", job="a", to="roll", seq=1, kind=OperationKind.GENERATE)
+    board = world.core.view.planners["train"].board
+    for _ in range(5):
+        world.fire("probe/a/actor")
+        assert list(board.groups[1].probing) == ["a/actor"], "it generates as long as that"
+    world.fire("probe/a/actor")
+    assert not board.groups[1].probing, "but not for ever"
+
+
 def test_a_large_wpg_is_not_starved_by_small_ones() -> None:
     world = FakeWorld(device_bytes=30)
     world.join(train=2)

@@ -17,8 +17,10 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.bounds import Spot, refusal
 from plexsvc.scheduler.core.planning.copies import copy_of
 from plexsvc.scheduler.core.planning.planner import Planner
+from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.repack import Repacking, relieve
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.structures.ring import Ring
 
@@ -203,6 +205,25 @@ def test_cold_jobs_take_idle_nodes_and_only_then_share_the_least_crowded_group()
     planner.learned(ResidentId("cold"), demand("x", busy=12).profile, at_us=0)
     planner.board.check()
     assert list(group.probing) == ["third"]
+
+
+def test_few_cold_jobs_share_a_group_until_some_are_known_to_leave_room() -> None:
+    planner = live(a=1)
+    jobs = [replace(demand(f"j{at}", is_cold=True), profile=GUESS) for at in range(4)]
+    assert list(admit(planner, *jobs)) == ["j0", "j1", "j2"]
+    for known in ("j0", "j1"):
+        planner.learned(ResidentId(known), demand("x", busy=5).profile, at_us=0)
+    assert list(admit(planner)) == ["j3"]
+
+
+def test_a_cold_job_that_turns_out_not_to_fit_is_the_one_that_moves() -> None:
+    planner = live(a=2)
+    warm = [demand("at-a0", busy=30), demand("at-a1", busy=10)]
+    admit(planner, *warm, demand("cold", is_cold=True))
+    planner.move(ResidentId("cold"), [UnitId("a:0")], now_us=0)
+    planner.learned(ResidentId("cold"), demand("x", busy=25).profile, at_us=0)
+    relief = relieve(planner, busy=frozenset(), rules=Repacking(link_bytes_s=1), now_us=0)
+    assert [(move.resident_id, move.units) for move in relief.moves] == [("cold", ("a:1",))]
 
 
 def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:
