@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -386,6 +387,69 @@ def both_pools(
     return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
+class Shape(StrEnum):
+    """What is odd about the jobs of `odd_jobs`."""
+
+    ONE_CYCLE = "one-cycle"
+    SEVERAL_BURSTS = "several-bursts"
+    PRIME_PERIODS = "prime-periods"
+    BURSTY = "bursty"
+
+
+def odd_jobs(shape: Shape, *, seed: int) -> Workload:
+    """Return 16 nodes and 80 jobs with gangs of 1, 2 and 4, as in `cluster_256` but for one thing.
+
+    Jobs have one cycle of 10 to 60 minutes; or train in three bursts with pauses of a tenth of the
+    period; or have periods that share no divisor; or come in four crowds.
+    """
+    dice = np.random.default_rng([seed, 1 + list(Shape).index(shape)])
+    count, cluster = 80, SimCluster(nodes=16)
+    gangs = 2 ** dice.integers(0, 3, count)
+    periods_s = dice.uniform(60, 600, count)
+    if shape is Shape.PRIME_PERIODS:
+        periods_s = dice.choice(_PRIMES, count).astype(float)
+    durations_s = dice.lognormal(np.log(2 * 3600) - 0.18, 0.6, count)
+    if shape is Shape.ONE_CYCLE:
+        durations_s = periods_s = dice.uniform(600, 3600, count)
+    duties = dice.uniform(0.15, 0.40, count)
+    cycles = np.maximum(1, np.rint(durations_s / periods_s)).astype(int)
+    window_s = float((gangs * cycles * periods_s).sum()) / (4 * cluster.nodes)
+    arrivals_s = np.sort(dice.uniform(0, window_s, count))
+    if shape is Shape.BURSTY:
+        crowd_s = window_s / 4
+        arrivals_s = np.floor(arrivals_s / crowd_s) * crowd_s + dice.uniform(0, 60, count)
+        arrivals_s.sort()
+    jobs = []
+    for at in range(count):
+        job = _cluster_job(
+            f"j{at:03d}",
+            cluster=cluster,
+            arrival_s=float(arrivals_s[at]),
+            gang=int(gangs[at]),
+            cycles=int(cycles[at]),
+            period_s=float(periods_s[at]),
+            duty=float(duties[at]),
+            sync_at=SyncAt.UPDATE,
+        )
+        if shape is Shape.SEVERAL_BURSTS:
+            job = replace(job, demand=replace(job.demand, profile=_apart(job.demand.profile)))
+        jobs.append(job)
+    return Workload(jobs=tuple(jobs), cluster=cluster)
+
+
+def _apart(profile: Profile) -> Profile:
+    """Return a cycle whose device time is cut in three, with pauses of a tenth of the period."""
+    lasts_us, pause_us = profile.busy_us // 3, profile.period_us // 10
+    segments = tuple(
+        replace(segment, offset_us=at * (lasts_us + pause_us), duration_us=lasts_us)
+        for at, segment in enumerate(profile.segments)
+    )
+    return replace(profile, segments=segments)
+
+
+_PRIMES: Final = [n for n in range(61, 600) if all(n % k for k in range(2, 25))]
+
+
 def _cluster_job(  # noqa: PLR0913 - a job's line in a trace has as many fields
     name: str,
     *,
@@ -452,6 +516,7 @@ PRESETS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "giant-gang-first": partial(giant_gang, priority=100),
         "tenants": tenants,
         "both-pools": both_pools,
+        **{shape.value: partial(odd_jobs, shape) for shape in Shape},
         "no-gain": partial(cluster_256, num_jobs=300, duty=(0.93, 0.99)),
         **_POOLS,
         **{f"{name}-boundary": partial(p, sync_at=SyncAt.BOUNDARY) for name, p in _POOLS.items()},

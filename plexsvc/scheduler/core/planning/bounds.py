@@ -21,6 +21,9 @@ from plexsvc.scheduler.core.planning.rooms import Gang
 
 NOBODY: Final = ResidentId("")
 
+LAST_PPM: Final = 600_000
+"""The share of its bound that a job may lose by waits of its last burst: they seldom all happen."""
+
 _Lodger = tuple[Load, frozenset[UnitId]]
 """A job of a group and its units."""
 
@@ -96,7 +99,9 @@ def refusal(
         met = spot.met(without=without)
         is_late = _is_late(spot, load, met, policy=policy, phases=phases)
     if is_late is None:
-        is_late = _breaks_bound(spot, load, policy=policy, without=without)
+        is_late = _breaks_bound(spot, load, policy=policy, without=without) or _ends_late(
+            spot, load, policy=policy, without=without
+        )
     return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
 
@@ -175,6 +180,17 @@ def _breaks_bound(spot: Spot, load: Load, *, policy: Policy, without: ResidentId
             return True
         spot.cost_ppm += slowdown
     return False
+
+
+def _ends_late(spot: Spot, load: Load, *, policy: Policy, without: ResidentId) -> bool:
+    """Return whether someone's run may end too late; note what that costs, too."""
+    loads = [resident.load for resident in spot.met(without=without)]
+    costs = [(one, one.last_ppm(load)) for one in loads]
+    costs.append((load, sum(map(load.last_ppm, loads))))
+    spot.cost_ppm += sum(ppm for _, ppm in costs)
+    return policy.is_bounded and any(
+        ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs
+    )
 
 
 def _slowdowns(spot: Spot, load: Load, *, without: ResidentId) -> list[tuple[Load, int]]:

@@ -79,8 +79,16 @@ class Profile:
 
     @property
     def slack_us(self) -> int:
-        """Return how long a burst may be late before the job's cycle gets longer."""
-        return self.period_us - self.busy_us if self.mode is Mode.ASYNC1 else 0
+        """Return how long a cycle's training may be late before the job's cycle gets longer."""
+        if self.mode is Mode.SYNC or not self.segments:
+            return 0
+        return self.period_us - (self.segments[-1].end_us - self.segments[0].offset_us)
+
+    @property
+    def num_bursts(self) -> int:
+        """Return how many stretches of device use a cycle has, with pauses between them."""
+        joins = zip(self.segments, self.segments[1:], strict=False)
+        return min(1, len(self.segments)) + sum(a.end_us < b.offset_us for a, b in joins)
 
     def padded(self, error_ppm: int) -> Profile:
         """Return the cycle with longer device times; without slack, it gets longer itself."""
