@@ -142,8 +142,10 @@ class _Watcher:
                 self._took(event.wpg_id, event.at_us, into=self.found.stops_us)
             case events.WpgForgotten():
                 self._took(event.wpg_id, event.at_us, into=self.found.forgets_us)
-            case events.MoveFailed() | events.CarryFailed() | events.TimerFired():
+            case events.MoveFailed() | events.CarryFailed():
                 pass
+            case events.TimerFired() | events.PlanComputed():
+                pass  # whoever plays the run makes their own
             case events.ProcExited():
                 order, _ = self._order(event.wpg_id)
                 if order is None or isinstance(

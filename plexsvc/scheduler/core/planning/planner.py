@@ -219,11 +219,12 @@ class Planner:
 
     @property
     def needs_relief(self) -> bool:
-        """Whether a job is late or paused for another, or a group is over its bounds."""
+        """Whether a job is late or paused for another, or one may leave a group over its bounds."""
         groups = self.board.groups.values()
-        return any(g.late or g.paused for g in groups) or bool(
-            self._relearned and self.in_trouble()
-        )
+        if any(g.late or g.paused for g in groups):
+            return True
+        has_elsewhere = len(groups) > 1 or bool(self.board.idle)
+        return bool(self._relearned) and has_elsewhere and bool(self.in_trouble())
 
     def in_trouble(self) -> list[Group]:
         """Return the groups in which a job is late, or that are over their bounds by now.
