@@ -473,6 +473,8 @@ class World:
                 stopped.append(worker)
             case AnswerRequest(request=request):
                 self.answered[request] += 1
+            case RememberBatch():
+                pass  # the planner's
 
     def forget(self, worker: WorkerId) -> None:
         self.busy.pop(worker, None)
