@@ -40,9 +40,9 @@ RUNS = {
     "copy_refused": (f"{UNIT}/orders/test_carry.py", "test_a_copy_refused_on_one_nod0"),
     "payload_nowhere": (f"{UNIT}/orders/test_carry.py", "test_a_payload_that_is_nowhere0"),
     "payloads_follow": (f"{UNIT}/orders/test_carry.py", "test_payloads_that_wait_during0"),
-    "dead_rank": (f"{UNIT}/test_live.py", "test_a_dead_rank_fails_its_job0"),
-    "client_leaves": (f"{UNIT}/test_live.py", "test_a_client_that_leaves_does0"),
-    "publish_and_pull": (f"{UNIT}/test_live.py", "test_weights_flow_from_publish0"),
+    "dead_rank": (f"{UNIT}/orders/test_run.py", "test_a_dead_rank_fails_its_job0"),
+    "client_leaves": (f"{UNIT}/orders/test_run.py", "test_a_client_that_leaves_does0"),
+    "publish_and_pull": (f"{UNIT}/orders/test_versions.py", "test_weights_flow_from_publish0"),
     "waits": (f"{UNIT}/api/test_operators.py", "test_who_waited_for_whom_is_in0"),
 }
 """Name of each journal: the tests that leave it behind, and in which temporary folder."""
