@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from plexsvc.errors import ErrorCode, PlexError
@@ -38,6 +39,11 @@ class RouterConfig:
 
     tokens: dict[str, str] = field(default_factory=dict)
     """Bearer token → tenant. A call without a token listed here is refused `unauthenticated`."""
+
+    token_ends: dict[str, datetime] = field(default_factory=dict)
+    """Bearer token → when it ends, with the offset from UTC, as in `2027-01-31T00:00:00Z`. Calls
+    that begin later are refused `unauthenticated`; streams that are open go on. Those not named
+    do not end."""
 
     operators: tuple[str, ...] = ()
     """Tenants that may administer the cluster (nodes, packing) and see every tenant's names; others

@@ -55,7 +55,7 @@ class RouterServicer:
         keys: ClusterKeys,
         frames: FrameSource | None = None,
     ) -> None:
-        self.tenants = Tenants(config.tokens)
+        self.tenants = Tenants(config.tokens, ends=config.token_ends, clock=clock)
         self.control = Control(scheduler, config=config)
         self._scheduler = scheduler
         self._config = config

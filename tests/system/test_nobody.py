@@ -39,6 +39,12 @@ from tests.rigs.strangers import CALL_S, METHODS, SERVICES, Metadata, members_se
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+TOKENS = """
+tokens = { mine = "default", was-mine = "default" }
+router.token_ends = { was-mine = 2020-01-01T00:00:00Z }
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """A live cluster with an actor and a rollout on one device each, and where its parts serve."""
@@ -65,7 +71,7 @@ class Ports:
 def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Ports]:
     nodes = {"only": [TRAIN, ROLLOUT]}
     with (
-        start_cluster(tmp_path_factory.mktemp("nobody"), nodes=nodes) as live,
+        start_cluster(tmp_path_factory.mktemp("nobody"), nodes=nodes, extra=TOKENS) as live,
         live.connect() as connection,
         connection.job("held") as job,
     ):
@@ -110,6 +116,7 @@ async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -
             strangers = {
                 "nothing": (),
                 "a wrong token": (("authorization", "Bearer nobody"),),
+                "a token that ended": (("authorization", "Bearer was-mine"),),
                 "a member's secret": ports.live.keys.metadata,
             }
         # Over TLS a stranger gets no connection (below): these have the certificate, and no secret.
