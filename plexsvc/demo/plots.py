@@ -75,16 +75,17 @@ def plot_workers(path: Path, *, points: Sequence[PoolPoint], window: Window) -> 
     needed = [sum(point.needed.values()) for point in shown]
     axes.step(seconds, needed, where="post", color="lightgray", label="requests that run or wait")
     planned = [math.nan if point.planned is None else point.planned for point in shown]
-    for label, color, values in (
-        ("workers planned, at most", "tab:green", planned),
-        ("workers held", "tab:blue", [point.held for point in shown]),
-        ("workers busy", "tab:orange", [point.busy for point in shown]),
+    for label, color, width, values in (  # wide below narrow: they often are the same
+        ("workers planned, at most", "tab:green", 5, planned),
+        ("workers held", "tab:blue", 2.5, [point.held for point in shown]),
+        ("workers busy", "tab:orange", 1.5, [point.busy for point in shown]),
     ):
-        axes.step(seconds, values, where="post", color=color, label=label)
+        axes.step(seconds, values, where="post", color=color, linewidth=width, label=label)
     zero = sum(zero_queue(shown).values())
     axes.axhline(zero, color="black", linestyle="--", label="zero-queue pools of each job")
     axes.set(xlabel="seconds", ylabel="workers, requests", title="Reward workers", yscale="symlog")
-    axes.legend()
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=120)
 
 
