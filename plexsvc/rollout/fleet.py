@@ -286,12 +286,7 @@ class Fleet:
         Raises:
             PlexError: `unavailable` when it does not answer.
         """
-        line = Line(address, open_channel(address, self._keys))
-        try:
-            found = await self._probe(line)
-        except BaseException:
-            await line.channel.close()
-            raise
+        line, found = await self._reach(address)
         gone, one = list(self.lines)[index], InstanceId(next(self._ids))
         before = self.lines[gone]
         kept = self.lines.items()
@@ -309,12 +304,7 @@ class Fleet:
         Raises:
             PlexError: `unavailable` when it does not answer.
         """
-        line = Line(address, open_channel(address, self._keys))
-        try:
-            found = await self._probe(line)
-        except BaseException:
-            await line.channel.close()
-            raise
+        line, found = await self._reach(address)
         one = InstanceId(next(self._ids))
         self.lines[one] = line
         log.info("instance added", address=address, kind=kind, version=found.version)
@@ -468,6 +458,15 @@ class Fleet:
                     limit.reschedule(loop.time() + stall_us / 1e6)
                 before = found
             await self._clock.sleep(stall_us // LOOKS)
+
+    async def _reach(self, address: str) -> tuple[Line, Served]:
+        """Return a line to an instance that answers, and what it serves; else no line is left."""
+        line = Line(address, open_channel(address, self._keys))
+        try:
+            return line, await self._probe(line)
+        except BaseException:
+            await line.channel.close()
+            raise
 
     async def _probe(self, line: Line) -> Served:
         request = rollout_pb2.InstanceStatsRequest()
