@@ -22,7 +22,7 @@ from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Elastic, Parallel, default_role
+from plexclient.specs import AdamW, Elastic, Parallel, default_role, num_dedicated
 from plexclient.training import Actor, Critic, Reference
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -171,12 +171,7 @@ class Job:
         role = role or default_role(name, backend=backend)
         if role not in CLASSES:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
-        num_dedicated = whole("num_instances", num_instances)
-        if instances is not None:
-            if role != "rollout" or num_instances != 1:
-                text = "instances is for rollouts, in place of num_instances; give one of the two"
-                raise PlexError(ErrorCode.BAD_REQUEST, text)
-            num_dedicated = instances.dedicated
+        dedicated = num_dedicated(role, num_instances=num_instances, instances=instances)
         source = model if isinstance(model, Deployment) else None
         spec = service_pb2.DeploymentSpec(
             role=role,
@@ -189,7 +184,7 @@ class Job:
             seed=whole("seed", seed, most=2**64 - 1),
             micro_batch_tokens=whole("micro_batch_tokens", micro_batch_tokens),
             max_model_len=whole("max_model_len", max_model_len),
-            num_instances=num_dedicated if role == "rollout" else 0,
+            num_instances=dedicated,
             instances=instances.to_wire() if instances is not None else (),
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),

@@ -141,5 +141,19 @@ class Elastic:
         return [service_pb2.InstanceRange(kind="spot", least=least, most=most, price=price)]
 
 
+def num_dedicated(role: str, *, num_instances: int, instances: Elastic | None) -> int:
+    """Return how many dedicated instances are asked for; only rollouts have some.
+
+    Raises:
+        PlexError: `bad_request` for both ways to say it at once, and for instances of another role.
+    """
+    count = whole("num_instances", num_instances)
+    if instances is None:
+        return count if role == "rollout" else 0
+    if role != "rollout" or num_instances != 1:
+        raise _bad("instances is for rollouts, in place of num_instances; give one of the two")
+    return instances.dedicated
+
+
 def _bad(message: str) -> PlexError:
     return PlexError(ErrorCode.BAD_REQUEST, message)
