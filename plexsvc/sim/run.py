@@ -65,14 +65,8 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
     costs = TraceCosts(cluster=workload.cluster, seed=seed, books=books)
     turnstile = Turnstile()
     for job in workload.jobs:
-        alone = job.alone(job.rollout_us(seed))
         client = TraceClient(
-            record=Record(
-                job=job,
-                alone_us=alone.took_us,
-                work_us=alone.busy_us,
-                rolled_us=alone.rolled_us,
-            ),
+            record=_record(job, seed=seed),
             seed=seed,
             nodes=nodes,
             turnstile=turnstile,
@@ -104,6 +98,12 @@ def play(workload: Workload, *, policy: Policy, seed: int, is_cold: bool = False
         losses=tuple(books.losses),
     )
     return Timed(outcome=outcome, wall_s=time.perf_counter() - began)
+
+
+def _record(job: SimJob, *, seed: int) -> Record:
+    """Return an empty record of a job, with what it takes alone."""
+    alone = job.alone(job.rollout_us(seed))
+    return Record(job=job, alone_us=alone.took_us, work_us=alone.busy_us, rolled_us=alone.rolled_us)
 
 
 Baseline = Timed | PlexError

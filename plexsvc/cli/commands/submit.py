@@ -30,9 +30,7 @@ def submit(
     ] = None,
     session_ttl: Annotated[
         float,
-        typer.Option(
-            min=0, max=1e9, help="Seconds without a sign of life that end the job; 0: default."
-        ),
+        typer.Option(max=1e9, min=0, help="Seconds of silence that end the job; 0: default."),
     ] = 0.0,
     priority: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""What a provider of spot devices does, and what it needs of the cluster."""
+"""Protocols of spot capacity: a provider of devices, and the hosts that start instances there."""
 
 from __future__ import annotations
 
