@@ -229,6 +229,7 @@ def main() -> None:
             "rank": 0,
             "incarnation": 1,
             "scheduler_epoch": 1,
+            "tenant": "tenant",
             "job_id": "job",
             "deployment_id": "rollout",
             "model": str(model),

@@ -159,7 +159,14 @@ def switched(memory: str, *, nbytes: int, rounds: int = 3) -> dict[str, float]:
 def _member(**facts: Any) -> WorkerConfig:  # noqa: ANN401 - fields of the configuration
     who: dict[str, Any] = {"wpg_id": "w", "rank": 0, "world_size": 1, "incarnation": 1}
     who["scheduler_epoch"] = 1
-    what = {"job_id": "j", "deployment_id": "d", "role": "actor", "backend": "noop", "model": ""}
+    what = {
+        "tenant": "t",
+        "job_id": "j",
+        "deployment_id": "d",
+        "role": "actor",
+        "backend": "noop",
+        "model": "",
+    }
     return parse({**who, **what, **facts})
 
 

@@ -65,6 +65,7 @@ def direct(model: str, pipe: Connection) -> None:
             "world_size": 1,
             "incarnation": 1,
             "scheduler_epoch": 1,
+            "tenant": "direct",
             "job_id": "direct",
             "deployment_id": "direct",
             "role": "actor",

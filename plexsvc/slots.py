@@ -1,4 +1,4 @@
-"""Slots that tenants share, of which each may hold as many as are left free.
+"""Slots and bytes that tenants share, of which each may hold as many as are left free.
 
 So nobody holds more than half, and whoever has none gets one while any is free. As slots come
 back, n tenants that want all of them settle at one part in n + 1 each, and one part stays free
@@ -26,18 +26,25 @@ class Limit:
     """The key of the configuration that sets `total`."""
     code: ErrorCode = ErrorCode.QUEUE_FULL
 
-    def check(self, tenant: str, *, held: int, taken: int) -> None:
-        """Let a tenant that holds some of those that are taken have one more.
+    @property
+    def most(self) -> int:
+        """How many a tenant may hold where nobody else holds any."""
+        return (self.total + 1) // 2
+
+    def check(self, tenant: str, *, held: int, taken: int, more: int = 1) -> None:
+        """Let a tenant that holds some of those that are taken have `more`.
 
         Raises:
-            PlexError: `code`, which may be tried again.
+            PlexError: `code`, which may be tried again where `more` is `most` or less.
         """
-        if held >= self.total - taken:
+        if held + 2 * more > self.total - taken + 1:
             raise PlexError(
                 self.code,
-                f"{taken} of {self.total} {self.what} are open ({self.key}), {held} of them tenant "
-                f"{tenant!r}'s, which may have as many as are left free; try again when some have "
-                "ended",
+                f"{taken} of {self.total} {self.what} are taken ({self.key}), {held} of them "
+                f"tenant {tenant!r}'s, which may have as many as are left free; try again when "
+                "some have ended",
+                need=more,
+                free=self.total - taken,
                 limit=self.total,
             )
 

@@ -78,7 +78,8 @@ class NodeConfig:
     host_bytes: int = 4 << 30
     """Host memory for parked state and published weight versions."""
     staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on the node; a quarter of it is kept for answers."""
+    """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
+    has as much as is left free."""
     keep_pages: bool = True
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
     ready_timeout_us: int = 300_000_000

@@ -74,7 +74,8 @@ class AgentConfig:
     host_bytes: int = 8 << 30
     """Host memory the state manager may use for parked state and published versions."""
     staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on this node; a quarter of it is kept for answers."""
+    """Memory in which payloads wait on this node; a quarter of it is kept for answers, and a tenant
+    has as much as is left free."""
     listen: str = ""
     """Where the agent serves: `HOST:PORT` of this node as others reach it (its state manager,
     ranks and instances take free ports of the same host), or empty: Unix sockets in the runtime

@@ -17,6 +17,8 @@ class InstanceConfig:
     rank: int
     incarnation: int
     scheduler_epoch: int
+    tenant: str
+    """Whose job it is."""
     job_id: str
     deployment_id: str
     model: str
@@ -85,8 +87,10 @@ class RolloutConfig:
 
     frame_us: int = 20_000
     """Deltas are gathered for so long before they become a frame."""
-    record_bytes: int = 256 << 20
-    """Token records kept, all operations together; the oldest finished ones go first."""
+    record_bytes: int = 512 << 20
+    """Token records kept, all operations together, running ones by the most that they may become.
+    Those of a tenant may take as much as is left free; of finished ones the oldest go first, of the
+    tenant that has most."""
     max_operations: int = 512
     """Generates of one manager that may run at once; the next is refused with `queue_full`. A
     tenant has as many of them at most as are left free."""

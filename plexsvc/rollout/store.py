@@ -1,9 +1,9 @@
-"""Token records by operation id, bounded in bytes: the oldest finished ones go first."""
+"""Token records by operation id, of bounded bytes that tenants share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Final
 
 from plexsvc.clock import Clock
@@ -12,6 +12,7 @@ from plexsvc.ids import show
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.records import OperationRecord
+from plexsvc.slots import Limit
 
 TOKEN_BYTES: Final = 24
 """Most a recorded token takes: its id, its logprob, and its part of a delta of its own."""
@@ -25,8 +26,16 @@ class RecordStore:
 
     def __init__(self, config: RolloutConfig, clock: Clock) -> None:
         self._config, self._clock = config, clock
+        self._limit = Limit(
+            total=config.record_bytes,
+            what="bytes for token records of running operations",
+            key="rollout.record_bytes",
+        )
         self._records: OrderedDict[bytes, OperationRecord] = OrderedDict()
         self._reserved: dict[bytes, int] = {}
+        self._running = Counter[str]()
+        self._finished: dict[str, dict[bytes, int]] = {}
+        self._kept = Counter[str]()
         self._gone = Newest[bytes, None](REMEMBERED_IDS)
         self._arrivals: dict[bytes, asyncio.Event] = {}
         self._waiting: dict[bytes, int] = {}
@@ -37,25 +46,23 @@ class RecordStore:
         Raises:
             PlexError: `payload_too_large` when it never fits; `queue_full` when it does not now.
         """
-        need, limit = most_tokens * TOKEN_BYTES, self._config.record_bytes
-        name = show(record.operation.operation_id)
+        need, limit = most_tokens * TOKEN_BYTES, self._limit.most
+        tenant, name = record.operation.tenant, show(record.operation.operation_id)
         if need > limit:
             raise PlexError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
-                f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes; the "
-                f"limit is {limit} (rollout.record_bytes); ask for fewer samples or tokens",
+                f"{name} may generate {most_tokens} tokens, whose record takes {need} bytes; a "
+                f"tenant may have {limit} of {self._limit.total} (rollout.record_bytes); ask for "
+                "fewer samples or tokens",
                 need=need,
                 limit=limit,
             )
-        if not self._evict(to_free=need):
-            raise PlexError(
-                ErrorCode.QUEUE_FULL,
-                f"{name} needs {need} bytes for its token record and running operations hold the "
-                f"rest of {limit} (rollout.record_bytes); await some of them and submit again",
-                need=need,
-                limit=limit,
-            )
+        self._limit.check(
+            tenant, held=self._running[tenant], taken=self._running.total(), more=need
+        )
+        self._evict(to_free=need)
         self._reserved[record.operation.operation_id] = need
+        self._running[tenant] += need
         self.add(record)
 
     def add(self, record: OperationRecord) -> None:
@@ -67,13 +74,17 @@ class RecordStore:
 
     def settle(self, record: OperationRecord) -> None:
         """Count a finished record by what it really takes."""
-        self._reserved[record.operation.operation_id] = record.nbytes
+        self._release(record)
+        tenant, key = record.operation.tenant, record.operation.operation_id
+        self._finished.setdefault(tenant, {})[key] = record.nbytes
+        self._kept[tenant] += record.nbytes
         self._evict(to_free=0)
 
     def drop(self, operation_id: bytes) -> None:
         """Forget a record that was acknowledged; safe to repeat."""
-        if self._records.pop(operation_id, None) is not None:
-            self._reserved.pop(operation_id, None)
+        record = self._records.pop(operation_id, None)
+        if record is not None:
+            self._release(record)
             self._gone[operation_id] = None
 
     def get(self, operation_id: bytes) -> OperationRecord | None:
@@ -122,11 +133,21 @@ class RecordStore:
             if not self._waiting[operation_id]:
                 del self._waiting[operation_id], self._arrivals[operation_id]
 
-    def _evict(self, *, to_free: int) -> bool:
-        """Drop finished records, oldest first, until `to_free` bytes are free; say if they are."""
-        limit = self._config.record_bytes
-        for key in [key for key, record in self._records.items() if record.result is not None]:
-            if sum(self._reserved.values()) + to_free <= limit:
-                break
-            self.drop(key)
-        return sum(self._reserved.values()) + to_free <= limit
+    def _release(self, record: OperationRecord) -> None:
+        """Give a record's bytes back, reserved or kept."""
+        tenant, key = record.operation.tenant, record.operation.operation_id
+        self._running[tenant] -= self._reserved.pop(key, 0)
+        finished = self._finished.get(tenant, {})
+        self._kept[tenant] -= finished.pop(key, 0)
+        if not finished:
+            self._finished.pop(tenant, None)
+        for counts in (self._running, self._kept):
+            if not counts[tenant]:
+                del counts[tenant]
+
+    def _evict(self, *, to_free: int) -> None:
+        """Drop finished records until `to_free` bytes are free: of who has most, the oldest."""
+        most = self._limit.total - to_free - self._running.total()
+        while self._kept.total() > most:
+            tenant = max(self._kept, key=self._kept.__getitem__)
+            self.drop(next(iter(self._finished[tenant])))

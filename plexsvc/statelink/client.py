@@ -143,6 +143,7 @@ class StateClient:
         self._closed_versions: deque[VersionId] = deque()
         self._held_versions: Counter[VersionId] = Counter()
         self._is_closed = False
+        self._tenant = member.tenant
         self._device_index = member.device_index if device_index is None else device_index
         identity = {
             "wpg_id": member.wpg_id,
@@ -204,7 +205,12 @@ class StateClient:
         """
         staging_id = secrets.token_bytes(16)
         body = common_pb2.TensorBundle(tensors=specs).SerializeToString()
-        header = {"op": "create_staged", "staging_id": staging_id.hex(), "nbytes": nbytes}
+        header = {
+            "op": "create_staged",
+            "staging_id": staging_id.hex(),
+            "nbytes": nbytes,
+            "tenant": self._tenant,
+        }
         reply = self._call(header, body=body)
         try:
             return staging_id, memoryview(_map_file(reply, is_writable=True))[:nbytes]

@@ -45,6 +45,10 @@ class Member(Protocol):
         """Which generation of the group's processes it is."""
 
     @property
+    def tenant(self) -> str:
+        """Its tenant: staging memory is shared by them."""
+
+    @property
     def job_id(self) -> str:
         """Its job: others' versions and payloads are not found."""
 

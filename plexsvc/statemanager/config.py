@@ -49,7 +49,7 @@ class StateManagerConfig:
 
     staging_bytes: int = 1 << 30
     """Memory for payloads and results that wait, a quarter of it for results alone; more is refused
-    with `staging_full`."""
+    with `staging_full`. A tenant has as much of either part as is left free."""
 
     max_versions_per_deployment: int = 8
     """Published weight versions kept per deployment; the next is refused until one is released."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, VersionId, WpgId
+from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.log import Log
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
@@ -242,7 +242,12 @@ class DataServer:
         nbytes = int(request.header["nbytes"])
         staging_id = bytes.fromhex(request.header["staging_id"])
         fd = self._node.staging.create(
-            staging_id, specs, nbytes, job_id=link.job_id, owner=link.client_id
+            staging_id,
+            specs,
+            nbytes,
+            tenant=TenantId(str(request.header["tenant"])),
+            job_id=link.job_id,
+            owner=link.client_id,
         )
         return Message(header={"nbytes": nbytes}, fds=(fd,))
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, VersionId
+from plexsvc.ids import JobId, TenantId, VersionId
+from plexsvc.slots import Limit
 from plexsvc.statemanager.core import Budget
 
 UNHEARD: Final = 0
@@ -142,6 +143,7 @@ A token of a batch takes 12 bytes or more, and 4 bytes of an answer."""
 class StagedEntry:
     """One staged bundle; `owner` is the client whose result it is, None for an upload."""
 
+    tenant: TenantId
     job_id: JobId
     nbytes: int
     owner: int | None = None
@@ -158,11 +160,16 @@ def _shown(key: bytes) -> str:
 
 
 class StagingRoom:
-    """Staged bundles by key: bounded bytes, of which uploads get a part, and a bounded number."""
+    """Staged bundles by key: bounded bytes, shared by tenants, and a bounded number of a job.
+
+    Uploads get a part of the bytes, results what is left. Of either, a tenant holds as many as are
+    left free.
+    """
 
     def __init__(self, *, staging_bytes: int, max_per_job: int) -> None:
         self.budget = Budget("staging", total=staging_bytes)
-        self._for_uploads = staging_bytes - staging_bytes // RESULTS_PART
+        self._uploads = _limit("uploads", staging_bytes - staging_bytes // RESULTS_PART)
+        self._results = _limit("results", staging_bytes)
         self._max_per_job = max_per_job
         self._entries: dict[bytes, StagedEntry] = {}
 
@@ -176,17 +183,25 @@ class StagingRoom:
         if staging_id in self._entries:
             text = f"staging id {_shown(staging_id)} is in use"
             raise PlexError(ErrorCode.BAD_REQUEST, f"{text}; ids are for one bundle")
-        limit = self.budget.total if entry.is_result else self._for_uploads
-        if entry.nbytes > limit:
+        limit = self._results if entry.is_result else self._uploads
+        if entry.nbytes > limit.most:
             raise PlexError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
-                f"{entry.nbytes} bytes can never fit into the {limit} bytes of the node's staging "
-                f"memory that {'results' if entry.is_result else 'uploads'} may take "
-                f"({self.budget.total} staging_bytes); send smaller batches",
+                f"{entry.nbytes} bytes are more than the {limit.most} that one tenant may have of "
+                f"the {limit.total} {limit.what} ({self.budget.total} {limit.key}); send smaller "
+                "batches",
                 need=entry.nbytes,
-                limit=limit,
+                limit=limit.most,
             )
         self._check_room(entry)
+        self.adopt(staging_id, entry)
+
+    def adopt(self, staging_id: bytes, entry: StagedEntry) -> None:
+        """Take a bundle that was admitted already, be it under other shares.
+
+        Raises:
+            PlexError: `no_room`.
+        """
         self.budget.take(entry.nbytes)
         self._entries[staging_id] = entry
 
@@ -232,22 +247,22 @@ class StagingRoom:
     def _check_room(self, entry: StagedEntry) -> None:
         alike = [other for other in self._entries.values() if other.is_result == entry.is_result]
         count = sum(other.job_id == entry.job_id for other in alike)
-        free, kind = self.budget.free, "results"
-        if not entry.is_result:
-            taken = sum(other.nbytes for other in alike)
-            free, kind = min(free, self._for_uploads - taken), "uploads"
         if count >= self._max_per_job:
-            found = f"{entry.job_id} has {count} {kind} staged (max_staged_per_job)"
-        elif entry.nbytes > free:
-            found = (
-                f"{entry.nbytes} bytes needed, {free} of {self.budget.total} free for {kind} "
-                "(staging_bytes)"
+            raise PlexError(
+                ErrorCode.STAGING_FULL,
+                f"not staged: {entry.job_id} has {count} "
+                f"{'results' if entry.is_result else 'uploads'} staged (max_staged_per_job); try "
+                "again when earlier operations are answered",
             )
+        held = sum(other.nbytes for other in alike if other.tenant == entry.tenant)
+        if entry.is_result:
+            limit, taken = self._results, self.budget.used
         else:
-            return
-        raise PlexError(
-            ErrorCode.STAGING_FULL,
-            f"not staged: {found}; try again when earlier operations are answered",
-            need=entry.nbytes,
-            free=free,
-        )
+            limit, taken = self._uploads, sum(other.nbytes for other in alike)
+            taken = max(taken, self.budget.used - (self.budget.total - limit.total))
+        limit.check(entry.tenant, held=held, taken=taken, more=entry.nbytes)
+
+
+def _limit(kind: str, nbytes: int) -> Limit:
+    what = f"bytes of staging memory for {kind}"
+    return Limit(total=nbytes, what=what, key="staging_bytes", code=ErrorCode.STAGING_FULL)

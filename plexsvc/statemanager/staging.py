@@ -14,7 +14,7 @@ from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.batches import check_batch
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, TenantId
 from plexsvc.statemanager.book import Book, Entry, Key
 from plexsvc.statemanager.memfiles import MemoryFile, reserve, write
 from plexsvc.statemanager.shelves import StagedEntry, StagingRoom
@@ -70,7 +70,7 @@ class Staging:
                 return None
             if known is not None:
                 self._drop(key)
-            entry = StagedEntry(job_id=job_id, nbytes=header.nbytes)
+            entry = StagedEntry(tenant=TenantId(header.tenant), job_id=job_id, nbytes=header.nbytes)
             bundle = self._admit(key, entry, specs=header.tensors)
             return Upload(self, header, bundle, fd=self._opened(key, bundle))
 
@@ -80,6 +80,7 @@ class Staging:
         specs: Sequence[common_pb2.TensorSpec],
         nbytes: int,
         *,
+        tenant: TenantId,
         job_id: JobId,
         owner: int,
     ) -> int:
@@ -92,7 +93,7 @@ class Staging:
         key = _key(job_id, staging_id)
         for spec in specs:
             tensors.check_spec(spec, nbytes)
-        entry = StagedEntry(job_id=job_id, nbytes=nbytes, owner=owner)
+        entry = StagedEntry(tenant=tenant, job_id=job_id, nbytes=nbytes, owner=owner)
         with self._lock:
             if self._room.find(key) == entry:
                 return self._bundles[key].file.duplicate()
@@ -119,17 +120,18 @@ class Staging:
         """Take over a bundle that a predecessor kept.
 
         Raises:
-            PlexError: `staging_full`, `internal`.
+            PlexError: `no_room`, `internal`.
         """
         key, facts = bytes.fromhex(entry.key[1]), entry.facts
         specs = common_pb2.TensorBundle.FromString(entry.body).tensors
         staged = StagedEntry(
+            tenant=TenantId(facts["tenant"]),
             job_id=JobId(facts["job_id"]),
             nbytes=facts["nbytes"],
             owner=facts["owner"],
             is_sealed=facts["is_sealed"],
         )
-        self._room.admit(key, staged)
+        self._room.adopt(key, staged)
         (fd,) = entry.fds
         file = MemoryFile("plexsvc-staged", staged.nbytes, fd=fd)
         self._bundles[key] = Bundle(specs=tuple(specs), file=file)

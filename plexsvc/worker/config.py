@@ -25,6 +25,8 @@ class WorkerConfig:
     """Which generation of the group's processes this is."""
     scheduler_epoch: int
     """The epoch of the scheduler that asked for it."""
+    tenant: str
+    """Whose job it is."""
     job_id: str
     """The job it works for."""
     deployment_id: str

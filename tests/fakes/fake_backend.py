@@ -84,6 +84,7 @@ class Rank:
             "world_size": 1,
             "incarnation": 1,
             "scheduler_epoch": 1,
+            "tenant": "tenant",
             "job_id": "job",
             "deployment_id": "job/actor",
             "role": "actor",

@@ -138,7 +138,12 @@ class FaultyGroup:
         self.attempt = 0
         for rank, faults in enumerate(self.faults):
             table = {"rank": rank, "world_size": size, "wpg_id": "wpg", "incarnation": 1}
-            table |= {"scheduler_epoch": 1, "job_id": "job", "deployment_id": "job/actor"}
+            table |= {
+                "scheduler_epoch": 1,
+                "tenant": "t",
+                "job_id": "job",
+                "deployment_id": "job/actor",
+            }
             table |= {"role": "actor", "backend": "fake", "model": "", "optimizer": {"lr": 0.5}}
             config = worker_config.parse(table)
             model = FakeModel(config, self.meeting)

@@ -64,6 +64,7 @@ class FakeInstance:
             rank=0,
             incarnation=1,
             scheduler_epoch=1,
+            tenant="tenant",
             job_id="job",
             deployment_id="rollout",
             model="fake",

@@ -14,6 +14,7 @@ from plexclient.errors import PlexError
 from plexclient.ids import new_operation_id
 from plexclient.wire import errors, tensors
 from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, service_pb2_grpc
+from plexsvc.rpc.errors import error_from
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -60,13 +61,19 @@ class RawClient:
         """Submit and wait; raise the `PlexError` of a refusal or failure."""
         call = self._router.SubmitOperation.future(operation, timeout=60, metadata=self._metadata)
         if data:
-            self._router.StagePayload(
-                iter(self._stage_requests(operation, data)), timeout=60, metadata=self._metadata
-            )
+            self.stage(operation, data)
         result: operations_pb2.OperationResult = call.result()
         if result.HasField("error"):
             raise errors.from_wire(result.error)
         return result
+
+    def stage(self, operation: operations_pb2.Operation, data: bytes) -> None:
+        """Upload the operation's payload; raise the `PlexError` of a refusal."""
+        requests = iter(self._stage_requests(operation, data))
+        try:
+            self._router.StagePayload(requests, timeout=60, metadata=self._metadata)
+        except grpc.RpcError as refusal:
+            raise error_from(refusal) from refusal
 
     @property
     def _router(self) -> service_pb2_grpc.RouterStub:

@@ -68,7 +68,14 @@ class Daemon:
 
     def client(self, wpg_id: str, *, connect: bool = True, **identity: Any) -> Client:
         client = Client(self._spawn([sys.executable, "-m", "tests.rigs.state_rank"]))
-        given = {"rank": 0, "incarnation": 1, "device_index": 0, "job_id": "job", **identity}
+        given = {
+            "rank": 0,
+            "incarnation": 1,
+            "device_index": 0,
+            "tenant": "tenant",
+            "job_id": "job",
+            **identity,
+        }
         if connect:
             client("connect", socket=self.ready["data_socket"], wpg_id=wpg_id, **given)
         return client

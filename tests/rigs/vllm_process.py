@@ -48,6 +48,7 @@ def vllm_instance(
         "rank": 0,
         "incarnation": 1,
         "scheduler_epoch": 1,
+        "tenant": "tenant",
         "job_id": "job",
         "deployment_id": "rollout",
         "model": str(model),

@@ -64,3 +64,18 @@ def test_nobody_gets_more_than_half_and_whoever_has_none_gets_one_while_any_is_f
                 assert held[tenant] or not was_free
             assert held[tenant] <= (total + 1) // 2
             assert slots.taken == held.total() <= total
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 70)), max_size=40))
+def test_bytes_are_shared_as_slots_are(wanted: list[tuple[str, int]]) -> None:
+    limit = Limit(total=101, what="bytes of something", key="something_bytes")
+    held = Counter[str]()
+    for tenant, more in wanted:
+        taken = held.total()
+        try:
+            limit.check(tenant, held=held[tenant], taken=taken, more=more)
+        except PlexError:
+            assert more > limit.most or taken, "nobody holds any, and it is no more than the most"
+            continue
+        held[tenant] += more
+        assert held[tenant] <= min(limit.most, limit.total - held.total() + 1)

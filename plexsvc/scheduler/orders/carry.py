@@ -193,6 +193,7 @@ async def _relay(
         operation_id=operation.operation_id,
         job_id=operation.job_id,
         deployment_id=operation.deployment_id,
+        tenant=operation.tenant,
         tensors=staged.tensors,
         nbytes=staged.nbytes,
     )

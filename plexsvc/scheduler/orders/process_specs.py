@@ -74,6 +74,7 @@ def proc_spec(
         "rank": rank,
         "incarnation": wpg.incarnation,
         "scheduler_epoch": epoch,
+        "tenant": deployment.tenant,
         "job_id": deployment.job_id,
         "deployment_id": deployment.deployment_id,
         "model": deployment.spec.model,

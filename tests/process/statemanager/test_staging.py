@@ -133,7 +133,7 @@ def test_a_stream_that_ends_early_is_refused(daemon: Daemon) -> None:
 
 
 def test_staging_memory_is_bounded(daemon: Daemon) -> None:
-    half = {"advantages": np.zeros(600_000 // 4, np.float32)}
+    half = {"advantages": np.zeros(300_000 // 4, np.float32)}
     huge = {"advantages": np.zeros(2 << 20, np.uint8)}
     free = service_pb2.BatchRules()
     assert stage(daemon, half, operation_id=b"1" * 16, rules=free).error.code == ""
@@ -141,7 +141,7 @@ def test_staging_memory_is_bounded(daemon: Daemon) -> None:
     assert (full.code, full.retryable) == ("staging_full", True)
     too_large = stage(daemon, huge, operation_id=b"3" * 16, rules=free).error
     assert (too_large.code, too_large.retryable) == ("payload_too_large", False)
-    assert drop(daemon, job_id="job") >= 600_000
+    assert drop(daemon, job_id="job") >= 300_000
     assert stage(daemon, half, operation_id=b"2" * 16, rules=free).error.code == ""
 
 

@@ -51,6 +51,7 @@ def start_group(rank_host: RankHost, tmp_path: Path, odd_model: Path) -> Iterato
             "world_size": world,
             "incarnation": 1,
             "scheduler_epoch": 1,
+            "tenant": "tenant",
             "job_id": "job",
             "deployment_id": "job/actor",
             "role": "actor",

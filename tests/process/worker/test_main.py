@@ -119,6 +119,7 @@ def start_wpg(
             "world_size": world,
             "incarnation": 1,
             "scheduler_epoch": 1,
+            "tenant": "tenant",
             "job_id": "job",
             "deployment_id": f"job/{wpg_id}",
             "role": "actor",

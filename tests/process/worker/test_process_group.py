@@ -31,8 +31,9 @@ def ports():
                 found.append(columns[1].rpartition(":")[0])
     return found
 
-common = dict(wpg_id="w", incarnation=1, scheduler_epoch=1, job_id="j", deployment_id="d",
-              role="actor", backend="noop", model="", collective_timeout_s=20)
+common = dict(wpg_id="w", incarnation=1, scheduler_epoch=1, tenant="t", job_id="j",
+              deployment_id="d", role="actor", backend="noop", model="",
+              collective_timeout_s=20)
 mode = sys.argv[1]
 if mode == "alone":
     process_group.join(parse({**common, "rank": 0, "world_size": 1}))

@@ -109,6 +109,7 @@ def test_a_model_that_is_not_what_was_saved_is_not_run(tmp_path: Path) -> None:
         "rank": 0,
         "incarnation": 1,
         "scheduler_epoch": 1,
+        "tenant": "t",
         "job_id": "j",
         "deployment_id": "d",
         "model": str(tmp_path),

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from plexclient.wire.v1 import common_pb2, service_pb2, statemanager_pb2
 from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, VersionId, WpgId
+from plexsvc.ids import JobId, TenantId, VersionId, WpgId
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import ExportReport, Region, RegionSpec, StateClient
 from plexsvc.statelink.session import Member
@@ -43,7 +43,14 @@ class Rank:
     """A rank with one region of equal numbers."""
 
     def __init__(self, socket: str) -> None:
-        identity = {"wpg_id": "w", "rank": 0, "incarnation": 1, "device_index": 0, "job_id": "j"}
+        identity = {
+            "wpg_id": "w",
+            "rank": 0,
+            "incarnation": 1,
+            "device_index": 0,
+            "job_id": "j",
+            "tenant": "t",
+        }
         self.client = StateClient(
             socket, cast("Member", SimpleNamespace(**identity)), handlers=self
         )
@@ -452,7 +459,11 @@ async def furnish(d: Daemon) -> None:
     fd, _ = d.node.publisher.open(VersionId("d", 0, 1), job_id=job_id, holder=link.client_id)
     os.close(fd)
     for staging_id in (RESULT, UNSEALED):
-        os.close(d.node.staging.create(staging_id, (), 8, job_id=job_id, owner=link.client_id))
+        os.close(
+            d.node.staging.create(
+                staging_id, (), 8, tenant=TenantId("t"), job_id=job_id, owner=link.client_id
+            )
+        )
     d.node.staging.seal(RESULT, job_id=job_id)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId, VersionId
+from plexsvc.ids import JobId, TenantId, VersionId
 from plexsvc.statemanager.core import Budget
 from plexsvc.statemanager.shelves import UNHEARD, StagedEntry, StagingRoom, VersionShelf
 
@@ -68,24 +70,57 @@ def test_each_deployment_has_its_own_share_of_versions() -> None:
     assert refused.value.code is ErrorCode.NO_ROOM
 
 
+def entry(
+    nbytes: int, *, tenant: str = "a", job_id: JobId = JOB, owner: int | None = None
+) -> StagedEntry:
+    return StagedEntry(tenant=TenantId(tenant), job_id=job_id, nbytes=nbytes, owner=owner)
+
+
 def test_a_job_has_a_bounded_number_of_bundles() -> None:
     room = StagingRoom(staging_bytes=100, max_per_job=1)
-    room.admit(b"1", StagedEntry(job_id=JOB, nbytes=10))
+    room.admit(b"1", entry(10))
     with pytest.raises(PlexError, match="max_staged_per_job"):
-        room.admit(b"2", StagedEntry(job_id=JOB, nbytes=10))
-    room.admit(b"2", StagedEntry(job_id=JobId("other"), nbytes=10))
+        room.admit(b"2", entry(10))
+    room.admit(b"2", entry(10, job_id=JobId("other")))
 
 
 def test_uploads_leave_room_for_results() -> None:
-    room = StagingRoom(staging_bytes=100, max_per_job=1)
-    with pytest.raises(PlexError, match="75 bytes of the node's staging memory that uploads"):
-        room.admit(b"1", StagedEntry(job_id=JOB, nbytes=76))
-    room.admit(b"1", StagedEntry(job_id=JOB, nbytes=70))
-    with pytest.raises(PlexError, match="6 bytes needed, 5 of 100 free for uploads"):
-        room.admit(b"2", StagedEntry(job_id=JobId("other"), nbytes=6))
-    room.admit(b"2", StagedEntry(job_id=JOB, nbytes=30, owner=1))
-    with pytest.raises(PlexError, match="0 of 100 free for results"):
-        room.admit(b"3", StagedEntry(job_id=JobId("other"), nbytes=1, owner=1))
+    room = StagingRoom(staging_bytes=100, max_per_job=4)
+    with pytest.raises(PlexError, match="39 bytes are more than the 38 that one tenant may have"):
+        room.admit(b"1", entry(39))
+    room.admit(b"1", entry(38))
+    room.admit(b"2", entry(19, tenant="b"))
+    room.admit(b"3", entry(21, owner=1))
+    with pytest.raises(PlexError, match="57 of 75 bytes of staging memory for uploads"):
+        room.admit(b"4", entry(10, tenant="c"))
+    room.admit(b"4", entry(9, tenant="c"))
+    with pytest.raises(PlexError, match="87 of 100 bytes of staging memory for results"):
+        room.admit(b"5", entry(8, tenant="b", owner=1))
+    room.admit(b"5", entry(7, tenant="b", owner=1))
+
+
+def test_a_tenant_that_fills_what_it_can_leaves_room_for_a_neighbour() -> None:
+    """Uploads that are never submitted, and answers that are never read, hold up nobody else."""
+    room = StagingRoom(staging_bytes=1000, max_per_job=1 << 20)
+    for owner in (None, 1):
+        taken, number = -1, 0
+        while taken != room.budget.used:
+            taken, number = room.budget.used, number + 1
+            with suppress(PlexError):
+                room.admit(f"{owner}/{number}".encode(), entry(7, tenant="greedy", owner=owner))
+        with pytest.raises(PlexError) as full:
+            room.admit(b"one more", entry(7, tenant="greedy", owner=owner))
+        assert (full.value.code, full.value.retryable) == (ErrorCode.STAGING_FULL, True)
+        room.admit(f"{owner}/theirs".encode(), entry(100, tenant="neighbour", owner=owner))
+
+
+def test_what_was_admitted_is_adopted_in_any_order() -> None:
+    bundles = [(b"1", entry(38, tenant="a")), (b"2", entry(19, tenant="b"))]
+    for order in (bundles, bundles[::-1]):
+        room = StagingRoom(staging_bytes=100, max_per_job=1)
+        for staging_id, found in order:
+            room.adopt(staging_id, found)
+        assert room.budget.used == 57
 
 
 @given(
@@ -105,11 +140,12 @@ def test_staging_never_exceeds_its_bytes_and_returns_all_of_them(
             assert room.drop(staging_id) == kept.pop(staging_id, 0)
             continue
         try:
-            room.admit(staging_id, StagedEntry(job_id=JOB, nbytes=nbytes, owner=1))
+            room.admit(staging_id, entry(nbytes, owner=1))
             kept[staging_id] = nbytes
         except PlexError as error:
-            is_full = sum(kept.values()) + nbytes > 100 or len(kept) >= 8
-            expected = "bad_request" if staging_id in kept else "staging_full"
+            is_full = sum(kept.values()) + nbytes > 50 or len(kept) >= 8
+            expected = "payload_too_large" if nbytes > 50 else "staging_full"
+            expected = "bad_request" if staging_id in kept else expected
             refusals.append((str(error.code), expected, is_full))
         assert room.budget.used == sum(kept.values()) <= 100
     assert all(code == expected for code, expected, _ in refusals)

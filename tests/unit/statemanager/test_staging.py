@@ -13,7 +13,7 @@ import pytest
 from plexclient.wire import tensors
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, TenantId
 from plexsvc.statemanager import memfiles
 from plexsvc.statemanager import staging as staging_module
 from plexsvc.statemanager.book import Book
@@ -23,8 +23,13 @@ from tests.rigs.memory_files import open_files
 from tests.rigs.worker_batches import random_batch
 
 BUNDLE = tensors.encode(random_batch(0))
+TENANT = TenantId("tenant")
 HEADER = service_pb2.StageHeader(
-    operation_id=b"o" * 16, job_id="job", tensors=BUNDLE.tensors, nbytes=len(BUNDLE.data)
+    operation_id=b"o" * 16,
+    tenant=TENANT,
+    job_id="job",
+    tensors=BUNDLE.tensors,
+    nbytes=len(BUNDLE.data),
 )
 
 
@@ -75,7 +80,11 @@ def take_upload(staging: Staging) -> None:
 def take_result(staging: Staging) -> None:
     """Make a result as a rank does: what it could not seal it gives back."""
     try:
-        os.close(staging.create(b"r", BUNDLE.tensors, HEADER.nbytes, job_id=JobId("job"), owner=1))
+        os.close(
+            staging.create(
+                b"r", BUNDLE.tensors, HEADER.nbytes, tenant=TENANT, job_id=JobId("job"), owner=1
+            )
+        )
         staging.seal(b"r", job_id=JobId("job"))
     except BaseException:
         staging.drop([b"r"], job_id=JobId("job"))
@@ -174,7 +183,7 @@ def test_memory_that_the_machine_lacks_is_a_refusal_that_leaves_nothing(
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = open_files()
     with pytest.raises(PlexError) as caught:
-        staging.create(b"result", (), 8, job_id=JobId("job"), owner=1)
+        staging.create(b"result", (), 8, tenant=TENANT, job_id=JobId("job"), owner=1)
     assert caught.value.code is ErrorCode.NO_ROOM
     upload = begin(staging)
     with pytest.raises(PlexError, match="no memory for"):
