@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,24 +12,20 @@ import numpy as np
 import pytest
 
 import plexclient as plex
-from plexclient.wire.v1 import node_pb2, node_pb2_grpc
-from plexsvc.rpc.channels import open_blocking_channel
-from tests.rigs.live_cluster import (
-    MIB,
-    ROLLOUT,
-    SHARES_ALL,
-    TRAIN,
-    LiveCluster,
-    start_cluster,
+from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
+from tests.rigs.spot_cluster import (
+    NODES,
+    PROMPTS,
+    generate_under_kills,
+    instances,
+    tokens,
+    wait_until_serving,
 )
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
-SPOT = f'{{ kind = "spot", bytes_total = {1024 * MIB} }}'
-NODES = {"node-a": [TRAIN, ROLLOUT, ROLLOUT], "spot-a": [SPOT, SPOT]}
-PROMPTS = [[3, 4, 12, 5, 16], [7, 8, 9], [4, 4, 4, 4], [12, 3]]
 OPTIONS = plex.SamplingOptions(n=2, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
 KILLS = 20
 
@@ -41,41 +34,6 @@ KILLS = 20
 def spot_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     with start_cluster(tmp_path_factory.mktemp("spot"), nodes=NODES) as cluster:
         yield cluster
-
-
-def instances(cluster: LiveCluster) -> list[dict[str, str]]:
-    """What `plexctl instance list` says."""
-    command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "list", "--json"]
-    options = ["--address", cluster.address, "--token", cluster.token]
-    done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
-    found: list[dict[str, str]] = json.loads(done.stdout)["instances"]
-    return found
-
-
-def wait_until_serving(cluster: LiveCluster, deployment: plex.Rollout, count: int) -> None:
-    def are_serving() -> bool:
-        found = [
-            one
-            for one in instances(cluster)
-            if (one["kind"], one.get("phase")) == ("spot", "serving")
-            and one["deployment_id"] == deployment.deployment_id
-        ]
-        return len(found) == count
-
-    wait_until(are_serving, what=f"{count} spot instances serve", timeout_s=90)
-
-
-def spot_processes(cluster: LiveCluster, node_id: str = "spot-a") -> list[int]:
-    """The pids of spot instances."""
-    (node,) = [one for one in cluster.status().nodes if one.node_id == node_id]
-    with open_blocking_channel(node.address.agent, cluster.keys) as channel:
-        reply = node_pb2_grpc.NodeStub(channel).Describe(node_pb2.NodeDescribeRequest(), timeout=5)
-    return [proc.pid for proc in reply.procs if proc.pid]  # one that is being forked has none
-
-
-def tokens(samples: Sequence[plex.Sample]) -> list[list[int]]:
-    ordered = sorted(samples, key=lambda one: (one.prompt_index, one.sample_index))
-    return [one.tokens for one in ordered]
 
 
 def test_kills_of_spot_instances_at_any_token_change_no_token(
@@ -100,22 +58,9 @@ def test_kills_of_spot_instances_at_any_token_change_no_token(
         kills, differing = 0, 0
         while kills < KILLS:
             wait_until_serving(spot_cluster, rollout, 2)
-            at = sorted(dice.sample(range(8 * 300), k=2))
-            seen: dict[tuple[int, int], list[int]] = {}
-            samples: list[plex.Sample] = []
-            count = 0
-            for delta in rollout.generate.deltas(PROMPTS, **OPTIONS):
-                key = (delta.prompt_index, delta.sample_index)
-                assert delta.position == len(seen.setdefault(key, [])), "each position once"
-                seen[key] += delta.tokens
-                count += len(delta.tokens)
-                while at and count >= at[0]:
-                    at.pop(0)
-                    if processes := spot_processes(spot_cluster):
-                        os.kill(dice.choice(processes), signal.SIGKILL)
-                        kills += 1
-                if delta.sample is not None:
-                    samples.append(delta.sample)
+            done = generate_under_kills(spot_cluster, rollout, OPTIONS, kills=2, dice=dice)
+            kills, samples, seen = kills + done.kills, done.samples, done.seen
+            assert done.repeated == 0, "each position once"
             assert tokens(samples) == [seen[key] for key in sorted(seen)], "no token changed"
             assert all(len(one.tokens) == 300 for one in samples)
             assert {v for one in samples for v in one.versions} == {version}
