@@ -27,7 +27,7 @@ from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import orders
 from plexsvc.rollout.core.instances import DEDICATED, SPOT
-from plexsvc.rollout.core.pool import SlotNoticed, Wanted
+from plexsvc.rollout.core.pool import SlotClosed, SlotOpened, Wanted
 from plexsvc.rollout.deployment import (
     FAILED,
     REFUSED,
@@ -193,18 +193,39 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         return found + (self.spot.without_instance() if self.spot is not None else [])
 
     def drain(self, device: str) -> None:
-        """Have the samples of a spot instance go on elsewhere, and use its device no more.
+        """Have the samples of a spot instance go on elsewhere, and close its device.
 
         Raises:
             PlexError: `not_found` when there is no such spot device.
         """
-        if self.spot is None or device not in self.spot.pool.slots:
+        self._spot(device).post(SlotClosed(slot_id=device))
+
+    def open(self, device: str) -> None:
+        """Open a spot device that `drain` closed.
+
+        Raises:
+            PlexError: `not_found` when there is no such spot device; `bad_request` when it is not
+                closed.
+        """
+        spot = self._spot(device)
+        if device not in spot.pool.closed:
+            is_leaving = spot.pool.slots[device].is_noticed
+            was = "to be taken back by its provider" if is_leaving else "open"
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"spot device {device} was not drained by `plexctl instance drain`: it is {was}",
+            )
+        spot.post(SlotOpened(slot_id=device))
+
+    def _spot(self, device: str) -> SpotInstances:
+        spot = self.spot
+        if spot is None or device not in {*spot.pool.slots, *spot.pool.closed}:
             raise PlexError(
                 ErrorCode.NOT_FOUND,
                 f"no spot device {device!r}; `plexctl instance list` shows them. Dedicated "
                 "instances leave with `plexctl node drain`",
             )
-        self.spot.post(SlotNoticed(slot_id=device))
+        return spot
 
     def _fleet(self, deployment_id: str) -> Fleet | None:
         deployment = self._deployments.get(deployment_id)

@@ -100,7 +100,7 @@ class SpotInstances:
             service_pb2.InstanceView(
                 device=slot_id,
                 kind=SPOT.name,
-                phase=slot.state.value,
+                phase="closed" if self._is_closed(slot_id) else slot.state.value,
                 deployment_id=slot.user or "",
                 price=slot.price,
                 because=slot.because,
@@ -108,6 +108,10 @@ class SpotInstances:
             for slot_id, slot in self.pool.slots.items()
             if slot.state not in {State.UP, State.DRAINING}
         ]
+
+    def _is_closed(self, slot_id: SlotId) -> bool:
+        is_free = self.pool.slots[slot_id].state is State.FREE
+        return is_free and slot_id in self.pool.closed
 
     def gone(self, address: str, *, because: str) -> None:
         """Take note that an instance broke, or without a cause, that it was drained."""

@@ -390,6 +390,9 @@ class FakeRolloutManager:
     def drain(self, device: str) -> None:
         del device
 
+    def open(self, device: str) -> None:
+        del device
+
     def versions_in_use(self) -> set[VersionId]:
         return set(self.used)
 

@@ -1,4 +1,4 @@
-"""`plexctl instance`: list rollout engines, drain a spot one."""
+"""`plexctl instance`: list rollout engines, drain and open spot ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plexsvc.cli.app import At, Commands, command
 instance_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="List rollout instances; drain spot ones.",
+    help="List rollout instances; drain and open spot ones.",
     epilog="Example: plexctl instance list",
 )
 
@@ -31,10 +31,23 @@ def instance_list(at: At) -> None:
 def instance_drain(
     at: At, device: Annotated[str, typer.Argument(help="Its device, as `list` shows it.")]
 ) -> None:
-    """End a spot instance once its samples go on elsewhere; its device stays unused (operators)."""
+    """End a spot instance once its samples go on elsewhere; its device is closed (operators)."""
     from plexclient.wire.v1 import service_pb2
     from plexsvc.show.instances import instances_view
 
     with at.router() as router:
         reply = router.DrainInstance(service_pb2.DrainInstanceRequest(device=device))
+    at.show(reply, instances_view(reply))
+
+
+@command(instance_app, "open", example="plexctl instance open spot-a:0")
+def instance_open(
+    at: At, device: Annotated[str, typer.Argument(help="Its device, as `list` shows it.")]
+) -> None:
+    """Let a spot device that was drained have instances again (operators)."""
+    from plexclient.wire.v1 import service_pb2
+    from plexsvc.show.instances import instances_view
+
+    with at.router() as router:
+        reply = router.OpenInstance(service_pb2.OpenInstanceRequest(device=device))
     at.show(reply, instances_view(reply))

@@ -4,9 +4,10 @@ Theory of operation. Providers say which devices (*slots*) come, are noticed and
 how many instances they want, and what they pay for one an hour. A free slot goes to a deployment
 that pays its price: first to those below their least number, then to the one with the fewest. One
 that has two more than another gives one up, and so does one above its least number to one below it.
-A slot that is noticed or closed by hand gets no more instances, and its instance is drained. One
-that goes has its process ended, whatever it did. A slot on which instances do not come up or die is
-left alone for a while, longer each time, so that a provider that lies costs little.
+A slot that is noticed, or closed by hand, gets no more instances, and its instance is drained; so
+is one whose price rises above what its deployment pays. One that goes has its process ended,
+whatever it did. A slot on which instances do not come up or die is left alone for a while, longer
+each time, so that a provider that lies costs little.
 
 | slot | leaves it when |
 |---|---|
@@ -43,8 +44,31 @@ class SlotCame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPriced:
+    """An instance on a spot device costs something else from now on."""
+
+    slot_id: SlotId
+    price: float
+    """Of an instance an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNoticed:
     """A spot device will be taken back soon, or is not to be used for now."""
+
+    slot_id: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotClosed:
+    """An operator closed a spot device: it is not to be used until it is opened."""
+
+    slot_id: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotOpened:
+    """An operator opened a spot device that was closed."""
 
     slot_id: SlotId
 
@@ -111,12 +135,16 @@ class PoolTicked:
     at_us: int
 
 
-Fact: TypeAlias = SlotCame | SlotNoticed | SlotGone
+Fact: TypeAlias = SlotCame | SlotPriced | SlotNoticed | SlotGone
 """What a provider tells."""
 
-Event: TypeAlias = (
-    Fact | Wanted | InstanceUp | InstanceFailed | SlotDrained | InstanceStopped | PoolTicked
-)
+ByHand: TypeAlias = SlotClosed | SlotOpened
+"""What an operator orders."""
+
+Outcome: TypeAlias = InstanceUp | InstanceFailed | SlotDrained | InstanceStopped
+"""What became of an order."""
+
+Event: TypeAlias = Fact | ByHand | Wanted | Outcome | PoolTicked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +228,14 @@ class SpotPool:
     def __init__(self) -> None:
         self.slots: dict[SlotId, Slot] = {}
         self.wanted: dict[DeploymentId, Wanted] = {}
+        self.closed: set[SlotId] = set()
+        """Those that an operator closed, whether they are there or not."""
         self._numbers = 0
         self._now_us = 0
 
     def handle(self, event: Event) -> list[Order]:
         """Apply an event and return the orders that follow from it."""
-        return [*self._apply(event), *self._assign(), *self._share()]
+        return [*self._apply(event), *self._price_out(), *self._assign(), *self._share()]
 
     def count(self, deployment_id: DeploymentId) -> int:
         """Return how many slots a deployment has that it will keep."""
@@ -223,28 +253,33 @@ class SpotPool:
             case PoolTicked():
                 self._now_us = event.at_us
                 return []
+            case SlotOpened():
+                self.closed.discard(event.slot_id)
+                return []
+            case SlotClosed():
+                self.closed.add(event.slot_id)
+                slot_ = self.slots.get(event.slot_id)
+                return [] if slot_ is None else self._drain(event.slot_id, slot_)
             case _:
                 slot_ = self.slots.get(event.slot_id)
                 return [] if slot_ is None else self._on_slot(event, slot_)
 
     def _on_slot(
-        self,
-        event: SlotNoticed | SlotGone | InstanceUp | InstanceFailed | SlotDrained | InstanceStopped,
-        slot: Slot,
+        self, event: SlotPriced | SlotNoticed | SlotGone | Outcome, slot: Slot
     ) -> list[Order]:
-        if isinstance(event, SlotNoticed):
-            slot.is_noticed = True
-            return self._drain(event.slot_id, slot)
-        if isinstance(event, SlotGone):
-            slot.is_gone = True
-            return self._leave(event.slot_id, slot)
+        match event:
+            case SlotPriced():
+                slot.price = event.price
+                return []
+            case SlotNoticed():
+                slot.is_noticed = True
+                return self._drain(event.slot_id, slot)
+            case SlotGone():
+                slot.is_gone = True
+                return self._leave(event.slot_id, slot)
         return self._on_instance(event, slot) if event.number == slot.number else []
 
-    def _on_instance(
-        self,
-        event: InstanceUp | InstanceFailed | SlotDrained | InstanceStopped,
-        slot: Slot,
-    ) -> list[Order]:
+    def _on_instance(self, event: Outcome, slot: Slot) -> list[Order]:
         match event:
             case InstanceUp():
                 return self._up(event.slot_id, slot)
@@ -274,14 +309,14 @@ class SpotPool:
             return []
         slot.enter(State.UP)
         slot.failures = 0
-        return self._drain(slot_id, slot) if slot.is_noticed else []
+        return [] if self._is_open(slot_id, slot) else self._drain(slot_id, slot)
 
     def _fail(self, event: InstanceFailed, slot: Slot) -> list[Order]:
         """Leave a slot alone for a while, unless it is being taken back."""
         if slot.state is State.STOPPING:  # by our own doing
             return []
         slot.because = event.because
-        if not (slot.is_noticed or slot.is_gone):
+        if self._is_open(event.slot_id, slot) and not slot.is_gone:
             pause_us = min(MAX_PAUSE_US, FIRST_PAUSE_US << min(slot.failures, 10))
             slot.failures += 1
             slot.not_before_us = self._now_us + pause_us
@@ -312,6 +347,19 @@ class SpotPool:
         slot.user = None
         return self._leave(slot_id, slot) if slot.is_gone else []
 
+    def _is_open(self, slot_id: SlotId, slot: Slot) -> bool:
+        """Whether a slot may get an instance, and keep one."""
+        return not slot.is_noticed and slot_id not in self.closed
+
+    def _price_out(self) -> list[Order]:
+        """Drain instances that cost more than their deployments pay by now."""
+        return [
+            order
+            for slot_id, slot in self.slots.items()
+            if slot.user in self.wanted and not self.wanted[slot.user].pays(slot.price)
+            for order in self._drain(slot_id, slot)
+        ]
+
     def _assign(self) -> list[Order]:
         """Give free slots, the cheapest first, to deployments that want one."""
         if not self.wanted:
@@ -320,7 +368,7 @@ class SpotPool:
             (slot.price, name)
             for name, slot in self.slots.items()
             if slot.state is State.FREE
-            and not slot.is_noticed
+            and self._is_open(name, slot)
             and slot.not_before_us <= self._now_us
         ]
         counts = {one: self.count(one) for one in self.wanted} if free else {}

@@ -66,7 +66,11 @@ class RolloutPort(Protocol):
         ...
 
     def drain(self, device: str) -> None:
-        """Have the samples of a spot instance go on elsewhere, and use its device no more."""
+        """Have the samples of a spot instance go on elsewhere, and close its device."""
+        ...
+
+    def open(self, device: str) -> None:
+        """Open a spot device that `drain` closed."""
         ...
 
     def versions_in_use(self) -> set[VersionId]:

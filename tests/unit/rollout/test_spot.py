@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout.spot import SpotInstances
 from tests.fakes.fake_hosts import FakeHosts
@@ -38,12 +41,12 @@ def of(b: Bench) -> SpotInstances:
     return b.manager.spot
 
 
-async def until(b: Bench, *, serving: int) -> None:
-    """Return when so many spot instances serve."""
+async def until(b: Bench, *, serving: int, closed: int = 0) -> None:
+    """Return when so many spot instances serve, and so many spot devices are closed."""
     async with asyncio.timeout(10):
         while True:
             found = [one.phase for one in b.manager.instances() if one.kind == "spot"]
-            if found.count("serving") == serving:
+            if (found.count("serving"), found.count("closed")) == (serving, closed):
                 return
             await asyncio.sleep(0.005)
 
@@ -108,7 +111,21 @@ async def test_a_notice_moves_samples_with_the_tokens_and_draws_they_have() -> N
         assert tokens(await b.answers(operation)) == tokens(expected)
         assert made
         assert sum(engine.generated for engine in engines) == 6 * 12, "no token was made twice"
-        assert of(b).pool.slots["n:0"].is_noticed
+        assert of(b).pool.closed == {"n:0"}
+
+
+async def test_a_device_that_was_drained_is_opened_again_and_no_other() -> None:
+    hosts = FakeHosts(["n:0", "n:1"], held=False)
+    async with spot_bench(hosts) as b:
+        await until(b, serving=2)
+        with pytest.raises(PlexError, match=r"n:0 was not drained by .* it is open"):
+            b.manager.open("n:0")
+        with pytest.raises(PlexError, match="no spot device 'n:7'"):
+            b.manager.open("n:7")
+        b.manager.drain("n:0")
+        await until(b, serving=1, closed=1)
+        b.manager.open("n:0")
+        await until(b, serving=2)
 
 
 async def test_a_spot_instance_killed_without_notice_loses_no_token() -> None:

@@ -29,6 +29,7 @@ CHANGING: list[Message] = [
     pb.MoveJobRequest(job_id="j"),
     pb.PinJobRequest(job_id="j", is_pinned=True),
     pb.DrainInstanceRequest(device="spot-a:0"),
+    pb.OpenInstanceRequest(device="spot-a:0"),
 ]
 LOOKING: list[Message] = [
     pb.ListNodesRequest(),

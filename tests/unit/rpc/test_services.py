@@ -86,6 +86,14 @@ async def test_a_stream_that_fails_midway_ends_with_its_error(channel: grpc.aio.
 def test_options_of_methods_are_read_from_the_descriptor() -> None:
     methods = services.unary_methods(ROUTER)
     marked = {name for name, m in methods.items() if services.has_option(m, pb.operators_only)}
-    assert marked == {"ChangeNode", "AddNode", "DrainInstance", "Repack", "MoveJob", "PinJob"}
+    assert marked == {
+        "ChangeNode",
+        "AddNode",
+        "DrainInstance",
+        "OpenInstance",
+        "Repack",
+        "MoveJob",
+        "PinJob",
+    }
     assert "Operate" not in methods
     assert services.reply_type(methods["ListJobs"]) is pb.ListJobsReply

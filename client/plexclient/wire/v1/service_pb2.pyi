@@ -1129,3 +1129,13 @@ class DrainInstanceRequest(_message.Message):
     is_operator: bool
     device: str
     def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...
+
+class OpenInstanceRequest(_message.Message):
+    __slots__ = ("tenant", "is_operator", "device")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    is_operator: bool
+    device: str
+    def __init__(self, tenant: _Optional[str] = ..., is_operator: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...

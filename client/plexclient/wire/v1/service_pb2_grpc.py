@@ -169,6 +169,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
                 _registered_method=True)
+        self.OpenInstance = channel.unary_unary(
+                '/plexsvc.v1.Router/OpenInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
         self.Score = channel.unary_stream(
                 '/plexsvc.v1.Router/Score',
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
@@ -359,6 +364,12 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Score(self, request, context):
         """as Reward.Score
         """
@@ -515,6 +526,11 @@ def add_RouterServicer_to_server(servicer, server):
             'DrainInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainInstance,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'OpenInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
             'Score': grpc.unary_stream_rpc_method_handler(
@@ -1253,6 +1269,33 @@ class Router:
             _registered_method=True)
 
     @staticmethod
+    def OpenInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Router/OpenInstance',
+            plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Score(request,
             target,
             options=(),
@@ -1491,6 +1534,11 @@ class SchedulerStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
                 _registered_method=True)
+        self.OpenInstance = channel.unary_unary(
+                '/plexsvc.v1.Scheduler/OpenInstance',
+                request_serializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -1643,6 +1691,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1764,6 +1818,11 @@ def add_SchedulerServicer_to_server(servicer, server):
             'DrainInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainInstance,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
+            ),
+            'OpenInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.SerializeToString,
             ),
     }
@@ -2415,6 +2474,33 @@ class Scheduler:
             target,
             '/plexsvc.v1.Scheduler/DrainInstance',
             plexsvc_dot_v1_dot_service__pb2.DrainInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Scheduler/OpenInstance',
+            plexsvc_dot_v1_dot_service__pb2.OpenInstanceRequest.SerializeToString,
             plexsvc_dot_v1_dot_service__pb2.ListInstancesReply.FromString,
             options,
             channel_credentials,

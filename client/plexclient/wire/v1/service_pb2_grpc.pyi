@@ -72,6 +72,7 @@ class RouterStub:
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
+    OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
     Score: _grpc.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """as Reward.Score"""
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
@@ -119,6 +120,7 @@ class RouterAsyncStub(RouterStub):
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """as Reward.Score"""
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
@@ -294,6 +296,12 @@ class RouterServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
 
+    def OpenInstance(
+        self,
+        request: _service_pb2.OpenInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
     def Score(
         self,
         request: _reward_pb2.ScoreRequest,
@@ -354,6 +362,7 @@ class SchedulerStub:
     GetReport: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]
     ListInstances: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]
     DrainInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]
+    OpenInstance: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -386,6 +395,7 @@ class SchedulerAsyncStub(SchedulerStub):
     GetReport: _aio.UnaryUnaryMultiCallable[_service_pb2.ReportRequest, _service_pb2.ReportReply]  # type: ignore[assignment]
     ListInstances: _aio.UnaryUnaryMultiCallable[_service_pb2.ListInstancesRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
     DrainInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.DrainInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
+    OpenInstance: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenInstanceRequest, _service_pb2.ListInstancesReply]  # type: ignore[assignment]
 
 class SchedulerServicer:
     """Called by routers only. `tenant` fields are filled by the router."""
@@ -533,6 +543,12 @@ class SchedulerServicer:
     def DrainInstance(
         self,
         request: _service_pb2.DrainInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
+
+    def OpenInstance(
+        self,
+        request: _service_pb2.OpenInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListInstancesReply, _abc.Awaitable[_service_pb2.ListInstancesReply]]: ...
 

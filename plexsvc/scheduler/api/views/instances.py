@@ -21,16 +21,37 @@ async def list_instances(
 async def drain_instance(
     scheduler: LiveScheduler, request: service_pb2.DrainInstanceRequest
 ) -> service_pb2.ListInstancesReply:
-    """Have a spot instance's samples go elsewhere and use its device no more until it comes anew.
+    """Have a spot instance's samples go elsewhere, and close its device until it is opened.
 
     Raises:
         PlexError: `not_found` when no spot device is called so.
     """
     scheduler.check_open()
     scheduler.reach.rollout.drain(request.device)
-    found = _listed(scheduler, request).instances
+    return _one(scheduler, request)
+
+
+async def open_instance(
+    scheduler: LiveScheduler, request: service_pb2.OpenInstanceRequest
+) -> service_pb2.ListInstancesReply:
+    """Let a spot device that was drained by hand have instances again.
+
+    Raises:
+        PlexError: `not_found` when no spot device is called so; `bad_request` when it was not
+            drained.
+    """
+    scheduler.check_open()
+    scheduler.reach.rollout.open(request.device)
+    return _one(scheduler, request)
+
+
+def _one(
+    scheduler: LiveScheduler,
+    asked: service_pb2.DrainInstanceRequest | service_pb2.OpenInstanceRequest,
+) -> service_pb2.ListInstancesReply:
+    found = _listed(scheduler, asked).instances
     return service_pb2.ListInstancesReply(
-        instances=[one for one in found if one.device == request.device]
+        instances=[one for one in found if one.device == asked.device]
     )
 
 
@@ -57,4 +78,4 @@ def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstances
 
 
 METHODS: Final[Methods] = {"ListInstances": list_instances}
-CHANGES: Final[Methods] = {"DrainInstance": drain_instance}
+CHANGES: Final[Methods] = {"DrainInstance": drain_instance, "OpenInstance": open_instance}

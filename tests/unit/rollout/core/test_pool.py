@@ -97,6 +97,53 @@ def test_a_noticed_slot_gets_no_instance_until_it_comes_anew() -> None:
     assert len(made.handle(pool.SlotCame(slot_id="s:0"))) == 1
 
 
+def test_a_slot_closed_by_hand_drains_and_stays_closed_until_it_is_opened() -> None:
+    made = with_slots(1)
+    made.handle(pool.Wanted(deployment_id=A, most=1))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    assert made.handle(pool.SlotClosed(slot_id="s:0")) == [
+        pool.DrainInstance(slot_id="s:0", number=1, deployment_id=A)
+    ]
+    made.handle(pool.SlotDrained(slot_id="s:0", number=1))
+    assert made.handle(pool.InstanceStopped(slot_id="s:0", number=1)) == []
+    made.handle(pool.SlotGone(slot_id="s:0"))
+    assert made.handle(pool.SlotCame(slot_id="s:0")) == [], "its provider cannot open it"
+    assert made.handle(pool.SlotOpened(slot_id="s:0")) == [
+        pool.StartInstance(slot_id="s:0", number=2, deployment_id=A)
+    ]
+
+
+def test_an_opened_slot_that_its_provider_takes_back_gets_no_instance() -> None:
+    made = with_slots(1)
+    made.handle(pool.SlotClosed(slot_id="s:0"))
+    made.handle(pool.SlotNoticed(slot_id="s:0"))
+    made.handle(pool.SlotOpened(slot_id="s:0"))
+    assert made.handle(pool.Wanted(deployment_id=A, most=1)) == []
+
+
+def test_an_instance_leaves_when_its_price_rises_above_what_its_deployment_pays() -> None:
+    made = with_slots(1, price=1.0)
+    made.handle(pool.Wanted(deployment_id=A, most=1, price=2.0))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    assert made.handle(pool.SlotPriced(slot_id="s:0", price=2.0)) == []
+    assert made.handle(pool.SlotPriced(slot_id="s:0", price=2.5)) == [
+        pool.DrainInstance(slot_id="s:0", number=1, deployment_id=A)
+    ]
+    made.handle(pool.SlotDrained(slot_id="s:0", number=1))
+    assert made.handle(pool.InstanceStopped(slot_id="s:0", number=1)) == []
+    assert made.handle(pool.SlotPriced(slot_id="s:0", price=1.5)) == [
+        pool.StartInstance(slot_id="s:0", number=2, deployment_id=A)
+    ]
+
+
+def test_a_deployment_that_pays_less_than_before_gives_dear_instances_up() -> None:
+    made = with_slots(1, price=1.0)
+    made.handle(pool.Wanted(deployment_id=A, most=1))
+    made.handle(pool.InstanceUp(slot_id="s:0", number=1))
+    (drain,) = made.handle(pool.Wanted(deployment_id=A, most=1, price=0.5))
+    assert isinstance(drain, pool.DrainInstance)
+
+
 def test_a_slot_whose_instances_never_come_is_tried_ever_more_seldom() -> None:
     made = with_slots(1)
     made.handle(pool.PoolTicked(at_us=0))
@@ -170,6 +217,15 @@ class Course(RuleBasedStateMachine):
         made = pool.SlotNoticed if is_noticed else pool.SlotGone
         self.tell(made(slot_id=f"s:{number}"))
 
+    @rule(number=st.integers(0, 3), price=st.sampled_from([0.0, 1.0, 2.0]))
+    def price(self, number: int, price: float) -> None:
+        self.tell(pool.SlotPriced(slot_id=f"s:{number}", price=price))
+
+    @rule(number=st.integers(0, 3), is_closed=st.booleans())
+    def close(self, number: int, is_closed: bool) -> None:
+        made = pool.SlotClosed if is_closed else pool.SlotOpened
+        self.tell(made(slot_id=f"s:{number}"))
+
     @rule(
         who=st.sampled_from([A, B]),
         least=st.integers(0, 2),
@@ -222,6 +278,12 @@ class Course(RuleBasedStateMachine):
             want = self.pool.wanted.get(one)
             assert self.pool.count(one) <= (want.most if want else 0)
         for name, slot in self.pool.slots.items():
+            want = self.pool.wanted.get(slot.user) if slot.user else None
+            if slot.state in {State.STARTING, State.UP}:
+                assert not slot.is_noticed
+                assert name not in self.pool.closed
+                assert want is not None
+                assert want.pays(slot.price)
             assert (slot.user is None) == (slot.state is State.FREE)
             assert not slot.is_gone or slot.state is State.STOPPING
             assert (slot.state is State.FREE) == (name not in self.living.values())
