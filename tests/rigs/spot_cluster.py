@@ -26,11 +26,20 @@ PROMPTS: Final = [[3, 4, 12, 5, 16], [7, 8, 9], [4, 4, 4, 4], [12, 3]]
 
 def instances(cluster: LiveCluster) -> list[dict[str, str]]:
     """Return what `plexctl instance list` says."""
-    command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "list", "--json"]
+    found: list[dict[str, str]] = json.loads(_plexctl(cluster, "list", "--json"))["instances"]
+    return found
+
+
+def change_instance(cluster: LiveCluster, verb: str, device: str) -> None:
+    """Do what `plexctl instance VERB DEVICE` does."""
+    _plexctl(cluster, verb, device)
+
+
+def _plexctl(cluster: LiveCluster, *args: str) -> str:
+    command = [sys.executable, "-m", "plexsvc.cli.main", "instance", *args]
     options = ["--address", cluster.address, "--token", cluster.token]
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
-    found: list[dict[str, str]] = json.loads(done.stdout)["instances"]
-    return found
+    return done.stdout
 
 
 def wait_until_serving(cluster: LiveCluster, deployment: plex.Rollout, count: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from tests.rigs.live_cluster import SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.spot_cluster import (
     NODES,
     PROMPTS,
+    change_instance,
     generate_under_kills,
     instances,
     tokens,
@@ -69,7 +68,7 @@ def test_kills_of_spot_instances_at_any_token_change_no_token(
         assert differing == 0, f"{differing} samples differ"
 
 
-def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone(
+def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone_until_it_is_opened(
     spot_cluster: LiveCluster, tiny_model: Path
 ) -> None:
     with (
@@ -102,14 +101,18 @@ def test_two_jobs_share_spot_devices_and_a_drained_one_is_left_alone(
         expected = [tokens(rollout.generate(PROMPTS, **OPTIONS)) for rollout in rollouts]
         assert expected[0] == expected[1]
         under_way = [rollout.generate.submit(PROMPTS, **OPTIONS) for rollout in rollouts]
-        command = [sys.executable, "-m", "plexsvc.cli.main", "instance", "drain", "spot-a:0"]
-        options = ["--address", spot_cluster.address, "--token", spot_cluster.token]
-        subprocess.run([*command, *options], check=True, capture_output=True)
+        change_instance(spot_cluster, "drain", "spot-a:0")
         done = [future.result() for future in under_way]
         assert [tokens(samples) for samples in done] == expected
         assert [samples.metrics["instances_lost"] for samples in done] == [0, 0]
         (left,) = [v for v in instances(spot_cluster) if v["device"] == "spot-a:0"]
-        assert left["phase"] in {"free", "stopping"}
+        assert left["phase"] in {"closed", "stopping"}
+        change_instance(spot_cluster, "open", "spot-a:0")
+        wait_until(
+            lambda: {"serving"} == {v.get("phase") for v in instances(spot_cluster)},
+            what="the device that was opened serves again",
+            timeout_s=90,
+        )
 
 
 def test_micro_batches_give_the_gradient_of_the_whole(
