@@ -21,7 +21,10 @@ from typing import Any
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexclient.wire.v1 import reward_pb2_grpc
 from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.core.vocabulary import WorkerId
 from plexsvc.reward.main import serving
+from plexsvc.reward.messages import Done, Ready, Task
+from plexsvc.reward.workers import LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.keys import make_keys, write_keys
@@ -79,6 +82,26 @@ async def added_ms(stub: Any, *, rate: float, lasts_s: float) -> list[float]:  #
     return sorted(found)
 
 
+async def cold_ms(starts: int) -> list[float]:
+    """Return how long a check takes from the start of its worker, in order."""
+    heard: asyncio.Queue[Ready | Done | str] = asyncio.Queue()
+    task = Task("code_python", 0, text=CODE, reference=TESTS, settings="", files={})
+    found: list[float] = []
+    async with LocalWorkers(lambda _, message: heard.put_nowait(message)) as workers:
+        for number in range(-1, starts):  # the first waits for the zygote, too
+            begun_s = time.monotonic()
+            workers.start(WorkerId(number), modules=())
+            assert isinstance(await heard.get(), Ready)
+            workers.send(WorkerId(number), task)
+            done = await heard.get()
+            assert isinstance(done, Done)
+            assert done.score == 1, done
+            found.append((time.monotonic() - begun_s) * 1e3)
+            workers.stop(WorkerId(number))
+            await heard.get()
+    return sorted(found[1:])
+
+
 async def measure(samples: int, checks: int) -> dict[str, Any]:
     """Return the figures."""
     directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
@@ -96,6 +119,7 @@ async def measure(samples: int, checks: int) -> dict[str, Any]:
         half_ms = await added_ms(stub, rate=samples / took_s / 2, lasts_s=5)
         asked = request("code_python", CODE, TESTS, samples=checks)
         times_ms = sorted(await scored(stub, asked))
+    colds_ms = await cold_ms(10)
     return {
         "benchmark": "reward_proxy",
         "requests_per_s": round(samples / took_s),
@@ -107,6 +131,10 @@ async def measure(samples: int, checks: int) -> dict[str, Any]:
         "sandboxed_check_ms": {
             "median": round(statistics.median(times_ms), 1),
             "best": round(times_ms[0], 1),
+        },
+        "check_on_a_cold_worker_ms": {
+            "median": round(statistics.median(colds_ms), 1),
+            "best": round(colds_ms[0], 1),
         },
         "load_before": round(os.getloadavg()[0], 1),
     }

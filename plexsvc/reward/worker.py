@@ -1,8 +1,6 @@
 """Worker of the reward service: a process that runs one stage of one request at a time.
 
-`python -m plexsvc.reward.worker FD PARENT [MODULE ...]` speaks on descriptor FD with its parent,
-imports the modules before it says that it is ready, and dies with its parent. It has one thread and
-no event loop, so that it can fork what runs in a sandbox.
+A zygote (`zygote.py`) forks it. It has one thread and no event loop.
 """
 
 from __future__ import annotations
@@ -26,36 +24,32 @@ from plexsvc.reward.programs.base import Passed, RefusedError, Scored, TimedOut,
 from plexsvc.reward.programs.registry import PROGRAMS
 from plexsvc.reward.sandbox.base import Sandbox
 from plexsvc.reward.sandbox.opening import open_sandbox
-from plexsvc.tether import die_before_parent, die_with_parent, set_process_name
+from plexsvc.tether import die_before_parent, set_process_name
 
 MAX_MEMORY_BYTES: Final = 4 << 30
 """Address space of a worker: what a model wrote may make a library compute without end. Stages in
 a sandbox have limits of their own, which may be higher."""
 
 
-def main() -> int:
-    """Serve one proxy until it closes the line."""
-    fd, parent_pid, modules = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    die_with_parent(parent_pid)
+def serve(line: socket.socket) -> None:
+    """Serve a proxy until it closes the line."""
     die_before_parent()
     set_process_name("reward-worker")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.RLIM_INFINITY))
     sandbox = open_sandbox()
-    _import(modules)
-    with socket.socket(fileno=fd) as line:
+    with line:
         line.sendall(messages.encode(Ready(sandbox.describe())))
         while (body := _read(line)) is not None:
             match messages.decode(body):
                 case Warm() as warm:
-                    _import(warm.modules)
+                    import_all(warm.modules)
                 case Task() as task:
                     line.sendall(messages.encode(run(task, sandbox=sandbox)))
                 case other:
                     raise AssertionError(other)
-    return 0
 
 
-def _import(modules: Iterable[str]) -> None:
+def import_all(modules: Iterable[str]) -> None:
     """Import what programs need, as far as it is there: who lacks it says so when it runs."""
     for module in modules:
         with suppress(ImportError):
@@ -114,7 +108,3 @@ def _read_exactly(line: socket.socket, nbytes: int) -> bytes | None:
             return None
         data += part
     return bytes(data)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -10,14 +11,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, Self
 
+import msgspec
+
 from plexsvc.log import Log
 from plexsvc.reward import messages
 from plexsvc.reward.core.vocabulary import WorkerId
 from plexsvc.reward.messages import Done, Ready, Task, Warm
+from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop, decode_report
 
 log = Log(__name__)
 
 _REAP_S: Final = 10.0
+_ZYGOTE_PAUSE_S: Final = 1.0
+_FULL_PAUSE_S: Final = 0.01
 
 Heard = Callable[[WorkerId, Ready | Done | str], None]
 """Told of each message of a worker, and at last, as a text, of its end."""
@@ -49,40 +55,42 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Workers as children of this process, which die with it. Use as an async context manager."""
+    """Workers on this machine, which die with this process. Use as an async context manager."""
 
     def __init__(self, heard: Heard) -> None:
         self._heard = heard
         self._tasks = asyncio.TaskGroup()
         self._lines: dict[WorkerId, asyncio.StreamWriter] = {}
-        self._processes: dict[WorkerId, subprocess.Popen[bytes]] = {}
+        self._pids: dict[WorkerId, int] = {}
+        self._exit_codes: dict[WorkerId, asyncio.Future[int | None]] = {}
+        self._orders: asyncio.Queue[tuple[Start | Stop, socket.socket | None]] = asyncio.Queue()
         self._is_closing = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        self._keeping = self._tasks.create_task(self._keep_zygote())
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         self._is_closing = True
-        for process in self._processes.values():
-            process.kill()
+        self._keeping.cancel()
+        await asyncio.wait([self._keeping])
+        while not self._orders.empty():
+            _, theirs = self._orders.get_nowait()
+            if theirs is not None:
+                theirs.close()
         await self._tasks.__aexit__(None, None, None)
 
     @property
     def pids(self) -> Mapping[WorkerId, int]:
         """The processes of the workers that live."""
-        return {worker: process.pid for worker, process in self._processes.items()}
+        return dict(self._pids)
 
     def start(self, worker: WorkerId, *, modules: Sequence[str]) -> None:
-        """Start a worker that imports `modules`."""
+        """Start a worker that has imported `modules`."""
         ours, theirs = socket.socketpair()
-        fd = theirs.fileno()
-        argv = [sys.executable, "-m", "plexsvc.reward.worker", str(fd), str(os.getpid()), *modules]
-        with theirs:
-            # vfork: a fork of a process that serves gRPC may die before it can exec.
-            self._processes[worker] = subprocess.Popen(
-                argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        self._exit_codes[worker] = asyncio.get_running_loop().create_future()
+        self._orders.put_nowait((Start(worker, tuple(modules)), theirs))
         self._tasks.create_task(self._listen(worker, ours))
 
     def send(self, worker: WorkerId, task: Task) -> None:
@@ -98,8 +106,48 @@ class LocalWorkers:
 
     def stop(self, worker: WorkerId) -> None:
         """Kill a worker."""
-        if worker in self._processes:
-            self._processes[worker].kill()
+        self._orders.put_nowait((Stop(worker), None))
+
+    async def _keep_zygote(self) -> None:
+        """Have a zygote until cancelled: one that dies takes its workers along, and is replaced."""
+        while True:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours:
+                ours.setblocking(False)
+                with theirs:
+                    process = _start_zygote(theirs)
+                feeding = self._tasks.create_task(self._feed(ours))
+                try:
+                    await self._hear_zygote(ours)
+                finally:
+                    feeding.cancel()
+                    process.kill()
+                    process.wait(_REAP_S)
+                    for exit_code in self._exit_codes.values():
+                        _resolve(exit_code, None)
+            log.warning("the zygote of workers ended", exit_code=process.returncode)
+            await asyncio.sleep(_ZYGOTE_PAUSE_S)
+
+    async def _feed(self, line: socket.socket) -> None:
+        """Send the zygote its orders until it ends; what it was to do then ends with it."""
+        while True:
+            order, theirs = await self._orders.get()
+            with theirs or contextlib.nullcontext(), contextlib.suppress(ConnectionError):
+                await _send(line, msgspec.msgpack.encode(order), theirs)
+
+    async def _hear_zygote(self, line: socket.socket) -> None:
+        """Return when the zygote has ended."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while body := await loop.sock_recv(line, MAX_MESSAGE_BYTES):
+                report: Started | Ended = decode_report(body)
+                worker = WorkerId(report.worker)
+                match report:
+                    case Started(pid=pid):
+                        self._pids[worker] = pid
+                    case Ended(exit_code=code):
+                        self._pids.pop(worker, None)
+                        _resolve(self._exit_codes.get(worker), code)
 
     async def _listen(self, worker: WorkerId, ours: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -115,12 +163,13 @@ class LocalWorkers:
         finally:
             del self._lines[worker]
             writer.close()
-            process = self._processes[worker]
-            process.kill()
-            code = await asyncio.to_thread(process.wait, _REAP_S)
-            del self._processes[worker]
+            self.stop(worker)
+            await asyncio.wait([self._exit_codes[worker]], timeout=_REAP_S)
+            ended = self._exit_codes.pop(worker)
+            code = ended.result() if ended.done() else None
+            self._pids.pop(worker, None)
         if not self._is_closing:
-            self._heard(worker, f"{reason} (exit code {code})")
+            self._heard(worker, f"{reason} (exit code {'unknown' if code is None else code})")
 
 
 async def _next(reader: asyncio.StreamReader) -> Ready | Done:
@@ -131,3 +180,25 @@ async def _next(reader: asyncio.StreamReader) -> Ready | Done:
     if not isinstance(found, Ready | Done):
         raise ValueError(f"a {type(found).__name__}")  # noqa: TRY004 - of the stream, not of a caller
     return found
+
+
+def _start_zygote(line: socket.socket) -> subprocess.Popen[bytes]:
+    fd = line.fileno()
+    argv = [sys.executable, "-m", "plexsvc.reward.zygote", str(fd), str(os.getpid())]
+    # vfork: a fork of a process that serves gRPC may die before it can exec.
+    return subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+async def _send(line: socket.socket, body: bytes, descriptor: socket.socket | None) -> None:
+    while True:
+        try:
+            socket.send_fds(line, [body], [descriptor.fileno()] if descriptor else [])
+        except BlockingIOError:
+            await asyncio.sleep(_FULL_PAUSE_S)  # it reads when it has forked what was asked before
+        else:
+            return
+
+
+def _resolve(exit_code: asyncio.Future[int | None] | None, code: int | None) -> None:
+    if exit_code is not None and not exit_code.done():
+        exit_code.set_result(code)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from plexsvc.reward import messages
 from plexsvc.reward.messages import Done, Ready, Task, Warm
+from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop, decode_report
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -22,22 +26,74 @@ def read(line: socket.socket) -> Any:  # noqa: ANN401 - the next message
     return messages.decode(line.recv(messages.LENGTH.unpack(head)[0], socket.MSG_WAITALL))
 
 
-def test_a_worker_is_warmed_while_it_is_idle(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text("from pathlib import Path; Path('here').touch()")
-    ours, theirs = socket.socketpair()
-    fd = theirs.fileno()
-    argv = [sys.executable, "-m", "plexsvc.reward.worker", str(fd), str(os.getpid())]
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[socket.socket]:
+    """Yield the line of a zygote of workers."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-m", "plexsvc.reward.zygote", str(theirs.fileno()), str(os.getpid())]
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with (
         ours,
-        subprocess.Popen(argv, pass_fds=(fd,), cwd=tmp_path, env=environment) as worker,
+        subprocess.Popen(
+            argv, pass_fds=(theirs.fileno(),), cwd=tmp_path, env=environment
+        ) as process,
     ):
         theirs.close()
-        assert isinstance(read(ours), Ready)
+        yield ours
+        process.kill()
+
+
+def start(zygote: socket.socket, *modules: str) -> tuple[socket.socket, int]:
+    """Return the line of a worker that is ready, and its process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        order = msgspec.msgpack.encode(Start(1, modules))
+        socket.send_fds(zygote, [order], [theirs.fileno()])
+    started = decode_report(zygote.recv(MAX_MESSAGE_BYTES))
+    assert isinstance(started, Started)
+    assert isinstance(read(ours), Ready)
+    return ours, started.pid
+
+
+def test_a_worker_is_warmed_while_it_is_idle(zygote: socket.socket, tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text("from pathlib import Path; Path('here').touch()")
+    ours, _ = start(zygote)
+    with ours:
         assert not (tmp_path / "here").exists()
         ours.sendall(messages.encode(Warm(("no_such_library", "slow_library"))))
         task = Task("exact", 0, text="4", reference='"4"', settings="", files={})
         ours.sendall(messages.encode(task))
         assert read(ours) == Done("scored", 1.0)
         assert (tmp_path / "here").exists()
-        worker.kill()
+
+
+def test_what_one_worker_needs_is_imported_once_for_all(
+    zygote: socket.socket, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_library.py").write_text("import os; open(str(os.getpid()), 'w')")
+    for _ in range(2):
+        start(zygote, "slow_library")[0].close()
+        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == Ended(1, 0)
+    (importer,) = (int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    assert Path(f"/proc/{importer}/comm").read_text() == "reward-zygote\n"
+
+
+def test_a_worker_is_killed_when_it_is_told_and_its_end_is_reported(zygote: socket.socket) -> None:
+    ours, pid = start(zygote)
+    with ours:
+        zygote.send(msgspec.msgpack.encode(Stop(1)))
+        assert decode_report(zygote.recv(MAX_MESSAGE_BYTES)) == Ended(1, -signal.SIGKILL)
+        assert not Path(f"/proc/{pid}").exists()
+        assert not ours.recv(1)
+
+
+def test_a_worker_holds_no_descriptor_but_its_own(zygote: socket.socket) -> None:
+    first, _ = start(zygote)
+    second, pid = start(zygote)
+    with first, second:
+        sockets = [
+            entry
+            for entry in Path(f"/proc/{pid}/fd").iterdir()
+            if "socket" in str(entry.readlink())
+        ]
+        assert len(sockets) == 2, "its line, and that of its sandbox"
