@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,9 +55,13 @@ async def beside(stub: Any, code: str | None, *, checks: int) -> dict[str, float
     return {"check_ms": round(statistics.median(times_ms), 1), "all_s": round(took_s, 2)}
 
 
-async def measure(checks: int, repeats: int) -> dict[str, Any]:
-    """Return the figures."""
-    kinds: Mapping[str, str | None] = {NOBODY: None, **GREEDY}
+async def measure(checks: int, repeats: int, *, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the figures, of the kinds that are asked for or of all."""
+    kinds: Mapping[str, str | None] = {
+        kind: code
+        for kind, code in {NOBODY: None, **GREEDY}.items()
+        if not only or kind in {COMPUTES, *only}
+    }
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(repeats):
         for kind, code in kinds.items():
@@ -93,8 +97,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checks", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kinds", default="", help="names of hostile programs; all unless given")
     arguments = parser.parse_args()
-    found = loops.run(asyncio.wait_for(measure(arguments.checks, arguments.repeats), 1800))
+    only = [kind for kind in arguments.kinds.split(",") if kind]
+    found = loops.run(
+        asyncio.wait_for(measure(arguments.checks, arguments.repeats, only=only), 1800)
+    )
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -49,6 +49,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "make an anonymous memory file": _tries("os.memfd_create('x')"),
     "start a session of its own": "import os\nif os.fork() == 0:\n"
     "    os.setsid(); print('ESCAPED')\nelse:\n    os.wait()\n",
+    "choose its processors": _tries("os.sched_setaffinity(0, os.sched_getaffinity(0))"),
     "write to the system": _tries("open('/usr/lib/left-behind', 'w').write('x')"),
     "see whose processes run": _tries(
         "assert any(p.isdigit() and int(p) > 50 for p in os.listdir('/proc'))"

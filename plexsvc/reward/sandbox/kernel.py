@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import importlib
 import os
 import resource
@@ -60,7 +61,8 @@ _DENIED: Final = {
     "the network": "socket connect bind listen accept accept4",
     "memory that no limit counts": "memfd_create memfd_secret shmget shmat shmctl semget semop "
     "semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink",
-    "more than one share of the processor": "setsid sched_setscheduler sched_setattr",
+    "more than one share of the processor": "setsid sched_setscheduler sched_setattr "
+    "sched_setaffinity",
 }
 """System calls that fail, by what they reach."""
 
@@ -77,6 +79,7 @@ class _MountAttributes(ctypes.Structure):
     )
 
 
+@functools.cache
 def compile_filter() -> bytes:
     """Return the system call filter as BPF instructions.
 

@@ -32,6 +32,8 @@ START_S: Final = 10.0
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CHUNK_BYTES: Final = 1 << 16
+_LAST_PROCESSOR: Final = 36
+"""Its place after the name in `/proc/PID/stat`."""
 
 
 class NamespaceSandbox:
@@ -159,6 +161,8 @@ class _Watch:
     hit: str = ""
     processes: tuple[int, ...] = ()
     """The command and its keeper, once they are known."""
+    processors: Sequence[int] = ()
+    """Those that its processes share, once they are more."""
     failure: str = ""
     output: dict[str, bytearray] = field(
         default_factory=lambda: {name: bytearray() for name in ("stdout", "stderr", "said", "kept")}
@@ -223,8 +227,24 @@ class _Watch:
             return
         if time.monotonic_ns() // 1000 - self.begun_us > self.limits.wall_us:
             self._kill("wall")
-        elif self.processes and _memory_bytes(self.processes[0]) > self.limits.memory_bytes:
-            self._kill("memory")
+        elif self.processes:
+            tasks, memory_bytes = _tree(self.processes[0])
+            if memory_bytes > self.limits.memory_bytes:
+                self._kill("memory")
+            elif len(tasks) > self.limits.cpus:
+                self._confine(tasks)
+
+    def _confine(self, tasks: Sequence[int]) -> None:
+        """Have a command's processes and threads share as many processors as it asked for.
+
+        Else those of one command would get as much of the machine as those of many others.
+        """
+        with suppress(OSError):  # it has ended
+            if not self.processors:
+                self.processors = _processors_of(self.processes[0], self.limits.cpus)
+        for task in tasks if self.processors else ():
+            with suppress(OSError):
+                os.sched_setaffinity(task, self.processors)
 
     def _kill(self, hit: str) -> None:
         self.hit = hit
@@ -262,15 +282,27 @@ class _Watch:
         )
 
 
-def _memory_bytes(process: int) -> int:
-    """Return the resident memory of a process and those below it, without shared pages."""
-    total, todo = 0, [process]
+def _tree(process: int) -> tuple[list[int], int]:
+    """Return the threads of a process and those below it, and their resident memory.
+
+    Pages that are shared do not count.
+    """
+    found: list[int] = []
+    nbytes, todo = 0, [process]
     while todo:
         current = todo.pop()
         with suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{current}/statm").read_text().split()
-            total += (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
+            nbytes += (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
             for task in os.listdir(f"/proc/{current}/task"):  # noqa: PTH208
+                found.append(int(task))
                 children = Path(f"/proc/{current}/task/{task}/children").read_text()
                 todo += [int(child) for child in children.split()]
-    return total
+    return found, nbytes
+
+
+def _processors_of(process: int, number: int) -> Sequence[int]:
+    """Return so many of a process's processors, beginning with the one that it ran on last."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    last = int(fields[_LAST_PROCESSOR])
+    return sorted(os.sched_getaffinity(process), key=lambda one: (one < last, one))[:number]

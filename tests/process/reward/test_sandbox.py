@@ -138,6 +138,23 @@ def test_greed_is_ended_and_leaves_nothing(name: str, sandbox: SandboxProcess) -
         pass  # the keeper, which ends when it has said how the command did
 
 
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_a_tree_of_processes_shares_the_processors_that_it_asked_for(
+    cpus: int, sandbox: Sandbox
+) -> None:
+    """Else a fork bomb has all of the machine's."""
+    if os.cpu_count() == 1:
+        pytest.skip("one processor is shared anyway")
+    code = (
+        "import os, time\n"
+        "if os.fork() and os.fork() and os.fork(): time.sleep(600)\n"
+        f"while len(os.sched_getaffinity(0)) > {cpus}: pass\n"
+        "print(os.fork() and len(os.sched_getaffinity(0)), flush=True); time.sleep(600)\n"
+    )
+    ran = run(sandbox, code, limits=Limits(wall_us=3_000_000, cpus=cpus))
+    assert ran.stdout.split().count(str(cpus)) == 3, ran
+
+
 def test_a_command_gets_its_input_and_files_and_gives_its_output(sandbox: Sandbox) -> None:
     code = (
         "import sys, pathlib\n"
