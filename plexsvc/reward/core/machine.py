@@ -6,15 +6,19 @@ with its worker and gives the timeout score. A program that fails, or whose work
 on another worker, `MAX_TRIES` times in all. The workers of a pool hold the same resources and run
 any stage that asks for these. There are as many as were planned; where no plan is in force, as many
 as there are requests, as far as the nodes have room. A pool with work and without a worker gets its
-first before other pools go on with what is less urgent.
+first before other pools go on with what is less urgent. A tenant that has waited a moment for its
+share of a pool gets it: runs that others have borrowed are stopped, the youngest first, and wait
+again. A tenant's oldest runs, as many as its share, are never stopped for others, so each ends.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from plexsvc.ids import TenantId
 from plexsvc.reward.core.planner import ActiveBatch, HistoryKey, PlanFacts
 from plexsvc.reward.core.planning import UnderWay
 from plexsvc.reward.core.pools import PLANNED_IDLE_US, Place, Pool, place_for
@@ -51,6 +55,10 @@ from plexsvc.reward.core.vocabulary import (
 
 MAX_TRIES: Final = 3
 """Runs of one stage of a request when the program fails."""
+
+PATIENCE_US: Final = 1_000_000
+"""How long a tenant waits for its share before what others have borrowed of it is stopped; most
+runs end before, and cost no new worker."""
 
 START_PAUSE_US: Final = 1_000_000
 """After a worker that did not come up, before the next is started; doubles with each in a row."""
@@ -187,6 +195,7 @@ class RewardCore:
     def next_deadline_us(self) -> int | None:
         """Return when `TimePassed` is due if nothing happens before; None while nothing is."""
         times = [self._deadline_us(worker, self._at_us) for worker in self.workers.values()]
+        times += [self._patience_ends_us(pool) for pool in self.pools.values()]
         due = [time for time in times if time is not None]
         return min([*due, self._start_at_us] if self._is_start_due else due, default=None)
 
@@ -506,6 +515,8 @@ class RewardCore:
                 if found is None:
                     break
                 self._run(found, next(iter(pool.idle)), now_us)
+        for pool in going:
+            self._take_back(pool, now_us)
         self._is_start_due = False
         for pool in sorted(going, key=lambda one: (one.working > 0, *_first(one))):
             self._start(pool, now_us)
@@ -541,13 +552,70 @@ class RewardCore:
             place = place_for(self.places, pool.resource)
             if place is None:
                 return
-            self._next_worker += 1
-            worker_id = WorkerId(self._next_worker)
-            self.workers[worker_id] = Worker(pool=pool, place=place, since_us=now_us)
-            pool.starting += 1
-            pool.working += 1
-            self.places[place].book(pool.resource, 1)
-            self._orders.append(StartWorker(worker=worker_id, place=place, resource=pool.resource))
+            self._start_at(place, pool, now_us)
+
+    def _start_at(self, place: str, pool: Pool, now_us: int) -> None:
+        self._next_worker += 1
+        worker_id = WorkerId(self._next_worker)
+        self.workers[worker_id] = Worker(pool=pool, place=place, since_us=now_us)
+        pool.starting += 1
+        pool.working += 1
+        self.places[place].book(pool.resource, 1)
+        self._orders.append(StartWorker(worker=worker_id, place=place, resource=pool.resource))
+
+    def _take_back(self, pool: Pool, now_us: int) -> None:
+        """Stop borrowed runs for tenants that have waited for their share, and let them wait."""
+        if pool.idle or now_us < self._start_at_us or not pool.is_short(now_us):
+            return
+        owed = sum(
+            number
+            for found, number in pool.queue.owed(workers=pool.working)
+            if self._waits_since_us(found) + PATIENCE_US <= now_us
+        )
+        if owed > pool.starting:
+            for worker_id in self._borrowed(pool)[: owed - pool.starting]:
+                place = self.workers[worker_id].place
+                self._interrupt(worker_id, now_us)
+                if place in self.places:
+                    self._start_at(place, pool, now_us)
+
+    def _interrupt(self, worker_id: WorkerId, now_us: int) -> None:
+        """Stop a worker; what it ran waits again, and the run counts as waiting."""
+        found = self.workers[worker_id].request
+        assert found is not None, worker_id
+        request = self.batches[found.batch].requests[found.sample]
+        request.queue_us += now_us - request.since_us
+        request.since_us, request.worker = now_us, None
+        self._pool(request.resource).queue.running[found.batch.tenant] -= 1
+        self._stop(worker_id)
+        self._put(found, request)
+
+    def _borrowed(self, pool: Pool) -> list[WorkerId]:
+        """Return workers whose runs are beyond their tenants' shares, the youngest run first."""
+        oldest_first = sorted(
+            (worker.since_us, worker_id, worker.request.batch.tenant)
+            for worker_id, worker in self.workers.items()
+            if worker.pool is pool and worker.request is not None
+        )
+        share, held, found = pool.queue.share(pool.working), Counter[TenantId](), []
+        for _, worker_id, tenant in oldest_first:
+            held[tenant] += 1
+            if held[tenant] > share:
+                found.append(worker_id)
+        return found[::-1]
+
+    def _patience_ends_us(self, pool: Pool) -> int | None:
+        """Return when runs are to be stopped for a tenant that waits; None where that is past."""
+        if not len(pool.queue) or pool.idle:
+            return None
+        ends = [
+            self._waits_since_us(found) + PATIENCE_US
+            for found, _ in pool.queue.owed(workers=pool.working)
+        ]
+        return min((end for end in ends if end > self._at_us), default=None)
+
+    def _waits_since_us(self, found: RequestId) -> int:
+        return self.batches[found.batch].requests[found.sample].since_us
 
     def _is_announced(self, pool: Pool) -> bool:
         """Return whether an idle worker is to be there: samples will come, and none has yet."""

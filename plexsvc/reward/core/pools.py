@@ -42,6 +42,10 @@ class Pool:
             return missing
         return max(missing, min(queued, plan.workers - self.working))
 
+    def is_short(self, now_us: int) -> bool:
+        """Return whether what waits does so for want of workers, not because it may by the plan."""
+        return self.planned(now_us) is None or self.queue.is_pressing(now_us)
+
     def has_spare(self, now_us: int, *, least: int) -> bool:
         """Return whether there are more workers than have to be kept."""
         plan = self.planned(now_us)

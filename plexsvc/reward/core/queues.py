@@ -2,7 +2,8 @@
 
 A batch is as urgent as it was expected to end when it came. That never changes, so only batches
 that came before a batch's expected end can go before it: nothing starves. A tenant that holds its
-share of the workers waits while one that does not has something to run.
+share of the workers waits while one that does not has something to run. What runs beyond the share
+of its tenant is *borrowed*.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class PoolQueue:
         heads = self._heads()
         if not heads:
             return None
-        active = {entry.request.batch.tenant for entry in heads} | set(+self.running)
-        share = max(1, workers // len(active))
+        share = self.share(workers)
 
         def place(entry: _Entry) -> tuple[bool, int, int, int]:
             runs, urgency = self.running[entry.request.batch.tenant], entry.urgency
@@ -87,6 +87,21 @@ class PoolQueue:
         heapq.heappop(self._waiting[chosen.batch.tenant])
         self._count_out(chosen)
         return chosen
+
+    def share(self, workers: int) -> int:
+        """Return how many of `workers` a tenant has for its own: of those that run or wait."""
+        active = {entry.request.batch.tenant for entry in self._heads()} | set(+self.running)
+        return max(1, workers // max(1, len(active)))
+
+    def owed(self, *, workers: int) -> list[tuple[RequestId, int]]:
+        """Return what waits for a share: the first of a tenant's, and how many. O(tenants)."""
+        share, found = self.share(workers), []
+        for entry in self._heads():
+            tenant = entry.request.batch.tenant
+            missing = min(share - self.running[tenant], self._queued[tenant])
+            if missing > 0:
+                found.append((entry.request, missing))
+        return found
 
     def _heads(self) -> list[_Entry]:
         return [entry for tenant in list(self._waiting) if (entry := self._head(tenant))]

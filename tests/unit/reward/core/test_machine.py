@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plexsvc.ids import JobId, TenantId
-from plexsvc.reward.core.machine import MAX_FAILED_STARTS, MAX_TRIES, PoolLimits, RewardCore
+from plexsvc.reward.core.machine import (
+    MAX_FAILED_STARTS,
+    MAX_TRIES,
+    PATIENCE_US,
+    PoolLimits,
+    RewardCore,
+)
 from plexsvc.reward.core.planning import UnderWay
 from plexsvc.reward.core.pools import PLANNED_IDLE_US
 from plexsvc.reward.core.vocabulary import (
@@ -247,7 +253,7 @@ def test_endless_programs_of_one_tenant_leave_the_others_their_share() -> None:
         core.handle(arrived(*range(5), batch=other))
     runs = Counter[str]()
     for number in range(1, 5):
-        orders = core.handle(SampleTimedOut(at_us=10 * S, worker=WorkerId(number)))
+        orders = core.handle(SampleTimedOut(at_us=PATIENCE_US // 2, worker=WorkerId(number)))
         runs.update(o.request.batch.tenant for o in orders if isinstance(o, RunStage))
     assert runs == Counter({"t0": 1, "t1": 1, "t2": 1, "endless": 1})
 
@@ -264,18 +270,52 @@ TENANTS = st.lists(
 def test_endless_programs_cost_nine_tenants_no_more_than_their_fair_share(
     tenants: list[tuple[int, list[int]]], each: int
 ) -> None:
-    """Ten tenants with unequal batches. One takes all workers first, each for the whole timeout.
+    """Ten tenants with unequal batches. One takes all workers first, each for a long time.
 
-    From its arrival a batch waits for a timeout at most, and then has a tenth of the workers.
+    From its arrival a batch waits for a second at most, and then has a tenth of the workers.
     """
     pool = FixedPool(workers=10 * each)
-    pool.at(0, batch_of("endless"), [10] * 200)
+    pool.at(0, batch_of("endless"), [30] * 40)
     for number, (begin_s, runs) in enumerate(tenants):
         pool.at(begin_s, batch_of(f"t{number}"), runs)
     ended = pool.play()
     for number, (begin_s, runs) in enumerate(tenants):
         with_its_share_s = -(-sum(runs) // each) + max(runs)
-        assert ended[batch_of(f"t{number}")] <= begin_s + 10 + with_its_share_s
+        assert ended[batch_of(f"t{number}")] <= begin_s + PATIENCE_US // S + with_its_share_s
+    assert pool.answers == {
+        RequestId(batch, sample): 1
+        for batch, runs in pool.runs.items()
+        for sample in range(len(runs))
+    }
+
+
+def test_what_was_stopped_for_others_runs_again_as_if_it_had_only_waited() -> None:
+    pool = FixedPool(workers=4)
+    pool.at(0, batch_of("first"), [10, 10, 10, 10])
+    pool.at(5, batch_of("second"), [2, 2])
+    ended = pool.play()
+    assert ended == {batch_of("second"): 8, batch_of("first"): 18}
+    assert pool.answers[RequestId(batch_of("first"), 3)] == 1
+    (answer,) = (one for one in pool.answered if one.request == RequestId(batch_of("first"), 3))
+    assert (answer.run_us, answer.queue_us) == (10 * S, 8 * S)
+
+
+def test_nothing_is_stopped_for_who_has_its_share() -> None:
+    pool = FixedPool(workers=4)
+    pool.at(0, batch_of("first"), [10, 10])
+    pool.at(0, batch_of("second"), [10, 10, 10, 10])
+    pool.play()
+    assert pool.stopped == 0
+
+
+def test_nothing_is_stopped_for_who_may_wait_by_the_plan() -> None:
+    core = core_with_a_worker()
+    known_batch(core, b"b", samples=9, lasts_us=1000 * S)
+    core.handle(planned(1, 1))
+    other = BatchId(TenantId("other"), JobId("j"), b"o")
+    core.handle(BatchesExpected(at_us=0, lasts_us={(other.tenant, other.job_id, "one"): 1000 * S}))
+    core.handle(arrived(0, batch=other))
+    assert not [o for o in core.handle(TimePassed(at_us=5 * S)) if isinstance(o, StopWorker)]
 
 
 def batch_of(tenant: str) -> BatchId:
@@ -283,7 +323,7 @@ def batch_of(tenant: str) -> BatchId:
 
 
 class FixedPool:
-    """Workers that never start or stop, and samples that run as long as a test says, in seconds."""
+    """Workers that start at once, and samples that run as long as a test says, in seconds."""
 
     def __init__(self, *, workers: int) -> None:
         self.core = RewardCore(PoolLimits(min_workers=workers, max_workers=workers))
@@ -294,6 +334,12 @@ class FixedPool:
         self.coming: list[tuple[int, BatchId]] = []
         self.busy: list[tuple[int, WorkerId]] = []
         self.ended: dict[BatchId, int] = {}
+        self.answered: list[AnswerRequest] = []
+        self.stopped = 0
+
+    @property
+    def answers(self) -> Counter[RequestId]:
+        return Counter(answer.request for answer in self.answered)
 
     def at(self, at_s: int, batch: BatchId, runs: list[int]) -> None:
         self.runs[batch] = runs
@@ -302,7 +348,7 @@ class FixedPool:
     def play(self) -> dict[BatchId, int]:
         for now_s in range(10_000):
             for end_s, worker in sorted(self.busy):
-                if end_s == now_s:
+                if end_s == now_s and (end_s, worker) in self.busy:
                     self.busy.remove((end_s, worker))
                     self.do(SampleScored(at_us=now_s * S, worker=worker, score=0.0), now_s)
             for at_s, batch in self.coming:
@@ -310,6 +356,9 @@ class FixedPool:
                     self.do(
                         arrived(*range(len(self.runs[batch])), at_us=now_s * S, batch=batch), now_s
                     )
+            due_us = self.core.next_deadline_us()
+            if due_us is not None and due_us <= now_s * S:
+                self.do(TimePassed(at_us=now_s * S), now_s)
             if len(self.ended) == len(self.runs):
                 return self.ended
         raise AssertionError("a batch never ends")
@@ -319,6 +368,15 @@ class FixedPool:
             if isinstance(order, RunStage):
                 run_s = self.runs[order.request.batch][order.request.sample]
                 self.busy.append((now_s + run_s, order.worker))
+            elif isinstance(order, StopWorker):
+                self.stopped += 1
+                self.busy = [one for one in self.busy if one[1] != order.worker]
+                lost = WorkerLost(at_us=now_s * S, worker=order.worker, reason="killed")
+                self.do(lost, now_s)
+            elif isinstance(order, StartWorker):
+                self.do(WorkerReady(at_us=now_s * S, worker=order.worker), now_s)
+            elif isinstance(order, AnswerRequest):
+                self.answered.append(order)
             elif isinstance(order, RememberBatch):
                 self.ended[order.batch] = now_s
 
