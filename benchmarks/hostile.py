@@ -1,10 +1,11 @@
 """What hostile callers cost another tenant's job: its longest pause while each load runs.
 
-    python -m benchmarks.hostile [--seconds 10] [--loads what_if garbage+connections ...]
+    python -m benchmarks.hostile [--seconds 10] [--tls] [--loads what_if garbage+connections ...]
 
 A service with one device. The victim runs no-op operations one after the other; each attacker, in a
 process of its own and with a token of its own (or none), does one thing as fast as it can. Loads
-joined by `+` run at once. Printed for each: the victim's operations, its longest pause in seconds,
+joined by `+` run at once. With `--tls` the router speaks TLS alone, and `handshakes` is tried too.
+Printed for each: the victim's operations, its longest pause in seconds,
 and what the attackers were answered. One JSON line a load; the target is a pause of at most 2 s.
 """
 
@@ -16,6 +17,7 @@ import contextlib
 import json
 import random
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -28,12 +30,15 @@ from typing import Any
 import grpc
 
 import plexclient as plex
+import plexclient.link
 from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.rpc.keys import TLS_NAME, make_keys
 from tests.rigs.live_cluster import ROOT, SHARES_ALL, TRAIN, start_cluster
 
 THREADS = 16
 TENANTS = '[tokens]\n"victim" = "default"\n"attacker" = "mallory"\n\n'
-MODELS = f'[router]\nmodel_roots = ["{ROOT}"]\n'
+ROUTER = f'[router]\nmodel_roots = ["{ROOT}"]\n'
+NAMED = ("grpc.ssl_target_name_override", TLS_NAME)
 DEPTH = 100_000
 """Lists in one another in a hostile config.json."""
 
@@ -45,7 +50,12 @@ class Attacker:
 
     def __init__(self, address: str, model: Path) -> None:
         self.address, self.model = address, model
-        self.channel = grpc.insecure_channel(address)
+        certificate = model / "cert.pem"
+        if certificate.exists():
+            trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+            self.channel = grpc.secure_channel(address, trusted, options=[NAMED])
+        else:
+            self.channel = grpc.insecure_channel(address)
         self.dice = random.Random(0)
 
     def call(self, method: str, body: bytes, **more: Any) -> str:  # noqa: ANN401 - options of gRPC
@@ -108,6 +118,19 @@ def connections(attacker: Attacker) -> str:
     return str(len(held))
 
 
+def handshakes(attacker: Attacker) -> str:
+    """Agree on keys, and leave."""
+    host, _, port = attacker.address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, int(port)), 2) as raw, context.wrap_socket(raw):
+            return "AGREED"
+    except OSError as error:
+        return type(error).__name__
+
+
 def deep_json(attacker: Attacker) -> str:
     """Deploy a model whose configuration is nested deeper than anything reads."""
     job_id = f"deep-{attacker.dice.getrandbits(64)}"
@@ -121,7 +144,16 @@ def deep_json(attacker: Attacker) -> str:
 
 LOADS: dict[str, Attack] = {
     load.__name__: load
-    for load in (what_if, questions, garbage, oversized, slow_readers, connections, deep_json)
+    for load in (
+        what_if,
+        questions,
+        garbage,
+        oversized,
+        slow_readers,
+        connections,
+        handshakes,
+        deep_json,
+    )
 }
 
 
@@ -161,11 +193,21 @@ def measure(name: str, actor: plex.Actor, *, address: str, seconds: float, model
     print(json.dumps({**line, "answers": answers}), flush=True)
 
 
+def use_tls(place: Path) -> str:
+    """Have this process and its attackers trust a new certificate; return the router's keys."""
+    keys = make_keys()
+    (place / "cert.pem").write_text(keys.certificate)
+    (place / "key.pem").write_text(keys.private_key)
+    vars(plexclient.link)["OPTIONS"] = [*plexclient.link.OPTIONS, NAMED]
+    return f'tls_cert = "{place}/cert.pem"\ntls_key = "{place}/key.pem"\n'
+
+
 def main() -> None:
     """Run the loads one after the other, or one as the attacker's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--loads", nargs="*", default=list(LOADS), help=", ".join(LOADS))
+    parser.add_argument("--tls", action="store_true", help="serve clients over TLS")
     parser.add_argument("--attack", choices=list(LOADS), help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
@@ -179,10 +221,11 @@ def main() -> None:
         model.mkdir()
         (model / "config.json").write_text("[" * DEPTH)
         (model / "model.safetensors").write_bytes(b"")
-        terms = SHARES_ALL + TENANTS + MODELS
+        terms = SHARES_ALL + TENANTS + ROUTER + (use_tls(model) if given.tls else "")
+        ca = str(model / "cert.pem") if given.tls else None
         with (
             start_cluster(Path(home), nodes={"node-a": [TRAIN]}, scheduler=terms) as live,
-            live.connect() as cluster,
+            plex.connect(live.address, token=live.token, ca=ca) as cluster,
             cluster.job("victim") as job,
         ):
             actor = job.deploy(
