@@ -33,7 +33,7 @@ from plexsvc.rpc.errors import error_from, first_failure
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeForgotten, NodeJoined, NodeLost, Post, ProcExited
-from plexsvc.scheduler.core.vocabulary import DeviceFacts
+from plexsvc.scheduler.core.vocabulary import DeviceFacts, Place
 from plexsvc.scheduler.orders.leases import Leases
 from plexsvc.scheduler.orders.process_specs import Host
 
@@ -78,6 +78,7 @@ class NodeLink:
         self._state_channels: list[grpc.aio.Channel] = []
         self.agent = node_pb2_grpc.NodeStub(self._channel)
         self.description = node_pb2.NodeDescription()
+        self.spot_places: tuple[Place, ...] = ()
         self.is_up = False
         self._lost_us = clock.monotonic_us()
         self.reason = ""
@@ -151,6 +152,11 @@ class NodeLink:
         await self._renew()
         self.description = await self.agent.Describe(
             node_pb2.NodeDescribeRequest(), timeout=self._timeout_s
+        )
+        self.spot_places = tuple(
+            Place(node_id=self.node_id, device=device.index)
+            for device in self.description.devices
+            if device.kind == "spot"
         )
         self._open_state_manager()
         await self._stop_strays()

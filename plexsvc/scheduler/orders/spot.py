@@ -23,8 +23,6 @@ from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
-KIND = "spot"
-
 
 class SpotHosts:
     """The nodes with devices of kind `spot`."""
@@ -99,11 +97,7 @@ class SpotHosts:
 
     def _places(self) -> list[Place]:
         return [
-            Place(node_id=link.node_id, device=device.index)
-            for link in self._reach.nodes.links
-            if link.is_up
-            for device in link.description.devices
-            if device.kind == KIND
+            place for link in self._reach.nodes.links if link.is_up for place in link.spot_places
         ]
 
 
