@@ -24,6 +24,7 @@ from plexsvc.scheduler.core.planning.profiler import (
     News,
     ProfileKey,
     TokenCost,
+    is_felt,
 )
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Deployment, Job, Operation, Pattern, Wpg
@@ -234,4 +235,5 @@ def _has_drifted(planned: Profile, measured: Profile) -> bool:
     """Return whether a cycle is by now another than the one it is planned by."""
     off_us = abs(planned.period_us - measured.period_us)
     busier_us = abs(planned.busy_us - measured.busy_us)
-    return off_us * DRIFT > planned.period_us or busier_us * DRIFT > planned.busy_us
+    is_busier = busier_us * DRIFT > planned.busy_us and is_felt(planned, measured.busy_us)
+    return off_us * DRIFT > planned.period_us or is_busier

@@ -35,6 +35,9 @@ _MAX_SEGMENTS: Final = 512
 _FAR_PPM: Final = 400_000
 """A period, or a device time, this far from the known one is odd."""
 
+_FELT_PPM: Final = 2_500
+"""Device time of less than this share of the cycle, more or less, moves nobody."""
+
 
 class News(StrEnum):
     """What one operation taught."""
@@ -202,7 +205,8 @@ class CycleProfiler:
         if known is None:
             self._take(period_us, segments)
             return News.PROFILED
-        is_far = _is_far(known.period_us, period_us) or _is_far(known.busy_us, self.last_busy_us)
+        is_busier = _is_far(known.busy_us, self.last_busy_us) and is_felt(known, self.last_busy_us)
+        is_far = is_busier or _is_far(known.period_us, period_us)
         if _same_phases(known.segments, segments) and not is_far:
             self._odd.clear()
             self._take_in(known, period_us, segments)
@@ -369,6 +373,14 @@ class ProfileBook:
 def _same_phases(one: tuple[Segment, ...], two: tuple[Segment, ...]) -> bool:
     """Return whether two cycles do the same things, however often each."""
     return {s.phase for s in one} == {s.phase for s in two}
+
+
+def is_felt(known: Profile, busy_us: int) -> bool:
+    """Return whether another device time than the known one matters to who shares the device.
+
+    That of operations of a millisecond in a cycle of a second varies by its half, to no effect.
+    """
+    return abs(busy_us - known.busy_us) * PPM > known.period_us * _FELT_PPM
 
 
 def _is_far(known_us: int, period_us: int) -> bool:

@@ -17,6 +17,7 @@ from plexsvc.scheduler.core.device.learning import PRIOR_SERVICE_US
 from plexsvc.scheduler.core.events import ProfilesLoaded, TimerFired
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import placing
+from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
@@ -35,17 +36,25 @@ def start(world: FakeWorld, name: str) -> StartOperation:
         world.report_next(MoveState)
 
 
-def train(world: FakeWorld, job: str, *, cycles: int, first_seq: int = 1) -> int:
+def train(
+    world: FakeWorld,
+    job: str,
+    *,
+    cycles: int,
+    first_seq: int = 1,
+    run_us: int = RUN_US,
+    gap_us: int = GAP_US,
+) -> int:
     """Run cycles of forward_backward, step, a long gap; return the next number."""
     seq = first_seq
     for _ in range(cycles):
         for kind in (OperationKind.FORWARD_BACKWARD, OperationKind.STEP):
             world.submit(f"{job}{seq}", job=job, seq=seq, kind=kind)
             order = start(world, f"{job}{seq}")
-            world.tick(RUN_US)
+            world.tick(run_us)
             world.report(order)
             seq += 1
-        world.tick(GAP_US)
+        world.tick(gap_us)
     return seq
 
 
@@ -53,6 +62,17 @@ def profile_of(world: FakeWorld, job: str) -> Profile:
     profile = world.core.view.deployments[DeploymentId(f"{job}/actor")].pattern.profile
     assert profile is not None
     return profile
+
+
+def resident(world: FakeWorld, job: str) -> tuple[Planner, ResidentId]:
+    cluster = world.core.cluster
+    deployment = cluster.deployments[DeploymentId(f"{job}/actor")]
+    return placing.planner_of(cluster.placement, deployment)
+
+
+def planned_profile(world: FakeWorld, job: str) -> Profile:
+    planner, key = resident(world, job)
+    return planner.group_of(key).residents[key].demand.profile
 
 
 def test_a_cycle_is_learned_and_kept_for_the_next_run() -> None:
@@ -226,14 +246,24 @@ def test_a_job_whose_rollouts_grow_is_planned_anew_and_is_not_late() -> None:
         seq = train(world, "a", cycles=1, first_seq=seq)
         gap_us = gap_us * 105 // 100
         world.tick(gap_us - GAP_US)
-    cluster = world.core.cluster
-    deployment = cluster.deployments[DeploymentId("a/actor")]
-    planner, key = placing.planner_of(cluster.placement, deployment)
-    group = planner.group_of(key)
-    assert not group.late
-    planned = group.residents[key].demand.profile
+    planner, key = resident(world, "a")
+    assert not planner.group_of(key).late
+    planned = planned_profile(world, "a")
     assert planned.period_us > 4 * GAP_US
     assert abs(planned.period_us - profile_of(world, "a").period_us) * 7 < planned.period_us
+
+
+@pytest.mark.parametrize(("gap_us", "is_felt"), [(10_000_000, False), (GAP_US, True)])
+def test_a_device_time_that_triples_is_planned_anew_where_anybody_feels_it(
+    gap_us: int, *, is_felt: bool
+) -> None:
+    world = FakeWorld()
+    world.join(train=1)
+    world.bring_up("a")
+    seq = train(world, "a", cycles=4, run_us=0, gap_us=gap_us)
+    planned = planned_profile(world, "a")
+    train(world, "a", cycles=4, first_seq=seq, run_us=2_000, gap_us=gap_us)
+    assert (planned_profile(world, "a") is not planned) is is_felt
 
 
 def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> None:
