@@ -33,7 +33,9 @@ class Kind:
 
 DEDICATED: Final = Kind(name="dedicated", is_sought=True)
 SPOT: Final = Kind(name="spot", is_sought=False)
-KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (DEDICATED, SPOT)}
+RESERVED: Final = Kind(name="reserved", is_sought=False)
+"""An engine on training devices: joins when the seeding window opens, is drained at its end."""
+KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (DEDICATED, SPOT, RESERVED)}
 
 
 class Phase(StrEnum):

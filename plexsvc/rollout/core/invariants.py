@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from plexsvc.rollout.core.events import InstanceId
 from plexsvc.rollout.core.instances import Phase
 from plexsvc.rollout.core.machine import RolloutCore
@@ -11,23 +9,29 @@ from plexsvc.rollout.core.machine import RolloutCore
 
 def check(core: RolloutCore) -> None:
     """Assert the invariants. `O(instances + samples)`."""
-    loads: Counter[InstanceId] = Counter()
-    contexts: Counter[InstanceId] = Counter()
+    loads: dict[InstanceId, int] = {}
+    contexts: dict[InstanceId, int] = {}
     for operation_id, generate in core.generates.items():
         waiting = set(generate.waiting)
         assert len(waiting) == len(generate.waiting), "a sample waits once"
-        left = {key: one for key, one in generate.samples.items() if not one.is_complete}
-        assert generate.incomplete == len(left)
+        left = 0
         for key, sample in generate.samples.items():
             held = sample.instance_id
-            assert (held is not None) + (key in waiting) == (key in left), (operation_id, key)
+            if sample.is_complete:
+                assert held is None, (operation_id, key)
+                continue
+            left += 1
+            assert (held is not None) != (key in waiting), (operation_id, key)
             if held is not None:
-                loads[held] += 1
-                contexts[held] += sample.prompt_tokens + sample.num_tokens
+                loads[held] = loads.get(held, 0) + 1
+                context = sample.prompt_tokens + sample.num_tokens
+                contexts[held] = contexts.get(held, 0) + context
+        assert generate.incomplete == left
+        assert all(not generate.samples[key].is_complete for key in waiting)
     for one, instance in core.instances.items():
         assert instance.phase is not Phase.GONE
-        assert instance.load == loads[one], "a load counts the incomplete samples"
-        assert instance.context_tokens == contexts[one]
+        assert instance.load == loads.get(one, 0), "a load counts the incomplete samples"
+        assert instance.context_tokens == contexts.get(one, 0)
         assert len(instance.pending) <= core.max_pending
         for operation_id, key in instance.pending:
             assert core.generates[operation_id].samples[key].instance_id == one

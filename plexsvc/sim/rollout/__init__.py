@@ -1,0 +1,1 @@
+"""Simulation of rollouts: the cores of `plexsvc.rollout.core` over engines that are profiles."""
