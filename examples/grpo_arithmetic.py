@@ -27,6 +27,8 @@ MAX_PROGRAM_S: Final = 1.0
 """Seconds that a program may take for all its tests."""
 HOSTILE_EVERY: Final = 10
 """Steps from one lot of hostile programs to the next."""
+ENDS: Final = ("stop", "length")
+"""How a complete sample finishes."""
 HELD_OUT_SAMPLES: Final = 4
 """Samples for each held-out prompt, at temperature 1 as in training; of programs, one."""
 
@@ -41,7 +43,13 @@ def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> 
         optimizer=plex.AdamW(lr=options.lr, beta2=0.95, weight_decay=0.0, clip_grad_norm=1.0),
         max_logprob_gap=MAX_GAP,
     )
-    rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=64)
+    rollout = job.deploy(
+        "rollout",
+        model=actor,
+        backend="vllm",
+        max_model_len=64,
+        instances=plex.Elastic(spot=(0, options.spot)),
+    )
     rollout.sync(actor)
     before = accuracy(rollout, task)
     recorder.write("held_out", when="before", accuracy=before)
@@ -72,6 +80,10 @@ def train(job: plex.Job, options: argparse.Namespace, *, recorder: Recorder) -> 
             gap_max=loss["logprob_gap_max"],
             wait_s=wait_s,
             wall_s=time.monotonic() - started,
+            ended_us=time.time_ns() // 1000,
+            tokens=samples.num_tokens,
+            complete=sum(sample.finish_reason in ENDS for sample in samples),
+            instances_lost=samples.metrics["instances_lost"],
         )
     recorder.write("held_out", when="after", accuracy=accuracy(rollout, task))
     recorder.write("hostile", **hostile.result())
@@ -162,6 +174,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wait-ms", type=float, default=0.0, help="an external tool's time a step")
+    parser.add_argument("--spot", type=int, default=0, help="spot instances at most")
     parser.add_argument("--out", type=Path, help="JSON-lines file of what happened")
     return parser.parse_args(argv)
 

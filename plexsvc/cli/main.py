@@ -82,7 +82,7 @@ def down(state_dir: StateDir = None, json: Json = False) -> None:
 
 @app.command(epilog="Example: plexctl demo arithmetic --out runs/demo")
 def demo(
-    preset: Annotated[str, typer.Argument(help="arithmetic, waits or code.")] = "arithmetic",
+    preset: Annotated[str, typer.Argument(help="arithmetic, waits, code or spot.")] = "arithmetic",
     out: Annotated[Path, typer.Option(help="Where figures and summary go.")] = Path("runs/demo"),
     json: Json = False,
 ) -> None:

@@ -1,9 +1,10 @@
-"""Plots of a demo: rewards of the jobs, and who had the devices when."""
+"""Plots of a demo: rewards of the jobs, who had the devices when, and spot instances."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from plexsvc.demo.pool import PoolPoint, zero_queue
 from plexsvc.demo.pool import within as within_pool
 from plexsvc.demo.report import Run
 from plexsvc.demo.spans import Span, Window, within
+from plexsvc.demo.spot_report import Act
 
 COLORS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 MOVE_COLOR: Final = "black"
@@ -86,6 +88,34 @@ def plot_workers(path: Path, *, points: Sequence[PoolPoint], window: Window) -> 
     axes.set(xlabel="seconds", ylabel="workers, requests", title="Reward workers", yscale="symlog")
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def plot_spot(path: Path, *, without: Act, spot: Act) -> None:
+    """Write a picture of spot instances, tokens a second and rewards, without and with them."""
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    grid = figure.subplots(3, 2, sharey="row", sharex="col")
+    for column, (title, act) in enumerate((("without", without), ("with spot instances", spot))):
+        instances, tokens, rewards = (grid[row][column] for row in range(3))
+        start_us = act.window.start_us
+        shown = [p for p in act.points if start_us <= p.at_us <= act.window.end_us]
+        seconds = [(point.at_us - start_us) / 1e6 for point in shown]
+        serving = [point.serving for point in shown]
+        instances.step(seconds, serving, where="post", color="black", label="spot instances")
+        for before, after in pairwise(shown):
+            if before.living - after.living:
+                instances.axvline((after.at_us - start_us) / 1e6, color="tab:red", alpha=0.5)
+        for color, run in zip(COLORS, act.runs, strict=False):
+            steps = run.record.steps
+            at_s = [(step.ended_us - start_us) / 1e6 for step in steps]
+            rate = smoothed([step.tokens / step.wall_s for step in steps])
+            tokens.plot(at_s, rate, color=color, label=run.task)
+            rewards.plot(at_s, run.record.rewards, ".", color=color, alpha=0.3)
+            rewards.plot(at_s, smoothed(run.record.rewards), color=color, label=run.task)
+        instances.set(title=title, ylabel="spot instances (red: killed)")
+        tokens.set(ylabel="tokens/s")
+        rewards.set(ylabel="mean reward", xlabel="seconds", ylim=(0, 1))
+    figure.legend(*grid[2][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
 
 

@@ -10,7 +10,10 @@ from plexsvc.errors import ErrorCode, PlexError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One demonstration: a warm-up, each task's job alone, then all of them at once."""
+    """One demonstration: a warm-up, each task's job alone, then all of them at once.
+
+    With spot devices: a warm-up, both jobs without spot instances, then both with them.
+    """
 
     name: str
     tasks: tuple[str, str] = ("count_bits", "spell_backward")
@@ -33,6 +36,8 @@ class Preset:
     """How long the tool takes in that run."""
     min_speedup: float = 0.0
     """Least speedup of the shared run over the jobs one after the other."""
+    spot_devices: int = 0
+    """Spot devices that come and go by the demo's trace; the run without them stands beside it."""
     uses_rewards: bool = False
     """Whether the tasks are scored by the reward service, whose pool is then shown and drawn."""
     seed: int = 0
@@ -52,6 +57,7 @@ PRESETS: Final = {
             lr=1e-4,
             uses_rewards=True,
         ),
+        Preset(name="spot", steps=70, spot_devices=2),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""

@@ -20,6 +20,14 @@ class Step:
     gap_max: float
     wait_s: float
     wall_s: float
+    ended_us: float
+    """On the wall clock."""
+    tokens: float
+    """Generated."""
+    complete: float
+    """Samples that ended by themselves or at their longest."""
+    instances_lost: float
+    """By samples while they were generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

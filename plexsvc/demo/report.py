@@ -124,7 +124,7 @@ def summarise(
 ) -> Summary:
     """Return the figures of a demo; `alone` and `shared` hold the same jobs in the same order."""
     jobs = tuple(
-        _figures(by_itself, together, spans=spans)
+        job_figures(by_itself, together, spans=spans)
         for by_itself, together in zip(alone, shared, strict=True)
     )
     window = union([run.window for run in shared])
@@ -167,7 +167,8 @@ def standard_error(first: Sequence[float], last: Sequence[float]) -> float:
     return math.sqrt(variance(first) / len(first) + variance(last) / len(last))
 
 
-def _figures(alone: Run, shared: Run, *, spans: Sequence[Span]) -> JobFigures:
+def job_figures(alone: Run, shared: Run, *, spans: Sequence[Span]) -> JobFigures:
+    """Return the figures of a job that ran twice; `spans` are what the devices did."""
     rewards = shared.record.rewards
     steps = shared.record.steps
     mine = [span for span in training(spans) if span.job_id == shared.job_id]
@@ -192,7 +193,7 @@ def checks(
     summary: Summary, *, preset: Preset, alone: Sequence[Run], shared: Sequence[Run]
 ) -> list[Check]:
     """Return every check of a demo, passed or not."""
-    found = [check for job in summary.jobs for check in _job_checks(job)]
+    found = [check for job in summary.jobs for check in job_checks(job)]
     found += [_turns(summary.device), _warm(summary.plan, prefetches=bool(preset.wait_share))]
     if preset.uses_rewards:
         found += [_hostile(run) for run in shared]
@@ -203,7 +204,8 @@ def checks(
     return found
 
 
-def _job_checks(job: JobFigures) -> list[Check]:
+def job_checks(job: JobFigures) -> list[Check]:
+    """Return what holds of a job that learns: rewards rise, and sampler and trainer agree."""
     return [_learning(job), _held_out(job), _gap(job)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,27 +13,24 @@ from typing import Final
 
 from rich.console import Console
 
-import plexsvc
 from plexclient.wire.v1 import service_pb2
 from plexsvc import perfetto
-from plexsvc.demo import plots
-from plexsvc.demo.model import device_bytes_for_one, make_model
+from plexsvc.demo import plots, spot
+from plexsvc.demo.acts import Acts
+from plexsvc.demo.model import device_bytes_for_one
 from plexsvc.demo.plan import plan_figures
 from plexsvc.demo.pool import PoolPoint, pool_figures
 from plexsvc.demo.presets import Preset, find_preset, wait_ms_for
 from plexsvc.demo.processors import cores, tree_seconds
-from plexsvc.demo.records import read_record
-from plexsvc.demo.report import Cap, Run, Summary, cap, checks, summarise, union
+from plexsvc.demo.report import Cap, Check, Run, Summary, cap, checks, summarise, union
 from plexsvc.demo.show import Show, pool_line, verdict
 from plexsvc.demo.spans import Span, covered_s, training, within
-from plexsvc.demo.stage import Ended, Stage, open_stage
+from plexsvc.demo.stage import Stage, open_stage
 from plexsvc.demo.trace import trace_events
-from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.show.pack_png import draw_pack
 
-ACT_TIMEOUT_S: Final = 900.0
 ROLLOUT_BYTES: Final = 1 << 30
-_OWN: Final = ("state", "models", "records", "logs")
+_OWN: Final = ("state", *spot.STATES, "models", "records", "logs")
 """Folders that an earlier demo left in the output directory and this one replaces."""
 FILES: Final = (
     "summary.json",
@@ -42,6 +39,7 @@ FILES: Final = (
     "timeline.png",
     "plan.png",
     "workers.png",
+    spot.PICTURE,
     "trace.json",
 )
 
@@ -77,6 +75,20 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
     _clear(out_dir)
     talk = Console(stderr=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
+    if preset.spot_devices:
+        found = spot.run(preset, out_dir=out_dir, talk=talk, as_json=as_json)
+    else:
+        found = _share(preset, out_dir=out_dir, talk=talk, as_json=as_json)
+    written = [name for name in FILES if (out_dir / name).exists()]
+    talk.print(f"files in {out_dir}: {', '.join(written)}, records, logs", highlight=False)
+    failed = [check for check in found if not check.passed]
+    for check in failed:
+        talk.print(f"the demo failed its check of {check.name}: {check.found}", style="red")
+    return 1 if failed else 0
+
+
+def _share(preset: Preset, *, out_dir: Path, talk: Console, as_json: bool) -> list[Check]:
+    """Run each job alone and both on one device; return what was checked."""
     with Show(talk) as show:
         outcome = _Demo(preset, out_dir=out_dir, show=show).run()
     planned = plan_figures(outcome.plan)
@@ -102,12 +114,7 @@ def run_demo(preset_name: str, *, out_dir: Path, as_json: bool) -> int:
         Console().print(verdict(summary, checks=found, cap=limit))
         if outcome.pool:
             Console().print(pool_line(pool), highlight=False)
-    written = [name for name in FILES if (out_dir / name).exists()]
-    talk.print(f"files in {out_dir}: {', '.join(written)}, records, logs", highlight=False)
-    failed = [check for check in found if not check.passed]
-    for check in failed:
-        talk.print(f"the demo failed its check of {check.name}: {check.found}", style="red")
-    return 1 if failed else 0
+    return found
 
 
 class _Demo:
@@ -117,13 +124,11 @@ class _Demo:
         self._preset = preset
         self._out_dir = out_dir
         self._show = show
-        self._scripts = _examples()
-        self._model = out_dir / "models" / "warm"
+        self._acts = Acts(preset, out_dir=out_dir, show=show)
 
     def run(self) -> _Outcome:
         """Play all acts."""
-        fresh = self._out_dir / "models" / "fresh"
-        num_parameters = make_model(fresh, seed=self._preset.seed)
+        num_parameters = self._acts.num_parameters
         device_bytes = device_bytes_for_one(num_parameters)
         self._show.act(
             f"starting a cluster; its training device has {device_bytes / 2**20:.1f} MiB, "
@@ -135,11 +140,11 @@ class _Demo:
             rollout_bytes=ROLLOUT_BYTES,
             notes_pool=self._preset.uses_rewards,
         ) as stage:
-            self._warm_up(stage, fresh=fresh)
+            self._acts.warm_up(stage)
             waits_ms = self._calibrate(stage) if self._preset.wait_share else {}
             alone = self._alone(stage, waits_ms=waits_ms)
             self._show.act("both jobs share the device")
-            shared = self._play(stage, self._preset.tasks, label="shared", waits_ms=waits_ms)
+            shared = self._acts.play(stage, self._preset.tasks, label="shared", waits_ms=waits_ms)
             return _Outcome(
                 alone=alone,
                 shared=shared,
@@ -148,20 +153,6 @@ class _Demo:
                 plan=stage.plan,
                 pool=stage.pool,
             )
-
-    def _warm_up(self, stage: Stage, *, fresh: Path) -> None:
-        self._show.act("supervised warm-up")
-        preset = self._preset
-        args = {
-            "model": fresh,
-            "export": self._model,
-            "goal": preset.warm_up_goal,
-            "seed": preset.seed,
-            "out": self._record("warm-up"),
-        }
-        script = self._scripts / "warm_up.py"
-        job_id = stage.submit(script, "--tasks", *preset.tasks, *_options(args), name="warm-up")
-        self._await(stage, [job_id], names=["warm-up"])
 
     def _calibrate(self, stage: Stage) -> dict[str, float]:
         """Return how many ms each task's tool must take to be the preset's share of its cycle.
@@ -173,7 +164,7 @@ class _Demo:
         some_ms = dict.fromkeys(preset.tasks, preset.calibration_wait_ms)
         waits_ms = {}
         for task in preset.tasks:
-            (run,) = self._play(
+            (run,) = self._acts.play(
                 stage,
                 [task],
                 label="calibration",
@@ -189,90 +180,9 @@ class _Demo:
         cpu_before_s = tree_seconds(stage.pid)
         for task in self._preset.tasks:
             self._show.act(f"{task} alone")
-            runs += self._play(stage, [task], label="alone", waits_ms=waits_ms)
+            runs += self._acts.play(stage, [task], label="alone", waits_ms=waits_ms)
         service_s = tree_seconds(stage.pid) - cpu_before_s
         return _Alone(runs=runs, cpu_s=service_s + sum(run.record.cpu_s for run in runs))
-
-    def _play(
-        self,
-        stage: Stage,
-        tasks: Sequence[str],
-        *,
-        label: str,
-        waits_ms: Mapping[str, float] | None = None,
-        steps: int | None = None,
-    ) -> list[Run]:
-        """Run one GRPO job for each task, all at once; return them when they have completed."""
-        names = [f"{task}-{label}" for task in tasks]
-        job_ids = [
-            stage.submit(
-                self._scripts / "grpo_arithmetic.py",
-                *self._arguments(
-                    task, name=name, wait_ms=(waits_ms or {}).get(task, 0.0), steps=steps
-                ),
-                name=task,
-                label=label,
-            )
-            for task, name in zip(tasks, names, strict=True)
-        ]
-        ends = self._await(stage, job_ids, names=names)
-        return [
-            Run(
-                name=task,
-                task=task,
-                job_id=end.job_id,
-                record=read_record(self._record(name)),
-                window=end.window,
-            )
-            for task, name, end in zip(tasks, names, ends, strict=True)
-        ]
-
-    def _arguments(self, task: str, *, name: str, wait_ms: float, steps: int | None) -> list[str]:
-        preset = self._preset
-        return _options(
-            {
-                "task": task,
-                "model": self._model,
-                "steps": steps or preset.steps,
-                "prompts": preset.prompts,
-                "group": preset.group,
-                "lr": preset.lr,
-                "seed": preset.seed,
-                "wait-ms": wait_ms,
-                "out": self._record(name),
-            }
-        )
-
-    def _await(self, stage: Stage, job_ids: list[str], *, names: list[str]) -> list[Ended]:
-        """Return when the jobs have completed; keep their logs in any case."""
-        try:
-            return stage.wait(job_ids, on_status=self._show.status, timeout_s=ACT_TIMEOUT_S)
-        finally:
-            for job_id, name in zip(job_ids, names, strict=True):
-                path = self._out_dir / "logs" / f"{name}.log"
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(stage.log_of(job_id))
-
-    def _record(self, name: str) -> Path:
-        return self._out_dir / "records" / f"{name}.jsonl"
-
-
-def _options(values: Mapping[str, object]) -> list[str]:
-    return [f"--{name}={value}" for name, value in values.items()]
-
-
-def _examples() -> Path:
-    """Return the folder of the controllers, beside the package in a checkout.
-
-    Raises:
-        PlexError: `not_found` where plexsvc is installed without it.
-    """
-    folder = Path(plexsvc.__file__).resolve().parents[1] / "examples"
-    if not (folder / "grpo_arithmetic.py").is_file():
-        raise PlexError(
-            ErrorCode.NOT_FOUND, f"the demo's controllers are not in {folder}: run it in a checkout"
-        )
-    return folder
 
 
 def _clear(out_dir: Path) -> None:

@@ -136,7 +136,7 @@ def verdict(summary: Summary, *, checks: list[Check], cap: Cap) -> RenderableTyp
         Text(_plan_line(summary.plan)),
         Text(_speed_line(summary, cap=cap)),
     ]
-    return Group(table, *lines, *_marks(checks))
+    return Group(table, *lines, *marks(checks))
 
 
 def _rows(jobs: Sequence[JobFigures]) -> list[tuple[str, list[str]]]:
@@ -193,7 +193,8 @@ def pool_line(pool: PoolFigures) -> str:
     )
 
 
-def _marks(checks: list[Check]) -> list[Text]:
+def marks(checks: list[Check]) -> list[Text]:
+    """Return a line for each check: passed or not, and what was found."""
     return [
         Text(
             f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}",

@@ -26,6 +26,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.config import DeviceConfig
 from plexsvc.node.logs import tail
 from plexsvc.node.toml import dumps
+from plexsvc.rollout.config import RolloutConfig, SpotConfig
 from plexsvc.router.config import RouterConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.show.status import state_name
@@ -63,16 +64,24 @@ class Stage:
         job_names: what each job that was sent is called in files and logs, by its id.
         plan: how the jobs last shared a group of devices; None before they did.
         pool: the workers of the reward service, whenever the jobs were looked at.
+        instances: the rollout instances, whenever the jobs were looked at, with the time in us.
     """
 
     def __init__(
-        self, state_dir: Path, *, pid: int, calls: RouterStub, notes_pool: bool = False
+        self,
+        state_dir: Path,
+        *,
+        pid: int,
+        calls: RouterStub,
+        notes_pool: bool = False,
+        notes_instances: bool = False,
     ) -> None:
         self.pid = pid
         self.job_names: dict[str, str] = {}
         self.plan: service_pb2.PackReply | None = None
         self.pool: list[PoolPoint] = []
-        self._notes_pool = notes_pool
+        self.instances: list[tuple[int, service_pb2.ListInstancesReply]] = []
+        self._notes_pool, self._notes_instances = notes_pool, notes_instances
         self._state_dir = state_dir
         self._calls = calls
         self._running: set[str] = set()
@@ -107,6 +116,7 @@ class Stage:
             status = self.status()
             on_status(status, self._note_pool(status))
             self._note_plan()
+            self._note_instances(status)
             jobs = {job.job_id: job for job in status.jobs}
             found = [jobs[job_id] for job_id in job_ids if job_id in jobs]
             over = [job for job in found if job.state in _ENDED]
@@ -132,6 +142,11 @@ class Stage:
         plan = self._calls.GetPack(service_pb2.PackRequest())
         if any(len(group.residents) > 1 for group in plan.groups):
             self.plan = plan
+
+    def _note_instances(self, status: service_pb2.ClusterStatus) -> None:
+        if self._notes_instances:
+            reply = self._calls.ListInstances(service_pb2.ListInstancesRequest())
+            self.instances.append((status.now_us, reply))
 
     def status(self) -> service_pb2.ClusterStatus:
         """Return the cluster's status."""
@@ -166,9 +181,17 @@ class Stage:
 
 @contextmanager
 def open_stage(
-    state_dir: Path, *, device_bytes: int, rollout_bytes: int, notes_pool: bool = False
+    state_dir: Path,
+    *,
+    device_bytes: int,
+    rollout_bytes: int,
+    notes_pool: bool = False,
+    spot_devices: int = 0,
+    spot: SpotConfig | None = None,
 ) -> Iterator[Stage]:
     """Bring a cluster up, one training device and two for rollout; take it down at the end.
+
+    Beside them it has `spot_devices`, which come and go as `spot` says.
 
     Raises:
         PlexError: `unavailable` with the end of its log when it does not come up.
@@ -176,7 +199,15 @@ def open_stage(
     state_dir.mkdir(mode=0o700, parents=True)
     config_path, log_path = state_dir / "cluster.toml", state_dir / "up.log"
     config_path.write_text(
-        dumps(_config(state_dir, device_bytes=device_bytes, rollout_bytes=rollout_bytes))
+        dumps(
+            _config(
+                state_dir,
+                device_bytes=device_bytes,
+                rollout_bytes=rollout_bytes,
+                spot_devices=spot_devices,
+                spot=spot or SpotConfig(),
+            )
+        )
     )
     tether = (sys.executable, "-m", "plexsvc.tether", str(os.getpid()))
     with log_path.open("wb") as log_file:
@@ -189,7 +220,13 @@ def open_stage(
         )
     try:
         with _calls(process, state_dir=state_dir, log_path=log_path) as calls:
-            stage = Stage(state_dir, pid=process.pid, calls=calls, notes_pool=notes_pool)
+            stage = Stage(
+                state_dir,
+                pid=process.pid,
+                calls=calls,
+                notes_pool=notes_pool,
+                notes_instances=spot_devices > 0,
+            )
             try:
                 yield stage
             except BaseException:
@@ -199,13 +236,17 @@ def open_stage(
         _stop(process)
 
 
-def _config(state_dir: Path, *, device_bytes: int, rollout_bytes: int) -> ClusterConfig:
+def _config(
+    state_dir: Path, *, device_bytes: int, rollout_bytes: int, spot_devices: int, spot: SpotConfig
+) -> ClusterConfig:
+    coming = [DeviceConfig(kind="spot", bytes_total=rollout_bytes)] * spot_devices
     rollout = DeviceConfig(kind="rollout", bytes_total=rollout_bytes)
     train = DeviceConfig(kind="train", bytes_total=device_bytes)
     return ClusterConfig(
         state_dir=state_dir,
         listen="127.0.0.1:0",
-        nodes=(NodeConfig(node_id="local", devices=(train, rollout, rollout)),),
+        nodes=(NodeConfig(node_id="local", devices=(train, rollout, rollout, *coming)),),
+        rollout=RolloutConfig(spot=spot),
         router=RouterConfig(roots={DEFAULT_TENANT: (state_dir.parent.absolute() / "models",)}),
         scheduler=SchedulerConfig(
             max_num_seqs=256,

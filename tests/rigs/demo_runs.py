@@ -27,6 +27,8 @@ def make_run(
     held_out: tuple[float, float] = (0.3, 0.6),
     gap_max: float = 1e-5,
     wait_s: float = 0.0,
+    complete: float = 128,
+    instances_lost: float = 0,
 ) -> Run:
     """Return a run whose steps have the given rewards and take a second each."""
     steps = tuple(
@@ -37,8 +39,12 @@ def make_run(
             gap_max=gap_max,
             wait_s=wait_s,
             wall_s=1.0,
+            ended_us=start_us + 1e6 * (index + 1),
+            tokens=640,
+            complete=complete,
+            instances_lost=instances_lost,
         )
-        for reward in rewards
+        for index, reward in enumerate(rewards)
     )
     return Run(
         name=task,

@@ -9,7 +9,17 @@ import pytest
 from plexsvc.demo.records import read_record
 from plexsvc.errors import ErrorCode, PlexError
 
-STEP = {"device_s": 0.1, "gap_mean": 1e-7, "gap_max": 1e-6, "wait_s": 0.6, "wall_s": 1.0}
+STEP = {
+    "device_s": 0.1,
+    "gap_mean": 1e-7,
+    "gap_max": 1e-6,
+    "wait_s": 0.6,
+    "wall_s": 1.0,
+    "ended_us": 5e6,
+    "tokens": 64,
+    "complete": 8,
+    "instances_lost": 0,
+}
 
 
 def write(path: Path, *, is_whole: bool) -> None:
