@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from plexsvc.ids import OperationId
 from plexsvc.rollout.core.events import InstanceId, SampleKey
 from plexsvc.rollout.core.instances import Instance
-from plexsvc.rollout.core.profile import Profile
 
 NEVER: Final = 1 << 62
 """The tick of a sample that is not taken for one that waits."""
@@ -25,15 +24,31 @@ class Move:
     """Those that wait in its engine; empty: samples that it has begun."""
 
 
-def choose(serving: Mapping[InstanceId, Instance], profile: Profile, *, tick: int) -> Move | None:
+def compare(instances: Iterable[Instance]) -> None:
+    """Note of each instance how many times as long its steps take as the fastest's.
+
+    A step on a larger batch takes no less, and at most in proportion. So one is slower for certain
+    only by what remains when its batch was larger than the other's.
+    """
+    known = [one for one in instances if one.step_s]
+    marks = [min(known, key=key, default=None) for key in (_step_s, _token_s)]
+    for one in known:
+        factors = [
+            one.step_s / (mark.step_s * max(1.0, one.batch / mark.batch)) for mark in marks if mark
+        ]
+        one.slowness = max(1, *map(int, factors))
+
+
+def choose(serving: Mapping[InstanceId, Instance], *, tick: int) -> Move | None:
     """Return a move that lets work go on sooner, or None (Algorithm 2 of RLBoost).
 
     A sample that was started two ticks ago and got no token, while others of its instance did, may
     wait in the engine's queue. It may also be in a long prefill, which a move begins anew, so it is
     moved once until it has a token. While one instance has such and another has none, half of them
-    move. Where no sample waits and an
-    instance has nothing at all, the fullest hands over what it has beyond the plateau of the
-    profile, where fewer samples cost it no throughput; never so many that it would be emptier.
+    move. Where no sample waits and an instance has nothing at all, the one with the longest work
+    hands over what it has beyond the plateau of its profile, where fewer samples cost it no
+    throughput; or, where it is slower, what the other ends sooner. Never so many that it would be
+    done first.
     """
     if len(serving) <= 1:
         return None
@@ -44,14 +59,30 @@ def choose(serving: Mapping[InstanceId, Instance], profile: Profile, *, tick: in
             return None
         count = (len(queued[longest]) + 1) // 2
         return Move(instance_id=longest, count=count, queued=queued[longest][::-1])
-    if all(instance.load for instance in serving.values()):
+    idle = [one.slowness for one in serving.values() if not one.load]
+    if not idle:
         return None
-    fullest = max(serving, key=lambda one: serving[one].running)
-    running, load = serving[fullest].running, serving[fullest].load
-    plateau = profile.plateau(context=serving[fullest].context_tokens / max(1, load))
-    if plateau is None or running <= plateau:
-        return None
-    return Move(instance_id=fullest, count=min(running - plateau, running // 2))
+    longest = max(serving, key=lambda one: serving[one].running * serving[one].slowness)
+    count = _beyond(serving[longest], than=min(idle))
+    return Move(instance_id=longest, count=count) if count > 0 else None
+
+
+def _beyond(instance: Instance, *, than: int) -> int:
+    """Return how many samples should leave for an idle instance that is so slow."""
+    running, both = instance.running, instance.slowness + than
+    level = (2 * running * instance.slowness + both - 1) // (2 * both)  # halves stay
+    if instance.slowness > than:
+        return level
+    plateau = instance.profile.plateau(context=instance.context_tokens / max(1, instance.load))
+    return 0 if plateau is None else min(running - plateau, level)
+
+
+def _step_s(instance: Instance) -> float:
+    return instance.step_s
+
+
+def _token_s(instance: Instance) -> float:
+    return instance.step_s / instance.batch
 
 
 def _queued(instance: Instance, *, before: int) -> list[tuple[OperationId, SampleKey]]:

@@ -10,11 +10,16 @@ from plexsvc.rollout.core.events import SampleKey
 
 
 def deal(
-    keys: Sequence[SampleKey], loads: Sequence[int], rooms: Sequence[int]
+    keys: Sequence[SampleKey],
+    loads: Sequence[int],
+    rooms: Sequence[int],
+    *,
+    slowness: Sequence[int] | None = None,
 ) -> tuple[list[list[SampleKey]], list[SampleKey]]:
     """Return which keys each instance gets, and those that no instance has room for.
 
-    `loads` are the samples that each has, `rooms` how many more it takes. Samples of one prompt
+    `loads` are the samples that each has, `rooms` how many more it takes, `slowness` how many times
+    as long as on the fastest each of them takes. Samples of one prompt
     stay together, where its prefill is cached, unless that would leave an instance idle or they
     do not fit. `O((keys + instances) log instances)`.
 
@@ -24,14 +29,19 @@ def deal(
     ([[(0, 0)], [(0, 1)]], [])
     >>> deal([(0, 0), (0, 1), (1, 0)], [0, 4], [1, 1])
     ([[(0, 0)], [(0, 1)]], [(1, 0)])
+    >>> deal([(0, 0), (0, 1), (0, 2), (0, 3)], [0, 0], [9, 9], slowness=[3, 1])
+    ([[(0, 2)], [(0, 0), (0, 1), (0, 3)]], [])
     """
     groups = _groups(keys, instances=len(loads))
     room = list(rooms)
     hands: list[list[SampleKey]] = [[] for _ in loads]
-    queues = [(load, index) for index, load in enumerate(loads) if room[index] > 0]
+    weights = slowness or [1] * len(loads)
+    queues = [
+        ((load + 1) * weights[index], index) for index, load in enumerate(loads) if room[index] > 0
+    ]
     heapq.heapify(queues)
     while groups and queues:
-        load, index = heapq.heappop(queues)
+        queue, index = heapq.heappop(queues)
         group = groups.popleft()
         hand, rest = group[: room[index]], group[room[index] :]
         hands[index] += hand
@@ -39,7 +49,7 @@ def deal(
         if rest:
             groups.appendleft(rest)
         if room[index]:
-            heapq.heappush(queues, (load + len(hand), index))
+            heapq.heappush(queues, (queue + len(hand) * weights[index], index))
     return hands, [key for group in groups for key in group]
 
 

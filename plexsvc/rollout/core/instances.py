@@ -103,20 +103,35 @@ class Instance:
     tokens_then: int = 0
     running_then: int = 0
     """As of the last tick."""
+    quiet_us: int = 0
+    """Since the last tick before which it sent tokens: a slow one sends none between most ticks."""
+    profile: Profile = field(default_factory=Profile)
+    batch: float = 0.0
+    step_s: float = 0.0
+    """A steady batch that it had, and how long a step took: recent ticks count for more."""
+    slowness: int = 1
+    """How many times as long as on the fastest a step takes, so far as is certain."""
 
     def enter(self, trigger: Trigger) -> None:
         """Change the phase by the table."""
         assert (self.phase, trigger) in PHASES, (self, trigger)
         self.phase = PHASES[self.phase, trigger]
 
-    def measure(self, profile: Profile, *, elapsed_us: int) -> None:
-        """Note what it did since the last tick; a steady batch goes into the profile."""
+    def measure(self, *, elapsed_us: int) -> None:
+        """Note what it did since the last tick; a steady batch goes into its profile."""
         sent, self.tokens_then = self.tokens - self.tokens_then, self.tokens
         before, self.running_then = self.running_then, self.running
         self.tokens_per_s = sent * 1e6 / max(1, elapsed_us)
-        if sent and self.running and self.running == before:
+        self.quiet_us += elapsed_us
+        if not sent:
+            return
+        took_us, self.quiet_us = max(1, self.quiet_us), 0
+        if self.running and self.running == before:
             context = self.context_tokens / self.load
-            profile.observe(batch=before, context=context, tokens_per_s=self.tokens_per_s)
+            self.profile.observe(batch=before, context=context, tokens_per_s=sent * 1e6 / took_us)
+            parts = 2 if self.step_s else 1
+            self.batch = (self.batch + before) / parts
+            self.step_s = (self.step_s + before * took_us / sent / 1e6) / parts
 
     @property
     def is_serving(self) -> bool:

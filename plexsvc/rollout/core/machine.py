@@ -24,12 +24,11 @@ from typing import Final, assert_never
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.balance import NEVER, choose
+from plexsvc.rollout.core.balance import NEVER, choose, compare
 from plexsvc.rollout.core.dealing import deal
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
-from plexsvc.rollout.core.profile import Profile
 
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
@@ -75,7 +74,6 @@ class RolloutCore:
     def __init__(self, deployment_id: str, *, max_losses: int, max_pending: int) -> None:
         self.deployment_id, self.max_losses = deployment_id, max_losses
         self.max_pending = max_pending
-        self.profile = Profile()
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -329,6 +327,7 @@ class RolloutCore:
             keys,
             [instance.load for _, instance in serving],
             [self._room(instance) for _, instance in serving],
+            slowness=[instance.slowness for _, instance in serving],
         )
         generate.waiting.extendleft(reversed(left))
         return [
@@ -507,14 +506,15 @@ class RolloutCore:
         elapsed_us, self._ticked_us = at_us - self._ticked_us, at_us
         self._ticks += 1
         for instance in self.instances.values():
-            instance.measure(self.profile, elapsed_us=elapsed_us)
+            instance.measure(elapsed_us=elapsed_us)
+        compare(self.instances.values())
         draining = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
         if draining:  # what was stopped before it had begun there is told again
             return [o for one in draining for o in self._stop(one, self._samples_of(one))]
         if self._leaving or any(generate.waiting for generate in self.generates.values()):
             return []
         serving = {i: one for i, one in self.instances.items() if one.is_serving}
-        move = choose(serving, self.profile, tick=self._ticks)
+        move = choose(serving, tick=self._ticks)
         if move is None:
             return []
         one = serving[move.instance_id]

@@ -342,8 +342,9 @@ def test_a_sample_in_a_long_prefill_is_moved_once_and_not_from_an_instance_that_
 def test_samples_beyond_the_plateau_move_to_an_idle_instance() -> None:
     core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
     core.handle(joined(v(0)))
+    profile = core.instances[ONE].profile
     for batch in (2, 4, 8, 16, 32, 64) * 2:  # the plateau is at 8 samples
-        core.profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
+        profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
     keys = [(prompt, 0) for prompt in range(20)]
     core.handle(submitted(*keys))
     core.handle(arrived(ONE, *[Arrival(key, 0, 1 + key[0], is_last=False) for key in keys]))
