@@ -28,7 +28,7 @@ from plexsvc.demo.stage import open_stage
 from plexsvc.rollout.config import SpotConfig
 
 TRACE: Final = Path(__file__).with_name("spot_trace.csv")
-SCALE: Final = 30.0
+SCALE: Final = 40.0
 ROLLOUT_BYTES: Final = 1 << 30
 STATES: Final = ("state-without", "state-spot")
 """Folders of the two clusters."""
