@@ -1,17 +1,32 @@
-"""Programs that compare an answer with a reference and run nothing that a model wrote."""
+"""Programs that compare an answer with a reference and run nothing that a model wrote.
+
+A schema runs, as code that is made of it, so that one is compared in a sandbox.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import Any, Final
 
-from plexsvc.reward.programs.base import Program, RefusedError, Scored, Stage, Work
-from plexsvc.reward.sandbox.base import Limits
+from plexsvc.reward.programs import validating
+from plexsvc.reward.programs.base import (
+    Outcome,
+    Program,
+    RefusedError,
+    Scored,
+    Stage,
+    TimedOut,
+    Work,
+    cut,
+)
+from plexsvc.reward.sandbox.base import PYTHON, Limits
 
 _QUICK: Final = Limits(wall_us=10_000_000)
 _NUMBER: Final = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -87,45 +102,39 @@ def _as_math(reference: float | str) -> str:
     return text if "$" in text or "\\boxed" in text else f"${text}$"
 
 
-def _json_schema(work: Work) -> Scored:
+def _json_schema(work: Work) -> Outcome:
+    found = importlib.util.find_spec("fastjsonschema")
+    if found is None or found.origin is None:
+        raise _not_installed("json_schema", "there is no fastjsonschema")
     schema = work.settings.get("schema", work.reference)
-    library: Any = _library("json_schema", "fastjsonschema")
-    try:
-        validate = library.compile(schema, handlers=_NowhereElse())
-    except (ValueError, TypeError, AttributeError, re.error) as error:
-        raise RefusedError(f"json_schema: the schema is none: {error}") from error
-    try:
-        validate(json.loads(work.text))
-    except (ValueError, RecursionError) as error:  # neither JSON nor what the schema says
-        return Scored(score=0.0, detail=str(error))
-    return Scored(score=1.0)
-
-
-class _NowhereElse(dict[str, Callable[[str], NoReturn]]):
-    """Refuses references to other documents, which would have a worker open files and URLs."""
-
-    def __contains__(self, scheme: object) -> bool:
-        """Be asked for every scheme."""
-        return True
-
-    def __missing__(self, scheme: str) -> Callable[[str], NoReturn]:
-        """Return what is called with the URI."""
-        return _refuse_elsewhere
-
-
-def _refuse_elsewhere(uri: str) -> NoReturn:
-    raise RefusedError(
-        f"json_schema: the schema refers to {uri[:256]!r}, which is not in it; give it whole"
+    ran = work.sandbox.run(
+        (*PYTHON, "validating.py", str(Path(found.origin).parents[1])),
+        files={"validating.py": Path(validating.__file__).read_bytes()},
+        stdin=json.dumps({"schema": schema, "text": work.text}).encode(),
+        limits=work.limits,
     )
+    if ran.hit:
+        return TimedOut(detail=f"the schema exceeded its limit of {ran.hit}")
+    try:
+        verdict = json.loads(ran.stdout)
+    except ValueError:
+        raise RefusedError(f"json_schema: the schema is none: {cut(ran.stderr, 512)}") from None
+    if "refused" in verdict:
+        raise RefusedError(f"json_schema: {verdict['refused']}")
+    return Scored(score=float(verdict["score"]), detail=str(verdict["detail"]))
 
 
 def _library(program: str, module: str) -> Any:  # noqa: ANN401 - the module
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise RefusedError(
-            f"{program}: {error}; install what requirements/base.txt lists where workers run"
-        ) from error
+        raise _not_installed(program, str(error)) from error
+
+
+def _not_installed(program: str, reason: str) -> RefusedError:
+    return RefusedError(
+        f"{program}: {reason}; install what requirements/base.txt lists where workers run"
+    )
 
 
 def _simple(name: str, text: str, run: Callable[[Work], Scored], **settings: type) -> Program:
@@ -141,8 +150,10 @@ PROGRAMS: Final = (
         _simple("math", "the text's last expression equals the reference", _math),
         imports=("math_verify",),
     ),
-    replace(
-        _simple("json_schema", "the text is JSON of the schema", _json_schema, schema=dict),
-        imports=("fastjsonschema",),
+    Program(
+        name="json_schema",
+        text="the text is JSON of the schema",
+        stages=(Stage(name="compare", run=_json_schema, limits=_QUICK, is_sandboxed=True),),
+        settings={"schema": dict},
     ),
 )

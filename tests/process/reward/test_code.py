@@ -143,3 +143,67 @@ def test_a_tree_of_unit_tests_gives_partial_credit(sandbox: Sandbox) -> None:
     assert score(sandbox, "unit_tests", "def f(x: return", TREE) == 0.0
     with pytest.raises(RefusedError, match="do not leave"):
         run(sandbox, "unit_tests", "x", {"files": {"../x": ""}})
+
+
+BACKTRACKS = {"pattern": "^(a|a)*$"}
+NESTED: dict[str, object] = {"type": "object"}
+for _ in range(400):
+    NESTED = {"items": NESTED}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "expected"),
+    [
+        ('{"a": 1}', {"required": ["a"]}, 1),
+        ('{"b": 1}', {"required": ["a"]}, 0),
+        ("no json", {"required": ["a"]}, 0),
+        ("[" * 100_000, {"type": "array"}, 0),
+    ],
+)
+def test_json_is_compared_with_its_schema(
+    text: str, schema: object, expected: float, sandbox: Sandbox
+) -> None:
+    assert score(sandbox, "json_schema", text, schema) == expected
+    assert score(sandbox, "json_schema", text, None, schema=schema) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "nonsense"}, "the schema is none"),
+        (7, "the schema is none"),
+        ({"pattern": "("}, "the schema is none"),
+        ({"$id": "http://[", "items": {"$ref": "a"}}, "the schema is none"),
+        ({"$ref": "file:///etc/hostname"}, "refers to 'file:///etc/hostname'"),
+        ({"$id": "http://localhost/a", "$ref": "b"}, "refers to 'http://localhost/b'"),
+        ({"items": {"$ref": "else.json#/a"}}, "refers to 'else.json'"),
+        (NESTED, "the schema is none"),
+        ({"title": "'; import os; os._exit(0) #\n", "type": "nonsense"}, "the schema is none"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(schema: object, reason: str, sandbox: Sandbox) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        run(sandbox, "json_schema", "4", schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        BACKTRACKS,
+        {"patternProperties": {"^(a|a)*$": {}}},
+        {"enum": ["x" * (24 << 20)]},
+    ],
+)
+def test_a_schema_that_takes_for_ever_costs_its_own_sample_only(
+    schema: object, sandbox: Sandbox
+) -> None:
+    text = '"' + "a" * 40 + '!"' if schema is BACKTRACKS else '{"' + "a" * 40 + '!": 1}'
+    (stage,) = PROGRAMS["json_schema"].stages
+    assert stage.is_sandboxed
+    limits = Limits(wall_us=2_000_000, memory_bytes=64 << 20)
+    work = Work(text=text, reference=schema, settings={}, limits=limits, sandbox=sandbox)
+    try:
+        assert isinstance(stage.run(work), TimedOut)
+    except RefusedError as refused:
+        assert "MemoryError" in str(refused)  # noqa: PT017 - either will do
+    assert score(sandbox, "json_schema", "1", {"type": "number"}) == 1, "the next is not touched"
