@@ -23,6 +23,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.sandbox import kernel, zygote
 from plexsvc.reward.sandbox.base import PYTHON, Limits, Ran
+from plexsvc.reward.sandbox.cgroups import Group, Groups
 
 LOOK_US: Final = 50_000
 """How often the memory of a command's processes is looked at."""
@@ -46,6 +47,12 @@ class NamespaceSandbox:
 
     def __init__(self) -> None:
         instructions = kernel.compile_filter()
+        self._groups: Groups | None = None
+        try:
+            self._groups = Groups()
+            self._bounds = "cgroups (memory, pids, cpu)"
+        except OSError as error:
+            self._bounds = f"no cgroups, because {error.strerror or error}: memory is looked at"
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [*PYTHON, zygote.__file__, str(theirs.fileno()), str(os.getpid())]
         with theirs:
@@ -67,7 +74,10 @@ class NamespaceSandbox:
     def describe(self) -> str:
         """Return what isolates."""
         how = "root" if os.geteuid() == 0 else "unprivileged user namespaces"
-        return f"namespaces (user, mount, pid, net, ipc, uts, cgroup; as {how}), seccomp, rlimits"
+        return (
+            f"namespaces (user, mount, pid, net, ipc, uts, cgroup; as {how}), seccomp, rlimits, "
+            f"{self._bounds}"
+        )
 
     def is_available(self) -> bool:
         """Return True: making one fails where nothing isolates."""
@@ -94,11 +104,14 @@ class NamespaceSandbox:
             "limits": asdict(limits),
             "keeps_files": keeps_files,
         }
-        pipes = _Pipes()
+        group = self._groups.make(limits) if self._groups else None
+        pipes = _Pipes(group)
         try:
             pipes.send(self._line)
         except OSError as error:
             pipes.close()
+            if group:
+                group.remove()
             raise PlexError(
                 ErrorCode.UNAVAILABLE, f"{argv[0]} was not run: the sandbox's zygote died: {error}"
             ) from error
@@ -108,6 +121,7 @@ class NamespaceSandbox:
             feeds={"asked": marshal.dumps(asked), "stdin": stdin},
             limits=limits,
             begun_us=begun_us,
+            group=group,
         )
         try:
             watch.run()
@@ -125,10 +139,11 @@ class NamespaceSandbox:
 class _Pipes:
     """Pipes between worker and keeper: `ours` and `theirs` by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group | None) -> None:
         self.ours: dict[str, int] = {}
-        self._theirs: dict[str, int] = {}
-        for name in zygote.ENDS:
+        joins = group.open() if group else os.open(os.devnull, os.O_WRONLY)
+        self._theirs: dict[str, int] = {"joins": joins}
+        for name in zygote.PIPES:
             ends = os.pipe()
             is_fed = name in {"stdin", "asked"}
             self._theirs[name], self.ours[name] = ends if is_fed else reversed(ends)
@@ -163,6 +178,7 @@ class _Watch:
     """The command and its keeper, once they are known."""
     processors: Sequence[int] = ()
     """Those that its processes share, once they are more."""
+    group: Group | None = None
     failure: str = ""
     output: dict[str, bytearray] = field(
         default_factory=lambda: {name: bytearray() for name in ("stdout", "stderr", "said", "kept")}
@@ -227,7 +243,7 @@ class _Watch:
             return
         if time.monotonic_ns() // 1000 - self.begun_us > self.limits.wall_us:
             self._kill("wall")
-        elif self.processes:
+        elif self.processes and self.group is None:
             tasks, memory_bytes = _tree(self.processes[0])
             if memory_bytes > self.limits.memory_bytes:
                 self._kill("memory")
@@ -250,9 +266,15 @@ class _Watch:
         self.hit = hit
         with suppress(ProcessLookupError):
             os.kill(self.processes[0] if self.processes else self.zygote, signal.SIGKILL)
+        if self.group:
+            self.group.kill()
 
     def end(self) -> None:
         """Leave nothing: the command dies with its keeper, the keeper with the zygote."""
+        if self.group:
+            if self.group.ran_out_of_memory():
+                self.hit = self.hit or "memory"
+            self.group.remove()
         if "kept" in self.pipes.ours:
             for process in self.processes or (self.zygote,):
                 with suppress(ProcessLookupError):

@@ -53,8 +53,9 @@ BOX: Final = "/tmp/box"
 """Where a command starts, with its files."""
 
 MAX_FILES: Final = 4096
-ENDS: Final = ("stdin", "stdout", "stderr", "said", "kept", "asked")
-"""Descriptors that come with each command."""
+PIPES: Final = ("stdin", "stdout", "stderr", "said", "kept", "asked")
+ENDS: Final = (*PIPES, "joins")
+"""Descriptors that come with each command. Who writes to the last is in the command's group."""
 
 ENVIRONMENT: Final = {
     "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -260,7 +261,7 @@ def _keep(ends: dict[str, int], inside: Inside, *, zygote: int) -> list[str]:
             _become(asked, ends, inside, limits=limits, keeper_lives=keeper_lives)
             return list(asked["argv"][len(PYTHON) :])
         _say(ends["said"], f"pids {command} {os.getpid()}")
-        for name in ("stdin", "stdout", "stderr"):
+        for name in ("stdin", "stdout", "stderr", "joins"):
             os.close(ends.pop(name))
         _, status = os.waitpid(command, 0)
         files = dict(_left_files(BOX, limits)) if asked["keeps_files"] else {}
@@ -282,6 +283,7 @@ def _become(
     """Set up what is the command's own, and lock it in; returns only where this Python goes on."""
     argv = asked["argv"]
     try:
+        os.write(ends["joins"], b"0")
         _mount_own(limits, owner=inside.owner)
         _write_files(asked["files"], owner=inside.owner)
         for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -204,6 +204,15 @@ def test_a_file_name_does_not_leave_the_sandbox(sandbox: Sandbox) -> None:
             sandbox.run(["/bin/true"], files={name: b""}, limits=QUICK)
 
 
+def test_a_command_has_a_group_of_its_own_where_one_is_delegated(sandbox: SandboxProcess) -> None:
+    waits = "import sys, time\nfor line in open('/proc/1/cgroup'): print(line)\n"
+    ran = run(sandbox, waits, limits=QUICK)
+    is_grouped = "cgroups (memory, pids, cpu)" in sandbox.describe()
+    assert is_grouped or "no cgroups, because" in sandbox.describe()
+    assert ("plexsvc-run-" in ran.stdout) == is_grouped
+    assert not list(Path("/sys/fs/cgroup").glob("**/plexsvc-run-*")), "and it is gone"
+
+
 @pytest.mark.parametrize("command", [("/bin/sleep", "600"), (*PYTHON, "main.py")])
 def test_a_command_dies_with_the_worker(command: tuple[str, ...]) -> None:
     code = (
