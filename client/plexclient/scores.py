@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,10 @@ class Scores(Sequence[Score]):
 
     def __len__(self) -> int:
         return len(self._scores)
+
+    def __repr__(self) -> str:
+        verdicts = Counter(score.verdict for score in self._scores)
+        return f"Scores({', '.join(f'{count} {verdict}' for verdict, count in verdicts.items())})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: ANN401 - NumPy's
         return np.asarray([score.value for score in self._scores], dtype=dtype or np.float64)
