@@ -22,7 +22,7 @@ from plexclient.retry import persist
 from plexclient.rollouts import Rollout
 from plexclient.score_call import Scoring
 from plexclient.session import ENDED, Session, ended_error
-from plexclient.specs import AdamW, Elastic, Parallel, default_role, num_dedicated
+from plexclient.specs import AdamW, Elastic, Parallel, default_role, instances_to_wire
 from plexclient.training import Actor, Critic, Reference
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import service_pb2
@@ -144,8 +144,7 @@ class Job:
         seed: int = 0,
         micro_batch_tokens: int = 0,
         max_model_len: int = 0,
-        num_instances: int = 1,
-        instances: Elastic | None = None,
+        instances: int | Elastic | None = None,
         kv_cache_bytes: int = 0,
         max_logprob_gap: float = 0.0,
     ) -> Future[Any]:
@@ -156,8 +155,8 @@ class Job:
         one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
         same. While it waits, the logger `plexclient` says what for.
 
-        A rollout has `num_instances` dedicated engines, or by `instances=plex.Elastic(dedicated=1,
-        spot=(0, 8))` further ones that come and go; its samples are the same.
+        A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
+        spot=(0, 8))` further ones come and go. Its samples are the same.
 
         `max_logprob_gap` above 0 makes an actor refuse a batch of a policy loss with
         `logprob_mismatch`, before any gradient is added, when a logprob of the sampler is further
@@ -171,7 +170,7 @@ class Job:
         role = role or default_role(name, backend=backend)
         if role not in CLASSES:
             raise PlexError(ErrorCode.BAD_REQUEST, f"role={role!r}: roles are {', '.join(CLASSES)}")
-        dedicated = num_dedicated(role, num_instances=num_instances, instances=instances)
+        num_instances, others = instances_to_wire(role, instances)
         source = model if isinstance(model, Deployment) else None
         spec = service_pb2.DeploymentSpec(
             role=role,
@@ -184,8 +183,8 @@ class Job:
             seed=whole("seed", seed, most=2**64 - 1),
             micro_batch_tokens=whole("micro_batch_tokens", micro_batch_tokens),
             max_model_len=whole("max_model_len", max_model_len),
-            num_instances=dedicated,
-            instances=instances.to_wire() if instances is not None else (),
+            num_instances=num_instances,
+            instances=others,
             kv_cache_bytes=whole("kv_cache_bytes", kv_cache_bytes, most=2**63 - 1),
             max_logprob_gap=real("max_logprob_gap", max_logprob_gap, least=0),
         )

@@ -141,18 +141,22 @@ class Elastic:
         return [service_pb2.InstanceRange(kind="spot", least=least, most=most, price=price)]
 
 
-def num_dedicated(role: str, *, num_instances: int, instances: Elastic | None) -> int:
-    """Return how many dedicated instances are asked for; only rollouts have some.
+def instances_to_wire(
+    role: str, instances: int | Elastic | None
+) -> tuple[int, list[service_pb2.InstanceRange]]:
+    """Return how many dedicated instances are asked for, and which others; only rollouts have any.
 
     Raises:
-        PlexError: `bad_request` for both ways to say it at once, and for instances of another role.
+        PlexError: `bad_request` for a number that cannot be, and for instances of another role.
     """
-    count = whole("num_instances", num_instances)
-    if instances is None:
-        return count if role == "rollout" else 0
-    if role != "rollout" or num_instances != 1:
-        raise _bad("instances is for rollouts, in place of num_instances; give one of the two")
-    return instances.dedicated
+    if role != "rollout":
+        if instances is not None:
+            raise _bad(f"instances={instances!r}: only rollouts have some, and this is: {role}")
+        return 0, []
+    if isinstance(instances, Elastic):
+        return instances.dedicated, instances.to_wire()
+    asked = 1 if instances is None else instances
+    return whole("instances", asked, least=1, most=MAX_INSTANCES), []
 
 
 def _bad(message: str) -> PlexError:

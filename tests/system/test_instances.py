@@ -40,7 +40,7 @@ def test_a_generate_outlives_kill_9_of_an_instance(
             "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
         )
         rollout = job.deploy(
-            "rollout", model=actor, backend="vllm", num_instances=instances, max_model_len=512
+            "rollout", model=actor, backend="vllm", instances=instances, max_model_len=512
         )
         actor.forward_backward(fixed_batch(1), loss="ppo")
         actor.step()

@@ -95,7 +95,7 @@ def _check_deployable(
         raise PlexError(
             ErrorCode.BAD_REQUEST,
             f"rollout deployment {request.name!r} asks for a parallel layout; an instance runs on "
-            "one device, ask for more instances (num_instances)",
+            "one device, ask for more (instances=2)",
         )
 
 

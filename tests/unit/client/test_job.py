@@ -237,17 +237,21 @@ def test_an_elastic_rollout_asks_for_dedicated_and_spot_instances(loop: Loop) ->
     assert spec.num_instances == 2
     asked = service_pb2.InstanceRange(kind="spot", least=1, most=8, price=2.5)
     assert list(spec.instances) == [asked]
+    three = loop.job.deploy("three", model="/m", backend="vllm", instances=3).info.spec
+    assert (three.num_instances, len(three.instances)) == (3, 0)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"role": "judge"},
-        {"num_instances": 2, "instances": plex.Elastic(dedicated=2)},
+        {"instances": 0},
+        {"instances": "two"},
+        {"role": "actor", "backend": "fsdp", "instances": 2},
         {"role": "actor", "backend": "fsdp", "instances": plex.Elastic(spot=(0, 1))},
     ],
 )
-def test_a_deployment_of_an_unknown_role_or_with_instances_said_twice_is_refused(
+def test_a_deployment_of_an_unknown_role_or_with_instances_that_cannot_be_is_refused(
     loop: Loop, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(PlexError) as caught:
