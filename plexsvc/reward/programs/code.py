@@ -2,8 +2,8 @@
 
 A test is `{"stdin": ..., "stdout": ...}` (white space at line ends does not matter), `{"call":
 "f(2)", "equals": 4}` (JSON values) or `{"assert": "f(2) == 4"}`. What a test expects is never
-inside the sandbox in the first two forms. An assertion has to be: code that looks for it can fool
-it.
+inside the sandbox in the first two forms. An assertion has to be, in a process beside the code that
+it judges (`asserting.py`); only pytest's tests run in one process with it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from plexsvc.reward.programs import asserting
 from plexsvc.reward.programs.base import (
     Outcome,
     Passed,
@@ -42,16 +44,7 @@ exec(compile(open("solution.py").read(), "solution.py", "exec"), names)
 own.write(json.dumps(eval(sys.argv[1], names)))
 own.flush()
 """
-_ASSERT: Final = """
-import os, sys
-own = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-names = {"__name__": "solution"}
-exec(compile(open("solution.py").read(), "solution.py", "exec"), names)
-exec(sys.argv[1] if sys.argv[1].startswith("assert") else "assert " + sys.argv[1], names)
-own.write(sys.stdin.readline())
-own.flush()
-"""
+_ASSERT: Final = Path(asserting.__file__).read_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +92,9 @@ def _python_case(test: Mapping[str, Any], source: bytes, work: Work) -> _Case:
     if "assert" in test:
         nonce = secrets.token_hex(16)  # whoever leaves before the assertion does not know it
         return _Case(
-            argv=(*python, "harness.py", str(test["assert"])),
-            files={**files, "harness.py": _ASSERT.encode()},
-            stdin=f"{nonce}\n",
+            argv=(*python, "harness.py"),
+            files={**files, "harness.py": _ASSERT},
+            stdin=f"{nonce}\n{test['assert']}",
             accepts=lambda printed: printed.strip() == nonce,
         )
     raise RefusedError(

@@ -97,6 +97,102 @@ def test_leaving_early_passes_no_test(cheat: str, sandbox: Sandbox) -> None:
     assert score(sandbox, "code_python", cheat, tests) == 0.0
 
 
+FORGERIES = {
+    "print what it was sent": "import sys, os\n"
+    "word = sys.stdin.readline().encode()\n"
+    "for fd in range(1, 10):\n"
+    "    try: os.write(fd, word)\n"
+    "    except OSError: pass\n"
+    "os._exit(0)\n",
+    "look for it in its frames": "import sys, os\n"
+    "frame = sys._getframe()\n"
+    "while frame: print(frame.f_locals); frame = frame.f_back\n"
+    "import gc; print([o for o in gc.get_objects() if isinstance(o, str)])\n",
+    "read the harness's descriptors": "import os\n"
+    "for fd in range(10):\n"
+    "    for pid in (1, os.getppid()):\n"
+    "        try: os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY), b'x')\n"
+    "        except OSError: pass\n",
+    "write to the harness's memory": "import os\n"
+    "try: open(f'/proc/{os.getppid()}/mem', 'r+b'); f = lambda x: 7\n"
+    "except OSError: pass\n",
+    "read the assertion": "import os\n"
+    "said = open(f'/proc/{os.getppid()}/cmdline').read() + open('harness.py').read()\n"
+    "f = lambda x: 7 if 'f(3) == 7' in said else 0\n",
+    "change what it is tested by": "import builtins\n"
+    "builtins.AssertionError = builtins.eval = builtins.exec = builtins.compile = print\n"
+    "f = lambda x: 8\n",
+    "be equal to everything": "class Liar:\n"
+    "    __eq__ = lambda *_: True\n    __hash__ = None\n"
+    "f = lambda x: Liar()\n",
+    "be a number that is equal to everything": "class Liar(int):\n"
+    "    __eq__ = lambda *_: True\n    __hash__ = int.__hash__\n"
+    "f = lambda x: Liar(3)\n",
+    "replace a function of the library": "import math\n"
+    "math.isclose = lambda *_: True\nf = lambda x: 8\n",
+    "replace a builtin function": "all = any = isinstance = lambda *_: True\nf = lambda x: 8\n",
+    "answer for ever": "import os, threading\n"
+    "def answer():\n    while True: os.write(4, b'[\"gave\", true]\\n')\n"
+    "threading.Thread(target=answer, daemon=True).start()\nf = lambda x: 8\n",
+    "kill the harness": "import os\nos.kill(os.getppid(), 9); f = lambda x: 8\n",
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_assertion_is_not_fooled(name: str, sandbox: Sandbox) -> None:
+    tests = [{"assert": "f(3) == 7"}, {"assert": "math.isclose(f(3), 7) and all([f(3) == 7])"}]
+    assert score(sandbox, "code_python", FORGERIES[name], tests) == 0.0
+
+
+RICH = """
+from collections import Counter, defaultdict, namedtuple
+from fractions import Fraction
+import math
+class Stack:
+    def __init__(self): self.held = []
+    def push(self, x): self.held.append(x); return self
+    def pop(self): return self.held.pop()
+    def __len__(self): return len(self.held)
+    def __eq__(self, other): return self.held == other.held
+def f(x):
+    if x < 0: raise ValueError("below")
+    return math.sqrt(x)
+def counts(xs): return Counter(xs)
+def some(n):
+    for i in range(n): yield i
+def nested(): return {"a": (1, {2, 3}), (1, 2): [None, b"x", 1j, Fraction(1, 3)]}
+def twice(g, x): return g(g(x))
+Pair = namedtuple("Pair", "a b")
+"""
+
+
+@pytest.mark.parametrize(
+    "assertion",
+    [
+        "f(4) == 2 and isinstance(f(4), float)",
+        "math.isclose(f(2), 1.41421356, rel_tol=1e-6)",
+        "counts('aab') == {'a': 2, 'b': 1}",
+        "list(some(3)) == [0, 1, 2]",
+        "[x for x in some(2)] == [0, 1] and 1 in some(2)",
+        "all(f(x * x) == x for x in range(5))",
+        "nested() == {'a': (1, {2, 3}), (1, 2): [None, b'x', 1j, Fraction(1, 3)]}",
+        "Stack().push(1).push(2).pop() == 2 and len(Stack().push(1)) == 1",
+        "isinstance(Stack(), Stack) and Stack() == Stack() and Stack().push(1) != Stack()",
+        "Pair(1, 2) == (1, 2) and Stack().push(3).held == [3]",
+        "twice(lambda x: x + 1, 3) == 5",
+        "(lambda s: s.push(4) and s.pop())(Stack()) == 4",
+        "assert f(9) == 3\ntry: f(-1)\nexcept ValueError as e: assert str(e) == 'below'",
+        "assert sorted([3, 1]) == [1, 3], 'sorted'",
+    ],
+)
+def test_an_assertion_sees_the_solution_as_if_it_were_there(
+    assertion: str, sandbox: Sandbox
+) -> None:
+    found = run(sandbox, "code_python", RICH, [{"assert": assertion}])
+    assert isinstance(found, Scored)
+    assert found.score == 1.0, found.output
+
+
 def test_code_that_does_not_end_times_out(sandbox: Sandbox) -> None:
     stage = PROGRAMS["code_python"].stages[0]
     work = Work(
