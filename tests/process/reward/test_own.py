@@ -178,3 +178,29 @@ def test_scorers_of_reasoning_gym_run_as_a_program(dataset: str, sandbox: Sandbo
         done = score(sandbox, judge, files=files, text=answer, reference=json.dumps(entry))
         assert done.how == "scored", done
         assert done.score == pytest.approx(made.score_answer(answer, made[0]))
+
+
+RUBRIC = b"""
+import verifiers as vf
+def right(completion, answer, **_): return float(completion[-1]["content"] == answer)
+def short(completion, info, **_): return float(len(completion[-1]["content"]) < info["most"])
+RUBRIC = vf.Rubric(funcs=[right, short], weights=[1.0, 0.5])
+"""
+UNUSED = {
+    "datasets/__init__.py": b"def __getattr__(name): return type(name, (), {})",
+    "datasets/utils/__init__.py": b"logging = None",
+    "agents/__init__.py": b"",
+    "agents/function_schema.py": b"function_schema = None",
+}
+"""What `import verifiers` asks for and a rubric does not use: two packages of 200 MB."""
+
+
+def test_a_rubric_of_verifiers_runs_as_a_program(sandbox: Sandbox) -> None:
+    adapter = (REWARDS / "rubric_score.py").read_bytes()
+    files = {"rubric_score.py": adapter, "rubric.py": RUBRIC, **UNUSED}
+    judge = stage(python="rubric_score.py", memory_bytes=1 << 30, timeout_us=60_000_000)
+    for text, expected in (("4", 1.5), ("a long answer", 0.0)):
+        settings = json.dumps({"info": {"most": 3}})
+        done = score(sandbox, judge, files=files, text=text, reference='"4"', settings=settings)
+        assert (done.how, done.score) == ("scored", expected), done
+        assert "right" in done.detail
