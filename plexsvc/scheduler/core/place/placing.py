@@ -36,14 +36,14 @@ def join(
     placement.planning.has_changed = True
     placement.planning.gangs_known.clear()
     for facts in devices:
-        board = placement.planning.planner(facts.kind).board
+        planner = placement.planning.planner(facts.kind)
         name = Place(node_id=node_id, device=facts.index).unit
-        if name in board.rooms:
+        if name in planner.board.rooms:
             if node_id not in placement.cordoned:
-                _open(placement.planning.planner(facts.kind), name)
+                planner.open(name)
             continue
         parked_bytes = host_bytes // len(devices)
-        board.join(
+        planner.join(
             UnitRoom(
                 unit_id=name,
                 num_devices=1,
@@ -53,7 +53,7 @@ def join(
             )
         )
         if node_id in placement.cordoned:
-            board.cordon(name)
+            planner.board.cordon(name)
 
 
 def recall(placement: Placement, event: ProfilesLoaded) -> None:
@@ -73,14 +73,7 @@ def reopen(placement: Placement, node_id: NodeId) -> None:
     """Let a node's devices take work again."""
     placement.planning.has_changed = True
     for planner, name in _units(placement, node_id):
-        _open(planner, name)
-
-
-def _open(planner: Planner, name: UnitId) -> None:
-    """Let a device take work; those who wait look at its group again, too."""
-    planner.board.uncordon(name)
-    if name in planner.board.group_at:
-        planner.touch(planner.board.group_at[name])
+        planner.open(name)
 
 
 def leave(placement: Placement, place: Place) -> None:

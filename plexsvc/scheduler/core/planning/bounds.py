@@ -88,11 +88,13 @@ def refusal(
     num_jobs, duty_ppm = spot.crowd()
     if num_jobs >= policy.max_jobs:
         return f"holds {policy.max_jobs} jobs (max_jobs)"
-    if duty_ppm + load.duty_ppm > policy.duty_cap_ppm:
-        return f"duty would pass {policy.duty_cap_ppm / PPM:.0%} (duty_cap)"
+    is_return = _is_return(spot, demand)
+    cap_ppm = PPM if is_return else policy.duty_cap_ppm
+    if duty_ppm + load.duty_ppm > cap_ppm:
+        return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
     if not memory.holds(spot.units, demand.host_bytes):
         return "no room for its parked state"
-    if policy.preference is not Preference.PLEX or demand.is_cold:
+    if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
         return None
     is_late = None
     if phases is not None:
@@ -120,6 +122,23 @@ def _why_shut(spot: Spot, demand: Demand, *, policy: Policy, without: ResidentId
             name = one.resident_id
             return f"{name} asked for a tighter bound than a cycle not known yet can keep"
     return None
+
+
+def lived_with(demand: Demand, other: Resident, group: Group) -> bool:
+    """Return whether a resident of a group shared the place that a job lost.
+
+    They were within their bounds together, and what is measured of them varies: nobody would be
+    sent away for it.
+    """
+    there = {group.group_id, other.demand.lost_place}
+    return demand.lost_place > 0 and demand.lost_place in there
+
+
+def _is_return(spot: Spot, demand: Demand) -> bool:
+    """Return whether a job meets only those with which it lived before."""
+    return demand.lost_place > 0 and all(
+        lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
+    )
 
 
 def is_over(group: Group, *, policy: Policy) -> bool:

@@ -18,6 +18,7 @@ from plexsvc.scheduler.core.planning.bounds import (
     NOBODY,
     Spot,
     is_over,
+    lived_with,
     predicted,
     refusal,
 )
@@ -29,7 +30,7 @@ from plexsvc.scheduler.core.planning.phases import Phases, is_stable, settled_pp
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile
 from plexsvc.scheduler.core.planning.reservations import Reservation, reserve, stands
-from plexsvc.scheduler.core.planning.rooms import Gang
+from plexsvc.scheduler.core.planning.rooms import Gang, UnitRoom
 from plexsvc.scheduler.core.planning.spots import (
     Barred,
     best,
@@ -78,8 +79,8 @@ class Planner:
         self.paces = Paces(board)
         self.waiting: dict[ResidentId, Demand] = {}
         self.reservations: dict[ResidentId, Reservation] = {}
-        """Units kept for blocked jobs, no unit for two: for one that waits, and for one of each
-        group that lost a node; those that lived with it come back with it."""
+        """Units kept for blocked jobs: for one that waits, and for those that lost their places.
+        Only jobs of one group that lost a node have units in common."""
 
         self.left: dict[UnitId, tuple[int, int]] = {}
         """Units that jobs of a group left because a node was lost: until when they are kept for
@@ -96,6 +97,7 @@ class Planner:
         self._late_news = False
         self._queue_news = False
         self._has_reopened = False
+        self._has_new_units = False
         self._relearned: dict[int, None] = {}
 
     def submit(self, demand: Demand) -> None:
@@ -140,6 +142,18 @@ class Planner:
     def release(self, key: ResidentId) -> None:
         """Take back what a holder had; those who wait are offered it at the next `admit`."""
         self.board.release(key)
+
+    def open(self, unit_id: UnitId) -> None:
+        """Let a unit take work again; those who wait look at its group again, too."""
+        self.board.uncordon(unit_id)
+        if unit_id in self.board.group_at:
+            self.touch(self.board.group_at[unit_id])
+        self._has_new_units = True
+
+    def join(self, room: UnitRoom) -> None:
+        """Take a new unit in."""
+        self.board.join(room)
+        self._has_new_units = True
 
     def note_phase(self, resident_id: ResidentId, at_us: int, *, alone_us: int = 0) -> None:
         """Take in that a resident's cycle was seen to start; fits follow it.
@@ -268,6 +282,8 @@ class Planner:
             hopes: dict[int, bool] = {}
             waiting = self._concerned(changed, now_us=now_us)
             for demand in self._in_turn(waiting, now_us=now_us):
+                if self._has_new_units and demand.lost_place:
+                    self._choose_anew(demand, now_us=now_us)
                 done = self._offer(demand, changed, hopes, now_us=now_us)
                 if done is not None:
                     hopes.clear()
@@ -280,7 +296,7 @@ class Planner:
                     break
                 else:
                     self._reserve(demand, now_us=now_us)
-        self._queue_news = False
+        self._queue_news = self._has_new_units = False
         return placed
 
     def _keep_on(self, now_us: int) -> None:
@@ -299,7 +315,7 @@ class Planner:
             return
         aged = Aged(self.waiting.values(), policy=self.policy, now_us=now_us)
         for other in list(kept):
-            if not _are_rivals(self.waiting[other], demand):
+            if demand.lost_place or self.waiting[other].lost_place:
                 continue
             if aged.priority(self.waiting[other]) >= aged.priority(demand):
                 return
@@ -308,7 +324,7 @@ class Planner:
             self.board,
             demand,
             taken={
-                *(unit_id for each in kept.values() for unit_id in each.units),
+                *(u for each in kept.values() if not each.is_for(demand) for u in each.units),
                 *self._left_by_others(demand),
             },
             remaining_us=lambda r: self.paces.remaining_us(r.demand, now_us=now_us),
@@ -316,6 +332,12 @@ class Planner:
         )
         if made is not None:
             kept[resident_id] = made
+
+    def _choose_anew(self, demand: Demand, *, now_us: int) -> None:
+        """Choose again what is kept for a job: with the units that came, less may be missing."""
+        if demand.resident_id in self.reservations:
+            self._end_reservation(demand.resident_id)
+            self._reserve(demand, now_us=now_us)
 
     def _end_reservation(self, resident_id: ResidentId) -> None:
         """Keep nothing for a job any more; all that wait look at the units again."""
@@ -342,12 +364,14 @@ class Planner:
 
     def in_the_way(self, *, now_us: int) -> list[ResidentId]:
         """Return who lives where a reservation is due whose job does not fit in beside them."""
-        found: list[ResidentId] = []
-        for resident_id, kept in self.reservations.items():
-            if kept.due_us <= now_us and self._kept_spot(self.waiting[resident_id]) is None:
-                spot = Spot(units=kept.units, groups=self._groups_at(kept.units))
-                found.extend(resident.demand.resident_id for resident in spot.met())
-        return found
+        return [
+            resident.demand.resident_id
+            for resident_id, kept in self.reservations.items()
+            if kept.due_us <= now_us and self._kept_spot(self.waiting[resident_id]) is None
+            for group in self._groups_at(kept.units)
+            for resident in group.on(kept.units)
+            if not lived_with(self.waiting[resident_id], resident, group)
+        ]
 
     def _kept_spot(self, demand: Demand) -> Spot | None:
         """Return the place that is kept for a job, if it can have it by now."""
@@ -631,8 +655,3 @@ class Planner:
             return fit.shift_slots, fit.overlap_ppm
         among = fitter.among([r.cells for r in spot.met()], profile, anchor_slot=anchor_slot)
         return among.shift_slots, among.overlap_ppm
-
-
-def _are_rivals(one: Demand, other: Demand) -> bool:
-    """Return whether only one of two jobs may have units kept for it."""
-    return one.lost_place == other.lost_place

@@ -5,6 +5,10 @@ only jobs that are expected to be gone when the reservation is due (EASY backfil
 there when it is due is moved elsewhere (`relocate/packing.py`). The due time stays as it was made,
 so whoever overstays keeps no door open for others: after it nobody comes, and the job waits at most
 until the last of those that were there has left.
+
+A job that lost its place has a reservation that is due at once: a node is missing, not time. Units
+of jobs that lived with it count as free, jobs of one lost group may have the same ones, and they
+are chosen anew when a node comes (back).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.bounds import lived_with
 from plexsvc.scheduler.core.planning.groups import Resident
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -26,13 +31,20 @@ class Reservation:
     resident_id: ResidentId
     units: Gang
     due_us: int
+    lost_place: int = 0
+    """The group that lost a node whose jobs it is for; 0: it is for its job alone."""
+
+    def is_for(self, demand: Demand) -> bool:
+        """Return whether a job may have the units: its own, or those of jobs it lived with."""
+        is_back = self.lost_place > 0 and demand.lost_place == self.lost_place
+        return is_back or demand.resident_id == self.resident_id
 
     def keeps_out(self, demand: Demand, *, now_us: int) -> bool:
         """Return whether a job would still be there when the reservation is due.
 
         A job that holds devices already passes: others, who have to leave first, may wait for them.
         """
-        if demand.resident_id == self.resident_id or demand.has_devices:
+        if self.is_for(demand) or demand.has_devices:
             return False
         return now_us + demand.expected_us > self.due_us
 
@@ -56,7 +68,7 @@ def reserve(
             continue
         free_us.update(dict.fromkeys(group.units, 0))
         for resident in group.residents.values():
-            left_us = remaining_us(resident)
+            left_us = 0 if lived_with(demand, resident, group) else remaining_us(resident)
             for unit_id in resident.units:
                 free_us[unit_id] = max(free_us[unit_id], left_us)
     among = {unit_id: None for unit_id in free_us if unit_id not in taken}
@@ -65,7 +77,10 @@ def reserve(
     if not left:
         return None
     after_us, units = min(left)
-    return Reservation(resident_id=demand.resident_id, units=units, due_us=now_us + after_us)
+    due_us = now_us if demand.lost_place else now_us + after_us
+    return Reservation(
+        resident_id=demand.resident_id, units=units, due_us=due_us, lost_place=demand.lost_place
+    )
 
 
 def stands(board: Board, reservation: Reservation) -> bool:

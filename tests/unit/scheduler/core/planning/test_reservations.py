@@ -9,6 +9,7 @@ from plexsvc.scheduler.core.planning.answers import what_if, why
 from plexsvc.scheduler.core.planning.planner import RETURN_US, Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, in_service
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
 
 SERVICE = in_service(POLICIES["plex"])
@@ -189,14 +190,80 @@ def test_what_a_lost_place_leaves_is_free_again_after_a_while() -> None:
     assert [p.resident_id for p in one.admit(RETURN_US)] == ["a"]
 
 
-def test_each_group_that_lost_a_node_has_a_reservation() -> None:
+def test_jobs_of_a_group_that_lost_a_node_have_its_units_and_other_groups_have_others() -> None:
     one = planner(ALONE, units=4)
     admit(one, *(small(name) for name in "abcd"))
     for name, group_id in (("x", 7), ("y", 7), ("z", 8)):
         admit(one, replace(demand(name, units=2), lost_place=group_id))
-    assert list(one.reservations) == ["x", "z"]
-    kept = [set(each.units) for each in one.reservations.values()]
-    assert not kept[0] & kept[1]
+    kept = {name: set(each.units) for name, each in one.reservations.items()}
+    assert kept["x"] == kept["y"]  # type: ignore[index]  # ids are strings
+    assert not kept["x"] & kept["z"]  # type: ignore[index]
+
+
+def back(name: str, group_id: int, *, busy: int = 20) -> Demand:
+    return replace(demand(name, units=2, busy=busy), lost_place=group_id)
+
+
+def test_what_is_kept_for_a_job_that_lost_its_place_takes_nobody_for_a_while() -> None:
+    one = planner(ALONE, units=2)
+    admit(one, small("a", hours=2))
+    assert admit(one, back("wide", 7), small("short", hours=0.1)) == {}
+    assert one.in_the_way(now_us=0) == ["a"]
+
+
+def test_units_stay_kept_for_those_whose_companion_finds_a_place_elsewhere() -> None:
+    one = planner("plex", units=4)
+    one.board.cordon(UnitId("n3"))
+    other = demand("other", units=2, busy=85)
+    assert admit(one, other) == {"other": ("n0", "n1")}
+    assert admit(one, back("first", 7)) == {}
+    second = replace(back("second", 7, busy=70), expected_us=2 * HOUR_US)
+    assert admit(one, second, small("stranger")) == {}
+    one.learned(other.resident_id, demand("o", busy=25).profile, at_us=0)
+    assert [(p.resident_id, p.units) for p in one.admit(1)] == [("first", ("n0", "n1"))]
+    assert one.reservations[second.resident_id].units == ("n0", "n2")
+
+
+def test_jobs_may_live_together_again_though_their_cycles_were_measured_anew() -> None:
+    one = planner(SERVICE, units=2)
+    apart = replace(demand("a", units=2, busy=48), lost_place=7)
+    assert admit(one, apart) == {"a": ("n0", "n1")}
+    assert admit(one, demand("stranger", units=2, busy=45)) == {}
+    assert admit(one, back("companion", 7, busy=45)) == {"companion": ("n0", "n1")}
+    assert admit(one, back("grown", 7, busy=10)) == {}
+
+
+def test_a_job_comes_back_to_those_that_still_live_where_it_was() -> None:
+    one = planner(SERVICE, units=3)
+    admit(one, demand("a", units=2, busy=48), small("b", busy=80))
+    group_id = one.lose(ResidentId("a"), now_us=0)
+    one.remove(ResidentId("b"))
+    placed = admit(one, replace(back("wide", group_id, busy=45), num_units=3))
+    assert placed == {"wide": ("n0", "n1", "n2")}
+
+
+def test_a_unit_that_is_back_is_for_one_and_the_other_keeps_what_it_has() -> None:
+    one = planner(ALONE, units=5)
+    one.board.cordon(UnitId("n4"))
+    admit(one, *(small(name, hours=2) for name in "abcd"))
+    assert admit(one, back("x", 7), back("y", 8), small("stranger")) == {}
+    for gone in "bd":
+        one.remove(ResidentId(gone))
+    one.open(UnitId("n4"))
+    assert [(p.resident_id, p.units) for p in one.admit(1)] == [("x", ("n1", "n4"))]
+    one.join(UnitRoom(unit_id=UnitId("n5")))
+    assert [(p.resident_id, p.units) for p in one.admit(2)] == [("y", ("n3", "n5"))]
+
+
+def test_what_is_kept_is_chosen_anew_when_a_unit_is_back() -> None:
+    one = planner(SERVICE, units=5)
+    one.board.cordon(UnitId("n2"))
+    admit(one, demand("full", units=2, busy=85))
+    one.place_at(back("companion", 7, busy=40), (UnitId("n3"), UnitId("n4")), now_us=0)
+    one.place_at(small("stranger", busy=40), (UnitId("n4"),), now_us=0)
+    assert admit(one, back("x", 7, busy=45)) == {}
+    one.open(UnitId("n2"))
+    assert [(p.resident_id, p.units) for p in one.admit(1)] == [("x", ("n2", "n3"))]
 
 
 def test_a_stream_of_higher_priorities_holds_nobody_back_for_ever() -> None:
