@@ -57,7 +57,7 @@ PRESETS: Final = {
             lr=1e-4,
             uses_rewards=True,
         ),
-        Preset(name="spot", steps=40, spot_devices=2),
+        Preset(name="spot", steps=40, spot_devices=3),
     )
 }
 """`frozen` learns at rate 0: its learning check must fail, and the demo with it."""

@@ -1,10 +1,11 @@
 """Demo of spot instances: two jobs learn without them, then while a trace brings and kills them.
 
-The trace (`spot_trace.csv`) holds 18 of the 497 events of Bamboo's g4dn trace (AWS, 2021; MIT
-licence, (c) 2022 UCLASystem, github.com/uclasystem/bamboo, `traces/g4dn-trace.csv` at 8080929):
-from 3.5 hours on, the nodes whose lives two devices can play. It is played `SCALE` times as fast
-and without notice, so that whatever goes is killed at whatever token it is at. Both runs have the
-same seeds.
+The trace (`spot_trace.csv`) is cut from Bamboo's p3 trace (AWS, 2021; MIT licence, (c) 2022
+UCLASystem, github.com/uclasystem/bamboo, `traces/p3-trace.csv` at 8080929): from its second hour
+and 40 minutes on, the nodes that lived 8 minutes or longer, as many as three devices can play. It
+is played `SCALE` times as fast and without notice, so that whatever goes is killed at whatever
+token it is at. Both runs have the same seeds. An engine takes few samples at a time, so that
+generating takes a share of a step as it does for larger models.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from plexsvc.demo.stage import open_stage
 from plexsvc.rollout.config import SpotConfig
 
 TRACE: Final = Path(__file__).with_name("spot_trace.csv")
-SCALE: Final = 40.0
+SCALE: Final = 60.0
+MAX_NUM_SEQS: Final = 16
+"""Samples of an engine's step."""
 ROLLOUT_BYTES: Final = 1 << 30
 STATES: Final = ("state-without", "state-spot")
 """Folders of the two clusters."""
@@ -64,6 +67,7 @@ def _act(preset: Preset, acts: Acts, *, out_dir: Path, show: Show, spot: int) ->
         out_dir / STATES[spot > 0],
         device_bytes=device_bytes_for_one(acts.num_parameters),
         rollout_bytes=ROLLOUT_BYTES,
+        max_num_seqs=MAX_NUM_SEQS,
         spot_devices=preset.spot_devices,
         spot=SpotConfig(trace=str(TRACE), scale=SCALE),
     ) as stage:

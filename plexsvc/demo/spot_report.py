@@ -15,7 +15,7 @@ from plexsvc.demo.spans import Span, Window
 
 LIVING: Final = ("joining", "catching up", "serving", "lost")
 MIN_KILLS: Final = 3
-MAX_REWARD_GAP: Final = 0.05
+MAX_REWARD_GAP: Final = 0.02
 """Largest difference of the runs' mean rewards over all steps."""
 
 

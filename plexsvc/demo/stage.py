@@ -186,12 +186,14 @@ def open_stage(
     device_bytes: int,
     rollout_bytes: int,
     notes_pool: bool = False,
+    max_num_seqs: int = 256,
     spot_devices: int = 0,
     spot: SpotConfig | None = None,
 ) -> Iterator[Stage]:
     """Bring a cluster up, one training device and two for rollout; take it down at the end.
 
-    Beside them it has `spot_devices`, which come and go as `spot` says.
+    Beside them it has `spot_devices`, which come and go as `spot` says. An engine takes
+    `max_num_seqs` samples at a time.
 
     Raises:
         PlexError: `unavailable` with the end of its log when it does not come up.
@@ -204,6 +206,7 @@ def open_stage(
                 state_dir,
                 device_bytes=device_bytes,
                 rollout_bytes=rollout_bytes,
+                max_num_seqs=max_num_seqs,
                 spot_devices=spot_devices,
                 spot=spot or SpotConfig(),
             )
@@ -237,7 +240,13 @@ def open_stage(
 
 
 def _config(
-    state_dir: Path, *, device_bytes: int, rollout_bytes: int, spot_devices: int, spot: SpotConfig
+    state_dir: Path,
+    *,
+    device_bytes: int,
+    rollout_bytes: int,
+    max_num_seqs: int,
+    spot_devices: int,
+    spot: SpotConfig,
 ) -> ClusterConfig:
     coming = [DeviceConfig(kind="spot", bytes_total=rollout_bytes)] * spot_devices
     rollout = DeviceConfig(kind="rollout", bytes_total=rollout_bytes)
@@ -249,7 +258,7 @@ def _config(
         rollout=RolloutConfig(spot=spot),
         router=RouterConfig(roots={DEFAULT_TENANT: (state_dir.parent.absolute() / "models",)}),
         scheduler=SchedulerConfig(
-            max_num_seqs=256,
+            max_num_seqs=max_num_seqs,
             slot_us=SLOT_US,
             duty_cap_ppm=NO_BOUND_PPM,
             max_slowdown_ppm=NO_BOUND_PPM,

@@ -57,7 +57,8 @@ class SpotConfig:
     """Where spot devices come from: nodes with devices of kind `spot`, perhaps by a trace."""
 
     price: float = 0.0
-    """What an instance costs an hour. Jobs that pay less get none."""
+    """What an instance costs an hour, until the trace says otherwise. Jobs that pay less get none,
+    and their instances are drained when a price rises."""
     trace: str = ""
     """A CSV file of nodes that come and go; empty: spot devices are there while their nodes are."""
     segment: str = ""

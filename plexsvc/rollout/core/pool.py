@@ -277,7 +277,8 @@ class SpotPool:
             case SlotGone():
                 slot.is_gone = True
                 return self._leave(event.slot_id, slot)
-        return self._on_instance(event, slot) if event.number == slot.number else []
+            case _:
+                return self._on_instance(event, slot) if event.number == slot.number else []
 
     def _on_instance(self, event: Outcome, slot: Slot) -> list[Order]:
         match event:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import csv
 import gzip
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.log import Log
-from plexsvc.rollout.core.pool import SlotCame, SlotGone, SlotId, SlotNoticed
+from plexsvc.rollout.core.pool import SlotCame, SlotGone, SlotId, SlotNoticed, SlotPriced
 from plexsvc.rollout.providers.base import Hosts, Tell
 
 log = Log(__name__)
@@ -28,7 +29,7 @@ LOOK_US: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NodeChange:
     """A node of the trace that comes or goes."""
 
     at_us: int
@@ -36,16 +37,27 @@ class Change:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class PriceChange:
+    """What an instance costs an hour from then on, on every node."""
+
+    at_us: int
+    price: float
+
+
+Change: TypeAlias = NodeChange | PriceChange
+
+
 def read_trace(path: Path, *, segment: str = "") -> list[Change]:
     """Return the changes of a trace in the order of their times.
 
-    The file is CSV, perhaps compressed by gzip, with columns t_ms, event (add, remove, no-op) and
-    node or nodes (separated by `;`). `segment` picks the rows of which `trace_id`, `segment` or
-    `variant` is that; several are separated by `/`.
+    The file is CSV, perhaps compressed by gzip, with columns t_ms, event (add, remove, price,
+    no-op), node or nodes (separated by `;`) and, for prices, price. `segment` picks the rows of
+    which `trace_id`, `segment` or `variant` is that; several are separated by `/`.
 
     Raises:
         PlexError: `bad_request`, naming file and line, for what cannot be: a node that goes but is
-            not there, or comes twice; time that runs backwards; no row at all.
+            not there, or comes twice; time that runs backwards; a price below 0; no row at all.
     """
     changes: list[Change] = []
     there: set[str] = set()
@@ -55,16 +67,19 @@ def read_trace(path: Path, *, segment: str = "") -> list[Change]:
         event = row.get("event", "")
         if event in NOTHING:
             continue
+        if event == "price":
+            changes.append(PriceChange(at_us, _price(row, where=where)))
+            continue
         if event not in {"add", "remove"}:
-            raise _bad(f"{where}: event is {event!r}; it is add, remove or no-op")
+            raise _bad(f"{where}: event is {event!r}; it is add, remove, price or no-op")
         names = (row.get("node") or row.get("nodes") or "").split(";")
         for node in filter(None, names):
             if (node in there) == (event == "add"):
                 wrong = "comes and is there already" if event == "add" else "goes and is not there"
                 raise _bad(f"{where}: node {node!r} {wrong}")
             there ^= {node}
-            changes.append(Change(at_us, event == "add", node))
-    if not changes:
+            changes.append(NodeChange(at_us, event == "add", node))
+    if not any(isinstance(change, NodeChange) for change in changes):
         raise _bad(f"{path}: no node comes or goes in segment {segment!r}")
     return changes
 
@@ -102,7 +117,10 @@ class TraceProvider:
         for at_us, what, node in self._plan:
             due_us = begun_us + round(at_us / self._scale)
             await self._clock.sleep(max(0, due_us - self._clock.monotonic_us()))
-            self._play(what, node, tell)
+            if isinstance(what, PriceChange):
+                self._reprice(what.price, tell)
+            else:
+                self._play(what, node, tell)
         await asyncio.Event().wait()
 
     def _play(self, what: str, node: str, tell: Tell) -> None:
@@ -123,12 +141,22 @@ class TraceProvider:
                 del self._slots[node]
                 tell(SlotGone(slot_id=slot_id))
 
+    def _reprice(self, price: float, tell: Tell) -> None:
+        log.info("price of the trace", price=price)
+        self._price = price
+        for slot_id in self._slots.values():
+            tell(SlotPriced(slot_id=slot_id, price=price))
 
-def _with_notices(changes: Iterable[Change], *, notice_us: int) -> Iterator[tuple[int, str, str]]:
+
+def _with_notices(
+    changes: Iterable[Change], *, notice_us: int
+) -> Iterator[tuple[int, str | PriceChange, str]]:
     """Yield what happens when, a notice before each removal, but not before its node came."""
     came: dict[str, int] = {}
     for change in changes:
-        if change.is_add:
+        if isinstance(change, PriceChange):
+            yield change.at_us, change, ""
+        elif change.is_add:
             came[change.node] = change.at_us
             yield change.at_us, "add", change.node
         else:
@@ -146,6 +174,16 @@ def _rows(path: Path, *, segment: str) -> Iterator[tuple[int, Mapping[str, str]]
                     yield line, row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise _bad(f"cannot read the trace {path}: {error}") from error
+
+
+def _price(row: Mapping[str, str], *, where: str) -> float:
+    try:
+        price = float(row["price"])
+    except (KeyError, TypeError, ValueError):
+        price = math.nan
+    if not 0 <= price < math.inf:
+        raise _bad(f"{where}: price is {row.get('price')!r}; it is a number from 0")
+    return price
 
 
 def _time(row: Mapping[str, str], *, where: str, after_us: int) -> int:
