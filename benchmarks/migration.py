@@ -1,12 +1,14 @@
 """Work that a lost instance costs: its samples go on elsewhere, against starting them again.
 
-    python -m benchmarks.migration [--samples 16] [--max-tokens 256] [--rounds 5]
+    python -m benchmarks.migration [--samples 16] [--group 1] [--max-tokens 256] [--rounds 5]
 
 One vLLM engine of about 27 M random parameters runs a batch whole, up to a point of the loss (10,
 25 and 50 % of its tokens), and from that point on, from prompt and tokens with an empty cache, as
 an instance does that takes it over. The extra work of a loss is the processor time of the first
-part and the rest, less that of the whole; starting again costs the first part anew. Rounds
-alternate; figures are of medians. Prints one JSON line.
+part and the rest, less that of the whole; starting again costs the first part anew. `bound` is the
+most that migration could save on this machine: the prefill of prompt and tokens, measured up to its
+first token, against the first part. With `--group N`, N samples share a prompt, and the engine that
+takes them over has it cached. Rounds alternate; figures are of medians. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ PROMPT_TOKENS: Final = 64
 class Batch:
     """The same samples, run from any of their tokens to any other."""
 
-    def __init__(self, engine: Any, *, samples: int, max_tokens: int) -> None:  # noqa: ANN401 - vLLM's
-        self.engine, self.samples, self.max_tokens = engine, samples, max_tokens
+    def __init__(self, engine: Any, *, samples: int, group: int, max_tokens: int) -> None:  # noqa: ANN401 - vLLM's
+        self.engine, self.samples, self.group = engine, samples, group
+        self.max_tokens = max_tokens
         self.tokens: list[Sequence[int]] = [()] * samples
         self.differing = 0
         """Samples that went on otherwise than at first."""
@@ -47,12 +50,17 @@ class Batch:
                 lambda: self.engine._core.reset_prefix_cache(reset_running_requests=True)  # noqa: SLF001
             )
         )
+        if start and self.group > 1:  # others of these prompts are there
+            await self._take(0, 1)
+        return await self._take(start, end)
+
+    async def _take(self, start: int, end: int) -> float:
         self._runs += 1
         began_s = time.process_time()
         stream = self.engine.generate(self._requests(start, end))
         answers = collect([delta async for deltas in stream for delta in deltas])
         took_s = time.process_time() - began_s
-        found = [answers[index, 0].tokens for index in range(self.samples)]
+        found: list[Sequence[int]] = [answers[index, 0].tokens for index in range(self.samples)]
         if not self.tokens[0]:
             self.tokens = found
         wanted = [tokens[start:end] for tokens in self.tokens]
@@ -62,7 +70,7 @@ class Batch:
     def _requests(self, start: int, end: int) -> list[rollout_pb2.InstanceRequest]:
         return [
             request(
-                [2 + (7 * index + at) % 40 for at in range(PROMPT_TOKENS)],
+                [2 + (7 * (index // self.group) + at) % 40 for at in range(PROMPT_TOKENS)],
                 name=f"{self._runs}/{index}",
                 index=index,
                 seed=index,
@@ -90,10 +98,12 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, float]:
         max_num_seqs=options.samples,
     )
     engine = await VllmEngine.start(config, clock=clock, executor=executor)
-    batch = Batch(engine, samples=options.samples, max_tokens=options.max_tokens)
+    batch = Batch(
+        engine, samples=options.samples, group=options.group, max_tokens=options.max_tokens
+    )
     points = [round(options.max_tokens * share) for share in SHARES]
     spans = [(0, batch.max_tokens)]
-    spans += [span for at in points for span in ((0, at), (at, batch.max_tokens))]
+    spans += [s for at in points for s in ((0, at), (at, at + 1), (at, batch.max_tokens))]
     took: dict[tuple[int, int], list[float]] = {}
     await batch.run(0, batch.max_tokens)
     for _ in range(options.rounds):
@@ -110,6 +120,7 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, float]:
         name = f"at_{round(100 * share)}"
         found[f"{name}_again_s"], found[f"{name}_moved_s"] = round(again, 3), round(moved, 3)
         found[f"{name}_less"] = round(1 - moved / again, 3)
+        found[f"{name}_bound"] = round(1 - seconds[at, at + 1] / again, 3)
     return found
 
 
@@ -120,6 +131,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--group", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -131,7 +143,11 @@ def main() -> None:
             ffn=1536,
         )  # fmt: skip
         found = asyncio.run(measure(options, model))
-    print(json.dumps({"samples": options.samples, "cores": os.cpu_count(), **found}))
+    print(
+        json.dumps(
+            {"samples": options.samples, "group": options.group, "cores": os.cpu_count(), **found}
+        )
+    )
 
 
 if __name__ == "__main__":
