@@ -99,8 +99,8 @@ def _print(summary: SpotSummary, found: list[Check]) -> None:
     console.print(table)
     console.print(
         f"without spot instances {summary.seconds_without:.1f} s, with {summary.mean_serving:.1f} "
-        f"in the mean {summary.seconds_spot:.1f} s: they share these cores with all else, so that "
-        "they make nothing faster here",
+        f"in the mean {summary.seconds_spot:.1f} s: all share these cores, so that this says "
+        "nothing of how much sooner more devices make it",
         highlight=False,
     )
     for mark in marks(found):

@@ -107,7 +107,13 @@ class RolloutDeployment:
         record.open_samples()
         most_tokens = len(record.samples) * operation.generate.sampling.max_tokens
         records.admit(record, most_tokens=most_tokens)
-        generation = Generation(record, self.fleet, config=self._config, clock=self._clock)
+        generation = Generation(
+            record,
+            self.fleet,
+            config=self._config,
+            clock=self._clock,
+            vocab_size=self._limits.vocab_size,
+        )
         started_us = self._clock.monotonic_us()
         losses = await generation.run()
         wall_us = self._clock.monotonic_us() - started_us

@@ -15,6 +15,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
+from plexsvc.rollout.answers import Answers, GarbageError
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import SampleKey
@@ -34,8 +35,15 @@ class Generation:
     """One generate; its tasks live in a group of its own."""
 
     def __init__(
-        self, record: OperationRecord, fleet: Fleet, *, config: RolloutConfig, clock: Clock
+        self,
+        record: OperationRecord,
+        fleet: Fleet,
+        *,
+        config: RolloutConfig,
+        clock: Clock,
+        vocab_size: int,
     ) -> None:
+        self._vocab_size = vocab_size
         self._record, self._fleet, self._config, self._clock = record, fleet, config, clock
         operation = record.operation
         self._id = OperationId(operation.operation_id)
@@ -171,10 +179,13 @@ class Generation:
     ) -> None:
         """Read one call to its end and report that."""
         error = PlexError(ErrorCode.UNAVAILABLE, "its stream ended early")
+        is_garbage = False
         try:
             await self._read(line, order, requests)
         except grpc.aio.AioRpcError as failure:
             error = error_from(failure)
+        except GarbageError as garbage:
+            error, is_garbage = garbage, True
         except TimeoutError:
             silence = f"it sent nothing for {self._config.stall_us} us (rollout.stall_us)"
             error = PlexError(ErrorCode.UNAVAILABLE, silence)
@@ -190,6 +201,7 @@ class Generation:
             address=line.address,
             samples=[(request.prompt_index, request.sample_index) for request in requests],
             error=error,
+            is_garbage=is_garbage,
         )
         self._fleet.post(ended)
 
@@ -199,11 +211,13 @@ class Generation:
         request = rollout_pb2.InstanceGenerateRequest(
             fence=self._fleet.fence, requests=requests, version=order.version._asdict()
         )
+        answers = Answers(requests, vocab_size=self._vocab_size)
         stream = line.stub.Generate(request)
         try:
             async with line.heard_within(self._config.stall_us):
                 while isinstance(frame := await stream.read(), rollout_pb2.InstanceFrame):
                     line.hear(self._config.stall_us)
+                    answers.check(frame.deltas)
                     arrivals = [arrival_of(delta) for delta in frame.deltas]
                     self._arrived = zip(frame.deltas, arrivals, strict=True)
                     arrived = events.TokensArrived(

@@ -54,6 +54,8 @@ class FakeEngine:
         self._boxes: dict[str, DeltaBox] = {}
         self.loads: Callable[[VersionId], Awaitable[None]] = _at_once
         """Waited for before a version is loaded."""
+        self.spoils: Callable[[operations_pb2.SampleDelta], None] = lambda _: None
+        """What becomes of each delta before it is sent."""
         self.idle = asyncio.Event()
         """Set whenever the last request ends."""
 
@@ -108,6 +110,8 @@ class FakeEngine:
             async with asyncio.TaskGroup() as group:
                 driver = group.create_task(self._drive(requests, box))
                 while deltas := await box.take():
+                    for delta in deltas:
+                        self.spoils(delta)
                     yield deltas
                 driver.cancel()
         finally:

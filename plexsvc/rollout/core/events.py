@@ -128,6 +128,8 @@ class CallEnded:
     samples: list[SampleKey]
     error: PlexError
     """The cause, if any sample is incomplete."""
+    is_garbage: bool = False
+    """Whether its instance sent what no engine in order sends: it is not to be trusted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 Theory of operation. The life of an instance is the table of `instances`. It *serves* while it
 answers and has the wanted version, with the checksum that the others report of it. A broken call
 makes a dedicated one *lost*: it gets no samples and is sought. When it answers, it is updated if it
-has another version, and serves again. After `MAX_PROBES` probes in vain it is given up, and the
-scheduler starts a successor or ends the deployment. A spot one that is lost is gone.
+has another version, and serves again. After `MAX_PROBES` probes in vain, or garbage, it is given
+up, and the scheduler starts a successor or ends the deployment. A spot one that is lost is gone.
 
 Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
 sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch). A
@@ -218,7 +218,9 @@ class RolloutCore:
         instance.lost_because, instance.probes = "", 0
         return ""
 
-    def _lose(self, instance_id: InstanceId, because: str) -> list[Order]:
+    def _lose(
+        self, instance_id: InstanceId, because: str, *, may_return: bool = True
+    ) -> list[Order]:
         """Give an instance no more samples; seek it unless that is under way or was in vain."""
         instance = self.instances[instance_id]
         instance.enter(Trigger.BROKE)
@@ -228,7 +230,7 @@ class RolloutCore:
             return [self._give_up(instance_id, instance)]
         if instance.is_sought:
             return []
-        if instance.probes >= MAX_PROBES:
+        if instance.probes >= MAX_PROBES or not may_return:
             instance.probes = 0
             return [self._give_up(instance_id, instance)]
         instance.is_sought = True
@@ -435,7 +437,7 @@ class RolloutCore:
         instance, because = self.instances.get(event.instance_id), event.error.message
         sought: list[Order] = []
         if instance is not None and instance.is_serving:
-            sought = self._lose(event.instance_id, because)
+            sought = self._lose(event.instance_id, because, may_return=not event.is_garbage)
         generate.losses += 1
         for key in left:
             sample = generate.samples[key]

@@ -53,7 +53,6 @@ def test_a_job_that_learns_under_kills_passes_every_check() -> None:
     ("spot", "names"),
     [
         (act(RISING, points("a", "a", "a"), instances_lost=1), ["kills"]),
-        (act(RISING, KILLED), ["losses"]),
         (act(RISING, KILLED, instances_lost=1, complete=127), ["samples of bits"]),
         (act([x + 0.03 for x in RISING], KILLED, instances_lost=1), ["rewards of bits"]),
         (act(RISING[::-1], KILLED, instances_lost=1), ["learning of bits"]),

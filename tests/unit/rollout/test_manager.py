@@ -256,6 +256,43 @@ async def test_an_instance_that_sends_nothing_counts_as_lost() -> None:
     assert "rollout.stall_us" in result.error.message
 
 
+@pytest.mark.parametrize("garbage", ["position", "token", "logprob", "sample"])
+async def test_an_instance_that_sends_garbage_is_given_up_and_its_samples_go_on_elsewhere(
+    garbage: str,
+) -> None:
+    def spoil(delta: operations_pb2.SampleDelta) -> None:
+        if garbage == "position":
+            delta.position += 1
+        elif garbage == "sample":
+            delta.sample_index += 7
+        elif garbage == "token" and delta.token_ids:
+            delta.token_ids[0] = 50
+        elif garbage == "logprob" and delta.logprobs:
+            delta.logprobs[0] = float("nan")
+
+    async with bench() as b:
+        expected = b.generate(seed=3)
+        await b.execute(expected)
+        wanted = await b.answers(expected)
+    given_up: list[str] = []
+
+    def note(wpg_id: str, address: str, because: str) -> None:
+        del wpg_id, address
+        given_up.append(because)
+
+    async with bench(instances=2) as b:
+        b.manager.report_to(note)
+        b.instances[1].engine.spoils = spoil
+        operation = b.generate(seed=3)
+        assert (await b.execute(operation)).state == APPLIED
+        found = await b.answers(operation)
+    assert {key: one.tokens for key, one in found.items()} == {
+        key: one.tokens for key, one in wanted.items()
+    }
+    assert given_up
+    assert given_up[0].startswith("it sent garbage: ")
+
+
 async def test_the_tokens_that_a_generate_has_recorded_are_told() -> None:
     async with bench(held=True) as b:
         operation = b.generate()
