@@ -1,0 +1,230 @@
+"""The core of lending: who steps next on a device where a serving engine has a guest.
+
+Theory of operation. One engine steps at a time, and a step cannot be broken off. The serving
+engine goes first; the guest, which samples for RL jobs, is stepped when that cannot cost a serving
+request its objective:
+
+- *TTFT* slack of a request is `objective - (now - arrival) - T_prefill(its prompt)`. While one
+  waits for its first token the serving engine steps: a prefill takes its time sooner or later, so
+  putting it off would gain nothing. What bounds the guest is the request that arrives as its step
+  begins.
+- *TPOT*: of a request that has tokens, it is `objective - (now - newest token) - T_decode(batch)`.
+  Here waiting gains the device's time: tokens need not come faster than promised.
+
+The least slack of all of them, less a part of the objectives that is kept for what nobody foresees,
+is what a step of the guest may take; its tokens are bounded so that it takes no longer. Where
+requests would pile up (seats or memory run short), the serving engine steps without a pause.
+The owner's terms bound the guest further: lent or not, hours of the day, a share of the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.core.step_times import Step, StepTimes
+
+RESERVE: Final = 0.3
+"""Part of each objective that is never planned with."""
+
+LONG_PROMPT: Final = 0.95
+"""Quantile of recent prompts that a request to come is taken to have."""
+
+RECENT_PROMPTS: Final = 128
+
+SEATS_KEPT: Final = 0.5
+"""Part of the serving engine's seats beyond which it is not slowed down."""
+
+TRIAL_TOKENS: Final = 16
+"""Of the guest's steps while their times are not known: only when nothing is served."""
+
+CREDIT_US: Final = 1_000_000
+"""The owner's share of time is kept over about so long."""
+
+DAY_MIN: Final = 24 * 60
+
+
+def refuse(field_name: str, problem: str) -> PlexError:
+    """Return the refusal of one field of what the owner asked."""
+    return PlexError(ErrorCode.BAD_REQUEST, f"{field_name} {problem}", field=field_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """What the serving owner promised."""
+
+    ttft_us: int
+    """Time to first token."""
+    tpot_us: int
+    """Time per output token after the first."""
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_us", "tpot_us"):
+            if getattr(self, name) <= 0:
+                raise refuse(name, f"is {getattr(self, name)}; an objective is above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms the owner lends."""
+
+    share: float = 1.0
+    """Of the device's time and KV memory, at most."""
+    from_min: int = 0
+    to_min: int = DAY_MIN
+    """Minutes of the day (UTC); a span that ends before it begins goes over midnight."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise refuse("share", f"is {self.share}; it is above 0 and at most 1")
+        for name in ("from_min", "to_min"):
+            if not 0 <= getattr(self, name) <= DAY_MIN:
+                raise refuse(name, f"is {getattr(self, name)}; a day has {DAY_MIN} minutes")
+        if self.from_min == self.to_min:
+            raise refuse("to_min", f"equals from_min ({self.from_min}); lend for a while or not")
+
+    def is_open(self, minute: int) -> bool:
+        """Whether the guest may run at this minute of the day."""
+        if self.from_min < self.to_min:
+            return self.from_min <= minute < self.to_min
+        return minute >= self.from_min or minute < self.to_min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The serving engine before a step."""
+
+    queued: int = 0
+    """Requests without a token."""
+    newest_token_us: Sequence[int] = ()
+    """Of each request that has tokens: when its newest came."""
+    seats: int = 64
+    """Requests that it takes at once."""
+    is_short_of_memory: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.queued or self.newest_token_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """The guest's engine before a step."""
+
+    has_work: bool
+    samples: int = 0
+    """That have their prompts computed."""
+
+
+class Turn(StrEnum):
+    """Who steps."""
+
+    SERVING = "serving"
+    GUEST = "guest"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who steps next; of the guest, at most how many tokens."""
+
+    turn: Turn
+    tokens: int = 0
+
+
+SERVE: Final = Decision(turn=Turn.SERVING)
+WAIT: Final = Decision(turn=Turn.NOBODY)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lender:
+    """Decides step by step; knows both engines' step times and the owner's terms."""
+
+    objectives: Objectives
+    terms: Terms = field(default_factory=Terms)
+    max_tokens: int = 512
+    """Of a step of the guest, whatever the slack."""
+    is_lent: bool = True
+    serving_times: StepTimes = field(default_factory=StepTimes)
+    guest_times: StepTimes = field(default_factory=StepTimes)
+    _prompts: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_PROMPTS))
+    _long_prompt: int = 0
+    _credit_us: float = CREDIT_US
+    _credited_us: int | None = None
+
+    def prompt_arrived(self, tokens: int) -> None:
+        """Take note of a serving request."""
+        self._prompts.append(tokens)
+        ordered = sorted(self._prompts)
+        self._long_prompt = ordered[int(LONG_PROMPT * (len(ordered) - 1))]
+
+    def stepped(self, turn: Turn, step: Step, *, took_us: int) -> None:
+        """Take note of a step that ended."""
+        if turn is Turn.GUEST:
+            self._credit_us -= took_us
+        times = self.guest_times if turn is Turn.GUEST else self.serving_times
+        times.observe(step, took_us=took_us)
+
+    def decide(self, serving: Serving, guest: Guest, *, now_us: int, minute: int) -> Decision:
+        """Return who steps next."""
+        self._gain_credit(now_us)
+        otherwise = SERVE if serving.has_work else WAIT
+        if not guest.has_work or not self._may_run(minute) or self._must_serve(serving):
+            return otherwise
+        allowed_us = self.slack_us(serving, now_us=now_us)
+        if allowed_us is None:
+            return otherwise
+        tokens = self._tokens(allowed_us, guest, is_idle=not serving.has_work)
+        return Decision(turn=Turn.GUEST, tokens=tokens) if tokens else otherwise
+
+    def slack_us(self, serving: Serving, *, now_us: int) -> int | None:
+        """Return how long the next serving step can wait; None if its time is not known.
+
+        The least over the requests that have tokens and one that may arrive right now.
+        """
+        arriving_us = self._arrival_slack_us(len(serving.newest_token_us))
+        if not serving.newest_token_us or arriving_us is None:
+            return arriving_us
+        batch = Step(samples=len(serving.newest_token_us))
+        decode_us = self.serving_times.foretell_us(batch)
+        if decode_us is None:
+            return None
+        waited_us = now_us - min(serving.newest_token_us)
+        return min(arriving_us, _planned(self.objectives.tpot_us) - waited_us - decode_us)
+
+    def _arrival_slack_us(self, batch: int) -> int | None:
+        """Of a long request that arrives now, and is computed with the batch there is."""
+        if not self._prompts:
+            return _planned(self.objectives.ttft_us) // 2
+        step = Step(prompt_tokens=self._long_prompt, samples=batch)
+        prefill_us = self.serving_times.foretell_us(step)
+        return None if prefill_us is None else _planned(self.objectives.ttft_us) - prefill_us
+
+    def _must_serve(self, serving: Serving) -> bool:
+        is_crowded = len(serving.newest_token_us) > SEATS_KEPT * serving.seats
+        return bool(serving.queued) or is_crowded or serving.is_short_of_memory
+
+    def _may_run(self, minute: int) -> bool:
+        has_credit = self.terms.share >= 1 or self._credit_us > 0
+        return self.is_lent and has_credit and self.terms.is_open(minute)
+
+    def _tokens(self, allowed_us: int, guest: Guest, *, is_idle: bool) -> int:
+        if self.guest_times.foretell_us(Step()) is None:
+            return TRIAL_TOKENS if is_idle and allowed_us > 0 else 0
+        within = self.guest_times.tokens_within(allowed_us, samples=guest.samples)
+        return min(within, self.max_tokens)
+
+    def _gain_credit(self, now_us: int) -> None:
+        elapsed_us = 0 if self._credited_us is None else now_us - self._credited_us
+        self._credited_us = now_us
+        gained = self._credit_us + self.terms.share * elapsed_us
+        self._credit_us = min(float(CREDIT_US), gained)
+
+
+def _planned(objective_us: int) -> int:
+    return round((1 - RESERVE) * objective_us)

@@ -1,0 +1,110 @@
+"""The core of lent memory: how much of a device's KV memory a serving engine's guest may hold.
+
+Theory of operation. Serving and guest share `total_bytes`. At each of the guest's steps (a new
+version of its weights) its budget is what the serving engine has not used of late, less a headroom.
+Between steps the budget never grows. When serving uses half of the headroom the budget is cut to
+half, and again until the headroom is there, and stays there until the next step: samples beyond it
+go elsewhere. Computed prompts of the guest that nobody uses are kept for a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from plexsvc.rollout.core.lending import refuse
+
+HEADROOM: Final = 0.2
+"""Part of the memory that serving has beyond its recent use when a budget is set."""
+
+PRESSURE: Final = 0.5
+"""Part of the headroom that serving may use before the guest's budget is cut."""
+
+RECENT_US: Final = 30_000_000
+"""Recent use is the highest of this period and the one before."""
+
+LEASE_US: Final = 10_000_000
+"""How long computed prompts of the guest are kept unused."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryBudget:
+    """The guest's part of the KV memory, in bytes."""
+
+    total_bytes: int
+    share: float = 1.0
+    """The owner's bound on the guest's part."""
+    guest_bytes: int = 0
+    """What the guest may hold now."""
+    is_frozen: bool = False
+    cuts: int = 0
+    used_bytes: int = 0
+    """By serving, as of the last look."""
+    _peak_bytes: int = 0
+    _peak_before_bytes: int = 0
+    _period_us: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.total_bytes <= 0:
+            raise refuse("total_bytes", f"is {self.total_bytes}; lend memory that there is")
+
+    @property
+    def serving_bytes(self) -> int:
+        """What serving may hold now."""
+        return self.total_bytes - self.guest_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What serving is left beyond its recent use when a budget is set."""
+        return round(HEADROOM * self.total_bytes)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether serving has less left than it should, and nothing more can be cut."""
+        return self.serving_bytes - self.used_bytes < PRESSURE * self.headroom_bytes
+
+    def step_began(self) -> None:
+        """Set the budget anew: the guest begins a step."""
+        recent = max(self._peak_bytes, self._peak_before_bytes)
+        free = self.total_bytes - recent - self.headroom_bytes
+        self.guest_bytes = max(0, min(free, round(self.share * self.total_bytes)))
+        self.is_frozen = False
+
+    def serving_uses(self, used_bytes: int, *, now_us: int, least_bytes: int) -> None:
+        """Take note of what serving holds, and cut the guest's budget under pressure.
+
+        A budget below `least_bytes` is of no use, so it becomes 0.
+        """
+        self._note(used_bytes, now_us=now_us)
+        while self.is_short and self.guest_bytes:
+            half = self.guest_bytes // 2
+            self.guest_bytes = half if half >= least_bytes else 0
+            self.is_frozen = True
+            self.cuts += 1
+
+    def reclaim(self) -> None:
+        """Take everything back, until the next step of a guest."""
+        self.guest_bytes, self.is_frozen = 0, True
+
+    def _note(self, used_bytes: int, *, now_us: int) -> None:
+        if self._period_us is None or now_us - self._period_us >= RECENT_US:
+            self._period_us = now_us
+            self._peak_before_bytes, self._peak_bytes = self._peak_bytes, 0
+        self.used_bytes = used_bytes
+        self._peak_bytes = max(self._peak_bytes, used_bytes)
+
+
+Key = TypeVar("Key")
+
+
+@dataclass(slots=True)
+class Leases(Generic[Key]):
+    """Since when each piece of cache has been unused."""
+
+    _since_us: dict[Key, int] = field(default_factory=dict)
+
+    def expired(self, unused: Iterable[Key], *, now_us: int) -> list[Key]:
+        """Return those that have been unused for a lease, and forget what is used again."""
+        self._since_us = {key: self._since_us.get(key, now_us) for key in unused}
+        return [key for key, at_us in self._since_us.items() if now_us - at_us >= LEASE_US]
