@@ -2,7 +2,8 @@
 
 Theory of operation. Engines of one process share it: process-wide state of the engine library
 allows only one step at a time. A policy picks who steps next, which is where co-serving decides.
-With nothing to step the thread sleeps on its queue; it never polls.
+With nothing to step the thread sleeps on its queue. While a policy holds back an engine that has
+work, it is asked again every few milliseconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from plexsvc.clock import Clock
 
 T = TypeVar("T")
+
+HELD_S: Final = 0.005
+"""Pause before a policy that chose nobody is asked again."""
 
 
 class Steppable(Protocol):
@@ -81,6 +85,14 @@ class StepExecutor:
         since_us = self._step_since_us
         return 0 if since_us is None else self._clock.monotonic_us() - since_us
 
+    def follow(self, policy: Policy) -> None:
+        """Let `policy` choose from now on."""
+
+        def switch() -> None:
+            self._policy = policy
+
+        self.call(switch).result()
+
     def add(self, engine: Steppable) -> None:
         """Step `engine` from now on."""
         self.call(lambda: self._engines.append(engine)).result()
@@ -98,18 +110,18 @@ class StepExecutor:
         while True:
             ready = [engine for engine in self._engines if engine.has_work()]
             chosen = self._policy(ready)
-            if not self._run_calls(wait=chosen is None):
+            if not self._run_calls(wait=chosen is None, most_s=HELD_S if ready else None):
                 return
             if chosen is not None and chosen in self._engines and chosen.has_work():
                 self._step_since_us = self._clock.monotonic_us()
                 chosen.step()
                 self._step_since_us = None
 
-    def _run_calls(self, *, wait: bool) -> bool:
+    def _run_calls(self, *, wait: bool, most_s: float | None) -> bool:
         """Run queued calls; with `wait` sleep for the first. Return False at the end."""
         while True:
             try:
-                call = self._calls.get(block=wait)
+                call = self._calls.get(block=wait, timeout=most_s)
             except queue.Empty:
                 return True
             if call is None:

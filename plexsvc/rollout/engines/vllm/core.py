@@ -72,26 +72,28 @@ class PreparedWeights:
 
 def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     """Build the core with live, unpacked weights. Runs on the executor's thread."""
-    _register_loaded(model.architectures)
-    if current_platform.is_cpu():
-        _be_alone()
+    prepare_process(model.architectures)
     vllm_ops._supports_onednn = False  # noqa: SLF001 - its only switch: keeps CPU weights in place
-    vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
     arguments = AsyncEngineArgs(
-        model=str(config.model),
-        max_model_len=config.max_model_len,
-        logprobs_mode="processed_logprobs",
         skip_tokenizer_init=True,
         generation_config="vllm",
         disable_log_stats=True,
-        **_of_device(config),
+        **arguments_of(config),
     )
     engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
 
 
-def _of_device(config: VllmConfig) -> dict[str, Any]:
-    """Return the arguments that differ between CPUs and GPUs."""
+def prepare_process(architectures: Sequence[str]) -> None:
+    """Make this process one that holds any number of engines of one rank."""
+    _register_loaded(architectures)
+    if current_platform.is_cpu():
+        _be_alone()
+    vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
+
+
+def arguments_of(config: VllmConfig) -> dict[str, Any]:
+    """Return the arguments that every engine is built with."""
     is_cpu = current_platform.is_cpu()
     chosen = sizes.choose(
         kv_cache_bytes=config.kv_cache_bytes,
@@ -100,6 +102,9 @@ def _of_device(config: VllmConfig) -> dict[str, Any]:
         gpu_bytes=0 if is_cpu else current_platform.get_device_total_memory(),
     )
     common: dict[str, Any] = {
+        "model": str(config.model),
+        "max_model_len": config.max_model_len,
+        "logprobs_mode": "processed_logprobs",
         "max_num_seqs": chosen.max_num_seqs,
         "kv_cache_memory_bytes": chosen.kv_cache_bytes,
     }

@@ -56,6 +56,7 @@ from plexsvc.rollout.engines.vllm.core import (
     build_core,
     prepare_worker,
 )
+from plexsvc.rollout.engines.vllm.shared import SharedCore
 from plexsvc.rollout.engines.weights import fill
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import Published
@@ -216,11 +217,14 @@ class VllmEngine:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
+        if mine := self._end_aborted(request_ids):
+            self._executor.call(lambda: self._core.abort_requests(mine))
+
+    def _end_aborted(self, request_ids: Sequence[str]) -> list[str]:
         mine = [request_id for request_id in request_ids if request_id in self._flights]
         for request_id in mine:
             self._flights.pop(request_id).box.finish(request_id, reason=FINISH_ABORT)
-        if mine:
-            self._executor.call(lambda: self._core.abort_requests(mine))
+        return mine
 
     async def load_version(
         self, published: Sequence[Published], *, version: VersionId
@@ -262,6 +266,20 @@ class VllmEngine:
         self._fail(PlexError(ErrorCode.UNAVAILABLE, "the engine was disposed of"))
 
     # -- on the executor's thread
+
+    def share(self) -> SharedCore:
+        """Return what a policy needs that steps this engine beside another."""
+        return SharedCore(self._core, self, clock=self._clock, hand_back=self._hand_back)
+
+    def _hand_back(self, request_ids: Sequence[str]) -> None:
+        """End requests at once; their callers hear finish reason `abort`."""
+        ids = list(request_ids)
+        self._core.abort_requests(ids)
+
+        def tell() -> None:
+            self._end_aborted(ids)
+
+        self._post(tell)
 
     def has_work(self) -> bool:
         """Return whether the core has requests."""

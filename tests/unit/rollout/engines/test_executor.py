@@ -107,3 +107,24 @@ def test_it_tells_how_long_a_step_has_taken_and_nothing_between_steps() -> None:
     executor.call(lambda: None).result(10)
     assert executor.step_us == 0
     executor.close()
+
+
+def test_a_policy_that_holds_an_engine_back_is_asked_again() -> None:
+    asked: list[int] = []
+    executor = StepExecutor(
+        lambda ready: asked.append(len(ready)) or (ready[0] if len(asked) > 4 else None),
+        clock=SystemClock(),
+    )
+    engine = Counter("a", 1, [])
+    executor.add(engine)
+    assert engine.done.wait(10)
+    executor.close()
+
+
+def test_another_policy_can_take_over() -> None:
+    executor = StepExecutor(lambda _: None, clock=SystemClock())
+    engine = Counter("a", 1, [])
+    executor.add(engine)
+    executor.follow(lambda ready: ready[0] if ready else None)
+    assert engine.done.wait(10)
+    executor.close()

@@ -1,0 +1,102 @@
+"""A vLLM core beside another on one device: what a policy sees of it, and how it holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import vllm.v1.engine.core as vllm_core
+
+from plexsvc.clock import Clock
+from plexsvc.rollout.core.lending import Guest, Serving
+from plexsvc.rollout.core.step_times import Step, Stepped
+from plexsvc.rollout.engines.executor import Steppable
+from plexsvc.rollout.engines.vllm.kv import KvMemory
+
+
+class SharedCore:
+    """One core of several in a process. Used on the executor's thread alone."""
+
+    def __init__(
+        self,
+        core: vllm_core.EngineCore,
+        steppable: Steppable,
+        *,
+        clock: Clock,
+        hand_back: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
+        """End requests by `hand_back` when memory is taken from them."""
+        self.steppable, self.kv = steppable, KvMemory(core)
+        self._scheduler, self._clock, self._hand_back = core.scheduler, clock, hand_back
+        self._stepped: Stepped | None = None
+        self._scheduled: Sequence[str] = ()
+        self._newest_us: dict[str, int] = {}
+        self._known: set[str] = set()
+        schedule = core.scheduler.schedule
+
+        def observed(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - vLLM's own
+            started_us = clock.monotonic_us()
+            output = schedule(*arguments, **named)
+            counts = output.num_scheduled_tokens
+            singles = sum(count == 1 for count in counts.values())
+            step = Step(prompt_tokens=sum(counts.values()) - singles, samples=singles)
+            self._stepped = Stepped(step, started_us) if counts else None
+            self._scheduled = tuple(counts)
+            return output
+
+        core.scheduler.schedule = observed
+
+    def take_step(self) -> Stepped | None:
+        """Return the step that ended since the last call, if any did."""
+        stepped, self._stepped = self._stepped, None
+        if stepped is not None:
+            now_us = self._clock.monotonic_us()
+            self._newest_us.update(dict.fromkeys(self._scheduled, now_us))
+        return stepped
+
+    def new_prompts(self) -> list[int]:
+        """Return the lengths of prompts that came since the last call."""
+        fresh = [one for one in self._scheduler.waiting if one.request_id not in self._known]
+        self._known.update(one.request_id for one in fresh)
+        return [one.num_prompt_tokens for one in fresh]
+
+    def as_serving(self, *, is_short_of_memory: bool) -> Serving:
+        """Return what the core has to do, as one that serves."""
+        running = self._scheduler.running
+        has_tokens = [one for one in running if one.num_output_tokens]
+        live = {one.request_id for one in running}
+        self._newest_us = {name: at for name, at in self._newest_us.items() if name in live}
+        self._known &= live | {one.request_id for one in self._scheduler.waiting}
+        now_us = self._clock.monotonic_us()
+        newest = [self._newest_us.get(one.request_id, now_us) for one in has_tokens]
+        return Serving(
+            queued=len(running) - len(has_tokens) + len(self._scheduler.waiting),
+            newest_token_us=newest,
+            seats=self._scheduler.max_num_running_reqs,
+            is_short_of_memory=is_short_of_memory,
+        )
+
+    def as_guest(self) -> Guest:
+        """Return what the core has to do, as a guest."""
+        samples = sum(one.num_output_tokens > 0 for one in self._scheduler.running)
+        return Guest(has_work=self.steppable.has_work(), samples=samples)
+
+    def allow(self, tokens: int) -> None:
+        """Bound the tokens of the next steps."""
+        self._scheduler.max_num_scheduled_tokens = tokens
+
+    def limit(self, nbytes: int) -> None:
+        """Bound the KV memory, now: requests beyond it are handed back, the newest first."""
+        blocks = nbytes // self.kv.block_bytes
+        excess = self.kv.limit(blocks)
+        for one in reversed(list(self._scheduler.running)):
+            if excess <= 0 or self._hand_back is None:
+                return
+            self._hand_back([one.request_id])
+            excess = self.kv.limit(blocks)
+
+    def hand_back_all(self) -> None:
+        """End all requests; their callers take them elsewhere."""
+        held = (*self._scheduler.running, *self._scheduler.waiting)
+        if self._hand_back is not None and held:
+            self._hand_back([one.request_id for one in held])
