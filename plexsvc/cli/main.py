@@ -17,6 +17,7 @@ from plexsvc.cli.commands.pack import pack
 from plexsvc.cli.commands.replay import replay
 from plexsvc.cli.commands.report import report
 from plexsvc.cli.commands.reward import reward_app
+from plexsvc.cli.commands.serve import serve_app
 from plexsvc.cli.commands.simulate import simulate
 from plexsvc.cli.commands.status import status, top
 from plexsvc.cli.commands.submit import logs, submit
@@ -129,6 +130,7 @@ app.add_typer(job_app, name="job")
 app.add_typer(model_app, name="model")
 app.add_typer(node_app, name="node")
 app.add_typer(reward_app, name="reward")
+app.add_typer(serve_app, name="serve")
 
 
 def main() -> None:

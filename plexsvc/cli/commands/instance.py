@@ -1,4 +1,4 @@
-"""`plexctl instance`: list rollout engines, drain and open spot ones."""
+"""`plexctl instance`: list rollout engines, drain and open spot ones, lend serving ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from plexsvc.cli.app import At, Commands, command
+from plexsvc.cli.app import At, Commands, Json, StateDir, command, print_json
+from plexsvc.cli.commands.serve import turn
 
 instance_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="List rollout instances; drain and open spot ones.",
+    help="List rollout instances; drain and open spot ones; lend and reclaim serving ones.",
     epilog="Example: plexctl instance list",
 )
 
@@ -51,3 +52,22 @@ def instance_open(
     with at.router() as router:
         reply = router.OpenInstance(service_pb2.OpenInstanceRequest(device=device))
     at.show(reply, instances_view(reply))
+
+
+Name = Annotated[str, typer.Argument(help="Name of an engine that `plexctl serve` runs here.")]
+
+
+@instance_app.command("lend", epilog="Example: plexctl instance lend chat")
+def instance_lend(name: Name, state_dir: StateDir = None, json: Json = False) -> None:
+    """Let RL jobs have what a serving engine of this machine does not need."""
+    found = turn(name, "lend", state_dir)
+    told = f"{name} lends up to {found['guest_bytes']} bytes of its KV memory"
+    print_json(found) if json else typer.echo(told)
+
+
+@instance_app.command("reclaim", epilog="Example: plexctl instance reclaim chat")
+def instance_reclaim(name: Name, state_dir: StateDir = None, json: Json = False) -> None:
+    """Take back all time and memory; samples go on elsewhere. Works without the service."""
+    found = turn(name, "reclaim", state_dir)
+    told = f"{name} has everything back after {found['took_us'] / 1000:.1f} ms"
+    print_json(found) if json else typer.echo(told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from plexsvc.clock import SystemClock
-from plexsvc.rollout.engines.executor import StepExecutor
+from plexsvc.rollout.engines.executor import StepExecutor, Steppable
 from tests.fakes.fake_clock import FakeClock
 
 
@@ -110,11 +111,14 @@ def test_it_tells_how_long_a_step_has_taken_and_nothing_between_steps() -> None:
 
 
 def test_a_policy_that_holds_an_engine_back_is_asked_again() -> None:
-    asked: list[int] = []
-    executor = StepExecutor(
-        lambda ready: asked.append(len(ready)) or (ready[0] if len(asked) > 4 else None),
-        clock=SystemClock(),
-    )
+    asked = 0
+
+    def fifth(ready: Sequence[Steppable]) -> Steppable | None:
+        nonlocal asked
+        asked += 1
+        return ready[0] if ready and asked > 4 else None
+
+    executor = StepExecutor(fifth, clock=SystemClock())
     engine = Counter("a", 1, [])
     executor.add(engine)
     assert engine.done.wait(10)

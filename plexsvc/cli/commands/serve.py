@@ -1,0 +1,136 @@
+"""`plexctl serve`: run a serving engine that may lend what it does not need; read its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plexsvc.cli.app import Commands, Json, StateDir, print_json, state_dir_of
+
+if TYPE_CHECKING:
+    from plexsvc.rollout.core.lending import Terms
+
+US = 1_000_000
+
+
+class _Serve(Commands):
+    """Takes `plexctl serve MODEL` for `plexctl serve start MODEL`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as click's own
+        """Return the command that is meant."""
+        known = args and (args[0] in self.commands or args[0].startswith("-"))
+        return super().resolve_command(ctx, args if known else ["start", *args])
+
+
+serve_app = typer.Typer(
+    cls=_Serve,
+    no_args_is_help=True,
+    help="Serve a model, and lend what that leaves to RL jobs.",
+    epilog="Example: plexctl serve models/chat --slo-ttft 0.5 --slo-tpot 0.15 --lend",
+)
+
+
+@serve_app.command(
+    epilog="Example: plexctl serve models/chat --slo-ttft 0.5 --slo-tpot 0.15 --lend"
+)
+def start(  # noqa: PLR0913, PLR0917 - the options of a command
+    model: Annotated[Path, typer.Argument(help="Hugging Face directory; ./report if so named.")],
+    slo_ttft: Annotated[float, typer.Option(help="Objective: seconds to the first token.")],
+    slo_tpot: Annotated[float, typer.Option(help="Objective: seconds per further token.")],
+    name: Annotated[str, typer.Option(help="Its name; by default the directory's.")] = "",
+    host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
+    lend: Annotated[bool, typer.Option("--lend", help="Lend idle time and memory.")] = False,
+    lend_model: Annotated[
+        Path | None, typer.Option(help="Model of the jobs; by default the one that is served.")
+    ] = None,
+    lend_share: Annotated[float, typer.Option(help="Most of time and memory to lend.")] = 1.0,
+    lend_hours: Annotated[str, typer.Option(help="When to lend, UTC, as 22:00-06:00.")] = "",
+    max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
+    kv_bytes: Annotated[int, typer.Option(help="KV memory, the lent part included.")] = 256 << 20,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Serve a model by vLLM's OpenAI application until TERM or Ctrl-C."""
+    import os
+
+    from plexsvc.cluster.doctor import available_bytes
+    from plexsvc.rollout.core.lending import Objectives
+    from plexsvc.rollout.preload import ZYGOTE_ENV, preload
+    from plexsvc.rollout.serving import process
+    from plexsvc.rollout.serving.config import ServingConfig
+
+    named = name or model.resolve().name
+    objectives = Objectives(ttft_us=round(slo_ttft * US), tpot_us=round(slo_tpot * US))
+    config = ServingConfig(
+        model=model,
+        name=named,
+        objectives=objectives,
+        socket=_socket(state_dir, named),
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        kv_bytes=kv_bytes,
+        guest=(lend_model or model) if lend else None,
+        terms=_terms(lend_share, lend_hours),
+    )
+    process.check(config, available_bytes=available_bytes())
+
+    def ready(address: str) -> None:
+        if json:
+            print_json({"address": address, "name": named, "lends": lend})
+        else:
+            typer.echo(f"{named} is served at {address}{', and lends' if lend else ''}")
+
+    os.environ.update(ZYGOTE_ENV)
+    preload()
+    process.main(config, ready=ready)
+
+
+@serve_app.command(epilog="Example: plexctl serve report chat --json")
+def report(
+    name: Annotated[str, typer.Argument(help="The engine's name.")],
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Show TTFT and TPOT with and without lending, and what was harvested."""
+    found = turn(name, "report", state_dir)
+    if json:
+        print_json(found)
+        return
+    from plexsvc.cli.app import console
+    from plexsvc.show.serving import report_view
+
+    console().print(report_view(found))
+
+
+def turn(name: str, switch: str, state_dir: Path | None) -> dict[str, Any]:
+    """Return what an engine of this machine answers to a switch."""
+    import asyncio
+
+    from plexsvc.rollout.serving.control import ask
+
+    return asyncio.run(ask(_socket(state_dir, name), switch))
+
+
+def _socket(state_dir: Path | None, name: str) -> Path:
+    return state_dir_of(state_dir) / "serving" / f"{name}.sock"
+
+
+def _terms(share: float, hours: str) -> Terms:
+    from plexsvc.rollout.core.lending import DAY_MIN, Terms, refuse
+
+    if not hours:
+        return Terms(share=share)
+    try:
+        first, last = (_minute(part) for part in hours.split("-"))
+    except ValueError as error:
+        raise refuse("lend_hours", f"is {hours!r}; write it as 22:00-06:00") from error
+    return Terms(share=share, from_min=first, to_min=last or DAY_MIN)
+
+
+def _minute(text: str) -> int:
+    hour, minute = text.split(":")
+    return 60 * int(hour) + int(minute)

@@ -1,0 +1,1 @@
+"""A serving engine that lends what it does not need to RL jobs."""

@@ -1,0 +1,75 @@
+"""Configuration of a serving engine, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.core.lending import Objectives, Terms, refuse
+from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
+from plexsvc.weights.dtypes import DTYPES
+
+MAX_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """One serving engine, and its guest if it lends."""
+
+    model: Path
+    """Hugging Face directory of the model that is served."""
+    name: str
+    """What clients ask for as `model`, and its owner calls it by."""
+    objectives: Objectives
+    socket: Path
+    """Unix socket of the owner's switches."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any that is free."""
+    max_model_len: int = 0
+    """Longest prompt with answer, in tokens; 0: what the model was made for."""
+    max_num_seqs: int = 0
+    """Requests in one step; 0: the device's default."""
+    kv_bytes: int = 256 << 20
+    """KV memory of the device, for serving and guest together."""
+    memory_bytes: int = 0
+    """Memory for weights and KV of both; 0: what the machine has available."""
+    guest: Path | None = None
+    """Model whose samples are made in what serving leaves; None: nothing is lent."""
+    terms: Terms = field(default_factory=Terms)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= MAX_PORT:
+            raise refuse("port", f"is {self.port}; it is one of 0 to {MAX_PORT}")
+        for name in ("kv_bytes", "max_model_len", "max_num_seqs", "memory_bytes"):
+            if getattr(self, name) < 0:
+                raise refuse(name, f"is {getattr(self, name)}; it is not negative")
+
+
+def check_fits(config: ServingConfig, *, available_bytes: int) -> None:
+    """Refuse models that do not fit beside each other.
+
+    Raises:
+        PlexError: `unknown_model`; `bad_request` with the bytes that are needed and there.
+    """
+    models = [config.model, *([config.guest] if config.guest else [])]
+    weights = sum(weight_bytes(read_model_dir(model)) for model in models)
+    needed, found = weights + config.kv_bytes, config.memory_bytes or available_bytes
+    if needed > found:
+        raise PlexError(
+            ErrorCode.BAD_REQUEST,
+            f"memory_bytes: {config.name} needs {needed} bytes ({weights} of weights, "
+            f"{config.kv_bytes} of KV cache) and {found} are there; lower kv_bytes, or serve a "
+            "smaller model",
+            field="memory_bytes",
+        )
+
+
+def weight_bytes(model: ModelDir) -> int:
+    """Return what a checkpoint's tensors take."""
+    return sum(
+        prod(one.shape) * DTYPES[one.dtype].carrier.itemsize for one in model.tensors.values()
+    )

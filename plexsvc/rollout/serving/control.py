@@ -1,0 +1,89 @@
+"""The owner's switches of a serving engine: a Unix socket that only the owner can open.
+
+They work without the service: whoever owns the engine takes it back whatever else is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from plexsvc.errors import ErrorCode, PlexError
+
+CALL_S: Final = 30.0
+"""A switch is carried out between two steps; the engine does not answer in so long: it hangs."""
+
+MAX_LINE: Final = 1 << 20
+
+Switch = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+@asynccontextmanager
+async def switches(path: Path, offered: Mapping[str, Switch]) -> AsyncIterator[None]:
+    """Answer one switch a connection: its name comes as a line, a line of JSON goes back."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(CALL_S):
+                name = (await reader.readline()).decode().strip()
+                writer.write(json.dumps(await _turn(name, offered)).encode() + b"\n")
+                await writer.drain()
+        finally:
+            writer.close()
+
+    with _listening(path) as listener:
+        server = await asyncio.start_unix_server(answer, sock=listener, limit=MAX_LINE)
+        try:
+            yield
+        finally:
+            server.close()
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """Yield a socket in a directory that is the owner's alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+async def _turn(name: str, offered: Mapping[str, Switch]) -> Mapping[str, Any]:
+    if name not in offered:
+        return {"error": f"{name} is no switch of this engine; it has {', '.join(offered)}"}
+    return await offered[name]()
+
+
+async def ask(path: Path, name: str) -> dict[str, Any]:
+    """Return what the engine behind `path` answers to a switch.
+
+    Raises:
+        PlexError: `not_found` without an engine; `bad_request` for what it does not do;
+            `unavailable` when it does not answer.
+    """
+    try:
+        async with asyncio.timeout(CALL_S):
+            reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
+            writer.write(f"{name}\n".encode())
+            reply = json.loads(await reader.readline() or "{}")
+            writer.close()
+    except (FileNotFoundError, ConnectionError) as error:
+        text = f"no engine serves at {path}; `plexctl serve MODEL` starts one"
+        raise PlexError(ErrorCode.NOT_FOUND, text) from error
+    except TimeoutError as error:
+        text = f"the engine at {path} did not answer in {CALL_S:.0f} s"
+        raise PlexError(ErrorCode.UNAVAILABLE, text) from error
+    if "error" in reply:
+        raise PlexError(ErrorCode.BAD_REQUEST, reply["error"])
+    return dict(reply)

@@ -1,0 +1,108 @@
+"""`plexctl serve` on a real vLLM: the OpenAI client, metrics, a guest beside it, reclaim."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.rigs.tiny_models import make_qwen3
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[4]
+PLEXCTL = [sys.executable, "-m", "plexsvc.cli.main"]
+
+
+def environment(place: Path) -> dict[str, str]:
+    added = {"PYTHONPATH": f"{ROOT}:{ROOT}/client", "PLEX_STATE_DIR": str(place / "state")}
+    return os.environ | added  # noqa: TID251 - a child's environment
+
+
+@contextmanager
+def served(place: Path, *options: str) -> Iterator[str]:
+    """Yield the address of a serving engine; it ends with the block, and cleanly."""
+    command = [*PLEXCTL, "serve", str(place / "chat"), "--port", "0", "--json", *options]
+    objectives = ["--slo-ttft", "2", "--slo-tpot", "0.5"]
+    process = subprocess.Popen(
+        [*command, *objectives], stdout=subprocess.PIPE, env=environment(place), text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def plexctl(place: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*PLEXCTL, *words, "--json"],
+        env=environment(place),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_an_openai_client_is_served_beside_a_guest_that_can_be_sent_away(tmp_path: Path) -> None:
+    make_qwen3(tmp_path / "chat", seed=1)
+    make_qwen3(tmp_path / "guest", seed=2, layers=3)
+    with served(tmp_path, "--lend", "--lend-model", str(tmp_path / "guest")) as address:
+        client = openai.OpenAI(base_url=address, api_key="none")
+        asked: Any = {"model": "chat", "prompt": "1+2=", "max_tokens": 20, "temperature": 0}
+        extra = {"ignore_eos": True}
+        whole: Any = client.completions.create(**asked, extra_body=extra)
+        stream: Any = client.completions.create(**asked, stream=True, extra_body=extra)
+        assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+        assert whole.usage.completion_tokens == 20
+        with urllib.request.urlopen(address.removesuffix("/v1") + "/metrics") as metrics:
+            assert b"vllm:time_to_first_token_seconds_count" in metrics.read()
+        report = plexctl(tmp_path, "serve", "report", "chat")
+        assert report["alone"]["requests"] == 2
+        assert report["is_lent"]
+        taken = plexctl(tmp_path, "instance", "reclaim", "chat")
+        assert taken["had_bytes"] > 100 << 20
+        assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
+        assert not plexctl(tmp_path, "serve", "report", "chat")["is_lent"]
+        assert plexctl(tmp_path, "instance", "lend", "chat")["guest_bytes"] > 100 << 20
+        assert client.completions.create(**asked, extra_body=extra).choices == whole.choices
+
+
+def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    make_qwen3(tmp_path / "chat", seed=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for options, said in (
+            (["--slo-ttft", "0", "--slo-tpot", "1"], "ttft_us is 0"),
+            (["--slo-ttft", "1", "--slo-tpot", "-1"], "tpot_us is -1000000"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--kv-bytes", "1" + "0" * 15], "memory_bytes"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-share", "2"], "share is 2.0"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--lend-hours", "now"], "lend_hours"),
+            (["--slo-ttft", "1", "--slo-tpot", "1", "--port", port], "port: cannot listen"),
+        ):
+            done = subprocess.run(
+                [*PLEXCTL, "serve", str(tmp_path / "chat"), *options],
+                env=environment(tmp_path),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert (done.returncode, said in done.stderr) == (2, True), done.stderr
