@@ -216,8 +216,9 @@ class Lender:
     def _tokens(self, allowed_us: int, guest: Guest, *, is_idle: bool) -> int:
         if self.guest_times.foretell_us(Step()) is None:
             return TRIAL_TOKENS if is_idle and allowed_us > 0 else 0
-        within = self.guest_times.tokens_within(allowed_us, samples=guest.samples)
-        return min(within, self.max_tokens)
+        return self.guest_times.tokens_within(
+            allowed_us, samples=guest.samples, most=self.max_tokens
+        )
 
     def _gain_credit(self, now_us: int) -> None:
         elapsed_us = 0 if self._credited_us is None else now_us - self._credited_us

@@ -3,8 +3,9 @@
 A step that computes `p` tokens of prompts and the next token of `d` samples takes about
 `a + b p + c d`: so T_prefill of a prompt is `a + b length`, and T_decode of a batch `a + c batch`.
 The three are fitted to the steps seen, older ones counting less. What is foretold is that fit
-times a high quantile of how much longer recent steps took than the fit said: a busy machine, long
-contexts and whatever else the fit knows nothing of make it more careful.
+times a high quantile of how much longer recent steps of like length took than the fit said: a busy
+machine, long contexts and whatever else the fit knows nothing of make it more careful. A pause of
+the machine makes a short step ten times longer and a long one hardly, so lengths are kept apart.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ MIN_STEPS: Final = 8
 FIT_EVERY: Final = 16
 """Steps between two fits."""
 
-RECENT: Final = 256
-"""Steps that the quantile is taken of."""
+RECENT: Final = 128
+"""Steps of like length that the quantile is taken of."""
+
+MIN_RECENT: Final = 16
+"""Of fewer, the next shorter steps are asked."""
 
 QUANTILE: Final = 0.98
 
@@ -64,15 +68,18 @@ class StepTimes:
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._seen = [0.0] * 3
         self._fit: tuple[float, float, float] | None = None
-        self._excess: deque[float] = deque(maxlen=RECENT)
-        self._factor = 1.0
+        self._excess: dict[int, deque[float]] = {}
+        """By the binary logarithm of the plain time."""
+        self._factors: dict[int, float] = {}
         self._count = 0
 
     def observe(self, step: Step, *, took_us: int) -> None:
         """Take in how long a step took. `O(1)` but for every sixteenth."""
         took = max(1, took_us)
         if self._fit is not None:
-            self._excess.append(took / self._plain_us(step))
+            plain = self._plain_us(step)
+            of_length = self._excess.setdefault(_length(plain), deque(maxlen=RECENT))
+            of_length.append(took / plain)
         # Weighted by the inverse of the time, so that short steps are fitted as well as long ones.
         row = (1 / took, step.prompt_tokens / took, step.samples / took)
         for i, one in enumerate(row):
@@ -85,21 +92,34 @@ class StepTimes:
 
     def foretell_us(self, step: Step) -> int | None:
         """Return how long a step takes at most, nearly always; None while too few were seen."""
-        return None if self._fit is None else round(self._plain_us(step) * self._factor)
-
-    def tokens_within(self, allowed_us: int, *, samples: int) -> int:
-        """Return the most tokens of a step of at most `allowed_us`, `samples` next tokens first.
-
-        0 when not even one fits, or nothing is known yet.
-        """
         if self._fit is None:
-            return 0
-        fixed, each_prompt, each_sample = (part * self._factor for part in self._fit)
-        left = allowed_us - fixed
-        if left <= each_sample * samples:
-            return max(0, int(left / each_sample)) if each_sample else 0
-        left -= each_sample * samples
-        return samples + (int(left / each_prompt) if each_prompt else 0)
+            return None
+        plain = self._plain_us(step)
+        return round(plain * self._factor(_length(plain)))
+
+    def tokens_within(self, allowed_us: int, *, samples: int, most: int) -> int:
+        """Return the most tokens, up to `most`, of a step of at most `allowed_us`.
+
+        Next tokens of the `samples` come first. 0 when not even one fits, or nothing is known yet.
+        """
+
+        def fits(tokens: int) -> bool:
+            decoded = min(tokens, samples)
+            step = Step(prompt_tokens=tokens - decoded, samples=decoded)
+            foretold = self.foretell_us(step)
+            return foretold is not None and foretold <= allowed_us
+
+        least, beyond = 0, most + 1
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+        return least
+
+    def _factor(self, length: int) -> float:
+        """Return how much longer than plain steps of such length nearly always are at most."""
+        return next(
+            (self._factors[one] for one in range(length, -1, -1) if one in self._factors), 1.0
+        )
 
     def _plain_us(self, step: Step) -> float:
         assert self._fit is not None
@@ -115,5 +135,10 @@ class StepTimes:
         # An unseen kind of token is taken for as dear as the other, never for free.
         each = max(each_prompt, each_sample)
         self._fit = (fixed, each_prompt or each, each_sample or each)
-        if self._excess:
-            self._factor = max(1.0, float(np.quantile(self._excess, QUANTILE)))
+        for length, of_length in self._excess.items():
+            if len(of_length) >= MIN_RECENT:
+                self._factors[length] = max(1.0, float(np.quantile(of_length, QUANTILE)))
+
+
+def _length(plain_us: float) -> int:
+    return int(plain_us).bit_length()

@@ -24,7 +24,7 @@ def test_nothing_is_foretold_of_an_engine_that_hardly_stepped() -> None:
     times = StepTimes()
     times.observe(Step(samples=1), took_us=1000)
     assert times.foretell_us(Step(samples=1)) is None
-    assert times.tokens_within(10**9, samples=4) == 0
+    assert times.tokens_within(10**9, samples=4, most=512) == 0
 
 
 def test_prefill_and_decode_are_told_apart() -> None:
@@ -48,10 +48,11 @@ def test_on_a_noisy_machine_few_steps_take_longer_than_foretold() -> None:
 
 def test_tokens_within_a_time_take_no_longer_and_samples_come_first() -> None:
     times = taught()
-    assert times.tokens_within(1000, samples=4) == 0
-    assert times.tokens_within(3600, samples=4) == 3
-    tokens = times.tokens_within(6000, samples=4)
+    assert times.tokens_within(1000, samples=4, most=512) == 0
+    assert times.tokens_within(3600, samples=4, most=512) == 3
+    tokens = times.tokens_within(6000, samples=4, most=512)
     assert 190 < tokens < 210
+    assert times.tokens_within(6000, samples=4, most=50) == 50
     assert (times.foretell_us(Step(prompt_tokens=tokens - 4, samples=4)) or 0) <= 6000
 
 
@@ -60,3 +61,14 @@ def test_an_engine_that_only_decoded_is_not_thought_to_prefill_for_free() -> Non
     for i in range(100):
         times.observe(Step(samples=1 + i % 8), took_us=1000 + 300 * (1 + i % 8))
     assert (times.foretell_us(Step(prompt_tokens=100)) or 0) > 20_000
+
+
+def test_pauses_that_lengthen_short_steps_do_not_lengthen_long_ones() -> None:
+    dice, times = random.Random(0), StepTimes()
+    for _ in range(1500):
+        step = Step(prompt_tokens=dice.choice((0, 20_000)), samples=dice.randrange(1, 4))
+        pause_us = 20_000 if dice.random() < 0.2 else 0
+        times.observe(step, took_us=plain_us(step) + pause_us)
+    long = Step(prompt_tokens=20_000, samples=2)
+    assert (times.foretell_us(Step(samples=2)) or 0) > 15_000
+    assert (times.foretell_us(long) or 0) < 1.4 * plain_us(long)
