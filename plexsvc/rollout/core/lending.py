@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.rollout.core.step_times import Step, StepTimes
+from plexsvc.rollout.core.step_times import Step, StepForecast
 
 RESERVE: Final = 0.3
 """Part of each objective that is never planned with."""
@@ -150,8 +150,8 @@ class Lender:
     max_tokens: int = 512
     """Of a step of the guest, whatever the slack."""
     is_lent: bool = True
-    serving_times: StepTimes = field(default_factory=StepTimes)
-    guest_times: StepTimes = field(default_factory=StepTimes)
+    serving_times: StepForecast = field(default_factory=StepForecast)
+    guest_times: StepForecast = field(default_factory=StepForecast)
     _prompts: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_PROMPTS))
     _long_prompt: int = 0
     _credit_us: float = CREDIT_US

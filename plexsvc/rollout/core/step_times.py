@@ -51,10 +51,10 @@ class Stepped:
     started_us: int
 
 
-class StepTimes:
+class StepForecast:
     """Fit of the times of one engine's steps.
 
-    >>> times = StepTimes()
+    >>> times = StepForecast()
     >>> for i in range(64):
     ...     times.observe(Step(prompt_tokens=i % 7 * 32), took_us=2000 + i % 7 * 32 * 10)
     ...     times.observe(Step(samples=1 + i % 5), took_us=2000 + (1 + i % 5) * 500)

@@ -19,7 +19,7 @@ from plexsvc.rollout.core.lending import (
     Terms,
     Turn,
 )
-from plexsvc.rollout.core.step_times import Step, StepTimes
+from plexsvc.rollout.core.step_times import Step, StepForecast
 
 TTFT_US, TPOT_US = 200_000, 50_000
 OBJECTIVES = Objectives(ttft_us=TTFT_US, tpot_us=TPOT_US)
@@ -30,8 +30,8 @@ def plain_us(step: Step) -> int:
     return 2000 + 20 * step.prompt_tokens + 400 * step.samples
 
 
-def taught() -> StepTimes:
-    times = StepTimes()
+def taught() -> StepForecast:
+    times = StepForecast()
     for i in range(200):
         step = Step(prompt_tokens=i % 5 * 100, samples=i % 7)
         times.observe(step, took_us=plain_us(step))

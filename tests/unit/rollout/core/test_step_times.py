@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from plexsvc.rollout.core.step_times import Step, StepTimes
+from plexsvc.rollout.core.step_times import Step, StepForecast
 
 
-def taught(*, noise: float = 0.0, steps: int = 600) -> StepTimes:
+def taught(*, noise: float = 0.0, steps: int = 600) -> StepForecast:
     """Return times of an engine of 2 ms a step, 10 us a prompt token and 500 us a sample."""
-    dice, times = random.Random(0), StepTimes()
+    dice, times = random.Random(0), StepForecast()
     for _ in range(steps):
         step = Step(prompt_tokens=dice.choice((0, 0, 100, 400)), samples=dice.randrange(1, 20))
         times.observe(step, took_us=round(plain_us(step) * (1 + dice.random() * noise)))
@@ -21,7 +21,7 @@ def plain_us(step: Step) -> int:
 
 
 def test_nothing_is_foretold_of_an_engine_that_hardly_stepped() -> None:
-    times = StepTimes()
+    times = StepForecast()
     times.observe(Step(samples=1), took_us=1000)
     assert times.foretell_us(Step(samples=1)) is None
     assert times.tokens_within(10**9, samples=4, most=512) == 0
@@ -57,14 +57,14 @@ def test_tokens_within_a_time_take_no_longer_and_samples_come_first() -> None:
 
 
 def test_an_engine_that_only_decoded_is_not_thought_to_prefill_for_free() -> None:
-    times = StepTimes()
+    times = StepForecast()
     for i in range(100):
         times.observe(Step(samples=1 + i % 8), took_us=1000 + 300 * (1 + i % 8))
     assert (times.foretell_us(Step(prompt_tokens=100)) or 0) > 20_000
 
 
 def test_pauses_that_lengthen_short_steps_do_not_lengthen_long_ones() -> None:
-    dice, times = random.Random(0), StepTimes()
+    dice, times = random.Random(0), StepForecast()
     for _ in range(1500):
         step = Step(prompt_tokens=dice.choice((0, 20_000)), samples=dice.randrange(1, 4))
         pause_us = 20_000 if dice.random() < 0.2 else 0
