@@ -37,18 +37,23 @@ def test_a_controller_that_is_elsewhere_is_named(tmp_path: Path) -> None:
         groups_of(root, "0::/\n")
 
 
-def test_roots_own_group_is_left_alone_unless_it_is_delegated(tmp_path: Path) -> None:
+def test_a_group_is_left_alone_unless_it_is_marked_as_delegated(tmp_path: Path) -> None:
     root = fake_group(tmp_path / "root")
     service = fake_group(root / "system.slice" / "it.service")
-    if os.geteuid() != 0:
-        groups_of(root, "0::/system.slice/it.service\n")
-        return
     with pytest.raises(OSError, match="not delegated"):
         groups_of(root, "0::/system.slice/it.service\n")
     assert not (service / "cgroup.subtree_control").read_text()
-    os.setxattr(service, "trusted.delegate", b"1")
+    mark = "trusted.delegate" if os.geteuid() == 0 else "user.delegate"
+    os.setxattr(service, mark, b"1")
     groups_of(root, "0::/system.slice/it.service\n")
     assert (service / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+def test_of_a_subgroup_the_group_above_may_be_delegated(tmp_path: Path) -> None:
+    root = fake_group(tmp_path / "root")
+    fake_group(root / "main")
+    groups_of(root, "0::/main\n")
+    assert (root / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 
 def test_a_group_has_the_limits_of_its_command(tmp_path: Path) -> None:
