@@ -3,12 +3,14 @@
     python -m benchmarks.spot_join [--rounds 5]
 
 A job with one dedicated vLLM engine (27 M parameters, float32, CPU) generates more samples than it
-takes at once, on weights that the trainer published. Then a spot device on another node is opened.
-Parts: `process_s` until the engine is up, by the process's start and its log; `pull_s` for opening,
-checking and loading the newest version, as the instance says; `rest_s` all else until the job has a
-token of it: being found, asked for the version and given samples, its first prefill and step. In
-the same run `copy_s` copies as many bytes in this process, which no link is faster than. Prints one
-JSON line of medians; fails when the rest is above 200 ms.
+takes at once, on weights that the trainer published. Engines take 4 samples a step, and 100 ms for
+it, so that the one that generates leaves these cores to the one that comes, as one on another
+machine would. Then a spot device on another node is opened. Parts: `process_s` until the engine is
+up, by the process's start and its log; `pull_s` for opening, checking and loading the newest
+version, as the instance says; `rest_s` all else until the job has a token of it: being found, asked
+for the version and given samples, its first prefill and step. In the same run `copy_s` copies as
+many bytes in this process, which no link is faster than. Prints one JSON line of medians; fails
+when the rest is above 200 ms.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ import grpc
 import numpy as np
 
 import plexclient as plex
+from benchmarks import padded_engines
 from benchmarks.service import report
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
 from plexsvc.clock import SystemClock
-from tests.rigs.live_cluster import MIB, ROLLOUT, LiveCluster, start_cluster
+from tests.rigs.live_cluster import MIB, ROLLOUT, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.spot_cluster import SPOT, change_instance, instances, spot_processes
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.waiting import wait_until
@@ -45,8 +48,10 @@ NODES: Final = {
     "node-a": [f'{{ kind = "train", bytes_total = {1024 * MIB} }}', ROLLOUT],
     "spot-a": [SPOT],
 }
-SAMPLES: Final = 256
-OPTIONS: Final = plex.SamplingOptions(n=8, max_tokens=64, temperature=1.0, ignore_eos=True)
+SAMPLES: Final = 128
+STEP_MS: Final = 100
+BATCH: Final = 4
+OPTIONS: Final = plex.SamplingOptions(n=8, max_tokens=16, temperature=1.0, ignore_eos=True)
 LOG_TIME: Final = "%H:%M:%S.%f"
 
 
@@ -170,12 +175,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory(prefix="pxj") as place:
+        padded_engines.install(Path(place), step_ms=STEP_MS)
         model = make_qwen3(
             Path(place) / "model", seed=0, hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64,
             ffn=1536,
         )  # fmt: skip
         with (
-            start_cluster(Path(place), nodes=NODES, host_bytes=4096 * MIB) as cluster,
+            start_cluster(
+                Path(place),
+                nodes=NODES,
+                host_bytes=4096 * MIB,
+                scheduler=f"{SHARES_ALL}max_num_seqs = {BATCH}\n",
+            ) as cluster,
             cluster.connect() as connection,
             connection.job("joined") as job,
         ):

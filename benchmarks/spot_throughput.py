@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import plexclient as plex
+from benchmarks import padded_engines
 from benchmarks.service import report
 from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.spot_cluster import SPOT, change_instance, instances
@@ -34,48 +34,6 @@ BATCH: Final = 16
 PROMPTS: Final = [[2 + (index + at) % 40 for at in range(8)] for index in range(64)]
 OPTIONS: Final = plex.SamplingOptions(n=8, max_tokens=32, temperature=1.0, seed=7, ignore_eos=True)
 WITHIN: Final = 0.85
-PADDING: Final = '''
-"""Engines whose steps take PLEX_BENCH_STEP_MS at least, in the processes of one benchmark."""
-import importlib.abc, importlib.machinery, os, sys, time
-
-NAME = "plexsvc.rollout.engines.vllm.engine"
-STEP_S = float(os.environ["PLEX_BENCH_STEP_MS"]) / 1000
-
-
-def padded(step):
-    longest = 0.0
-
-    def run(self):
-        nonlocal longest
-        began = time.monotonic()
-        step(self)
-        took = time.monotonic() - began
-        if took > longest:
-            longest = took
-            print(f"longest step {took:.4f}", file=sys.stderr, flush=True)
-        time.sleep(max(0.0, STEP_S - took))
-
-    return run
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != NAME:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            module.VllmEngine.step = padded(module.VllmEngine.step)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, Finder())
-'''
-"""Goes to processes of the service as `sitecustomize`; no part of the product knows of it."""
 
 
 def measure(cluster: LiveCluster, rollout: plex.Rollout, *, spot: int) -> float:
@@ -102,9 +60,7 @@ def main() -> None:
     nodes = {"node-a": [ROLLOUT] * DEDICATED, "spot-a": [SPOT] * options.most}
     with tempfile.TemporaryDirectory(prefix="pxt") as place:
         home = Path(place)
-        (home / "sitecustomize.py").write_text(PADDING)
-        path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251 - for its processes
-        os.environ |= {"PYTHONPATH": path, "PLEX_BENCH_STEP_MS": str(options.step_ms)}  # noqa: TID251 - as above
+        padded_engines.install(home, step_ms=options.step_ms)
         model = make_qwen3(home / "model", seed=0)
         found: dict[int, float] = {}
         with (
@@ -125,8 +81,7 @@ def main() -> None:
             for left in reversed(range(options.most)):
                 change_instance(cluster, "drain", f"spot-a:{left}")
                 found[left] = measure(cluster, rollout, spot=left)
-            logs = "".join(one.read_text() for one in cluster.state_dir.glob("nodes/*/logs/*.log"))
-        longest_s = max(float(took) for took in re.findall(r"longest step ([\d.]+)", logs))
+            longest_s = padded_engines.longest_s(cluster.state_dir)
     ratios = {n: found[n] / found[0] for n in range(1, options.most + 1)}
     bounds = {n: (n + DEDICATED) / DEDICATED for n in ratios}
     report(

@@ -1,0 +1,67 @@
+"""vLLM engines of a service whose steps take a set time, as those of larger devices do.
+
+They sleep after each of their steps until the time has passed: what a step made is sent before.
+Goes to the processes of a benchmark's service as `sitecustomize`; no part of the product knows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+PADDING: Final = '''
+"""Engines whose steps take PLEX_BENCH_STEP_MS at least, in the processes of one benchmark."""
+import importlib.abc, importlib.machinery, os, sys, time
+
+NAME = "plexsvc.rollout.engines.vllm.engine"
+STEP_S = float(os.environ["PLEX_BENCH_STEP_MS"]) / 1000
+
+
+def padded(step):
+    longest = 0.0
+
+    def run(self):
+        nonlocal longest
+        began = time.monotonic()
+        step(self)
+        took = time.monotonic() - began
+        if took > longest:
+            longest = took
+            print(f"longest step {took:.4f}", file=sys.stderr, flush=True)
+        time.sleep(max(0.0, STEP_S - took))
+
+    return run
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != NAME:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            module.VllmEngine.step = padded(module.VllmEngine.step)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+'''
+
+
+def install(home: Path, *, step_ms: float) -> None:
+    """Have services that are started from now on take `step_ms` for a step; writes to `home`."""
+    (home / "sitecustomize.py").write_text(PADDING)
+    path = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]  # noqa: TID251 - of its processes
+    os.environ |= {"PYTHONPATH": os.pathsep.join(path), "PLEX_BENCH_STEP_MS": str(step_ms)}  # noqa: TID251 - as above
+
+
+def longest_s(state_dir: Path) -> float:
+    """Return the longest step of a service's engines before it was padded."""
+    logs = "".join(one.read_text() for one in state_dir.glob("nodes/*/logs/*.log"))
+    return max(float(took) for took in re.findall(r"longest step ([\d.]+)", logs))
