@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
+from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.spot import SpotInstances
 from tests.fakes.fake_hosts import FakeHosts
-from tests.rigs.rollout_bench import APPLIED, Bench, bench, recorded
+from tests.rigs.rollout_bench import APPLIED, FAST, Bench, bench, recorded
 from tests.rigs.rollout_requests import Answer
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9], [4, 4]]
@@ -21,9 +23,11 @@ SPOT = service_pb2.InstanceRange(kind="spot", most=4)
 
 
 @asynccontextmanager
-async def spot_bench(hosts: FakeHosts, *, held: bool = True) -> AsyncIterator[Bench]:
+async def spot_bench(
+    hosts: FakeHosts, *, held: bool = True, config: RolloutConfig = FAST
+) -> AsyncIterator[Bench]:
     """A manager with one dedicated instance and those of `hosts`."""
-    async with bench(held=held) as b, asyncio.TaskGroup() as group:
+    async with bench(held=held, config=config) as b, asyncio.TaskGroup() as group:
         spot = b.manager.use(hosts, ())
         running = group.create_task(spot.run())
         b.ranges = [SPOT]
@@ -176,6 +180,20 @@ async def test_a_provider_whose_instances_never_come_costs_a_job_nothing() -> No
         (told,) = [one for one in b.manager.instances() if one.kind == "spot"]
         assert told.because == "n:0 was announced and never came"
         assert hosts.tries == 1, "it is left alone for a while"
+
+
+async def test_an_instance_that_hangs_is_replaced_and_the_job_goes_on() -> None:
+    expected = await undisturbed(7, seed=3)
+    hosts = FakeHosts(["n:0"], held=True)
+    async with spot_bench(hosts, held=False, config=replace(FAST, stall_us=200_000)) as b:
+        await until(b, serving=1)
+        await b.pull(7)
+        await until(b, serving=1)
+        operation = b.generate(PROMPTS, seed=3)
+        result = await b.execute(operation)
+        assert (result.state, result.metrics["instances_lost"]) == (APPLIED, 1)
+        assert tokens(await b.answers(operation)) == tokens(expected)
+        assert "rollout.stall_us" in of(b).pool.slots["n:0"].because
 
 
 async def test_a_job_that_ends_gives_its_spot_devices_back() -> None:
