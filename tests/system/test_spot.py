@@ -158,7 +158,7 @@ def test_a_job_samples_on_while_a_trace_takes_its_spot_devices(
     lines = [f"short,{at_ms},{event},{nodes}" for at_ms, event, nodes in rows]
     trace.write_text("\n".join(["segment,t_ms,event,nodes", *lines, ""]))
     settings = f'[rollout.spot]\ntrace = "{trace}"\nsegment = "short"\nscale = {scale}\n'
-    settings += f"notice_us = {notice_s}_000_000\n"
+    settings += f"notice_us = {notice_s * 1_000_000}\n"
     with (
         start_cluster(tmp_path, nodes=NODES, scheduler=f"{SHARES_ALL}\n{settings}") as cluster,
         cluster.connect() as connection,
