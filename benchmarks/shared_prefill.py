@@ -44,7 +44,8 @@ class Prefills:
         def counted() -> Any:  # noqa: ANN401 - vLLM's
             outputs, ran = step()
             for part in (outputs or {}).values():
-                self.cached += sum(one.num_cached_tokens for one in part.outputs)
+                stats = [one.prefill_stats for one in part.outputs if one.prefill_stats]
+                self.cached += sum(one.num_cached_tokens for one in stats)
             return outputs, ran
 
         core.step_fn = counted
