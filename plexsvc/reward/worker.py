@@ -31,12 +31,12 @@ MAX_MEMORY_BYTES: Final = 4 << 30
 a sandbox have limits of their own, which may be higher."""
 
 
-def serve(line: socket.socket) -> None:
+def serve(line: socket.socket, *, is_sandbox_known: bool) -> None:
     """Serve a proxy until it closes the line."""
     die_before_parent()
     set_process_name("reward-worker")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, resource.RLIM_INFINITY))
-    sandbox = open_sandbox()
+    sandbox = open_sandbox(is_known_to_work=is_sandbox_known)
     with line:
         line.sendall(messages.encode(Ready(sandbox.describe())))
         while (body := _read(line)) is not None:

@@ -14,13 +14,13 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing
 from typing import Final, NoReturn
 
 import msgspec
 
 from plexsvc.reward import worker
-from plexsvc.reward.sandbox import kernel
+from plexsvc.reward.sandbox.opening import open_sandbox
 from plexsvc.tether import die_before_parent, die_with_parent, set_process_name
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
@@ -65,8 +65,9 @@ decode_report: Final = msgspec.msgpack.Decoder(Started | Ended).decode
 class Zygote:
     """The loop that takes orders, forks workers and reaps them."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, *, is_sandbox_known: bool) -> None:
         self._line = line
+        self._is_sandbox_known = is_sandbox_known
         self._pids: dict[int, int] = {}
 
     def serve(self) -> None:
@@ -107,7 +108,7 @@ class Zygote:
         zygote = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_worker(descriptor, zygote=zygote)
+            _become_worker(descriptor, zygote=zygote, is_sandbox_known=self._is_sandbox_known)
         return pid
 
     def _reap(self, number: int) -> None:
@@ -118,14 +119,14 @@ class Zygote:
         self._line.send(msgspec.msgpack.encode(report))
 
 
-def _become_worker(descriptor: int, *, zygote: int) -> NoReturn:
+def _become_worker(descriptor: int, *, zygote: int, is_sandbox_known: bool) -> NoReturn:
     code = 1
     try:
         die_with_parent(zygote)
         os.setsid()
         os.dup2(descriptor, _LINE_FD)
         os.closerange(_LINE_FD + 1, _MAX_DESCRIPTORS)
-        worker.serve(socket.socket(fileno=_LINE_FD))
+        worker.serve(socket.socket(fileno=_LINE_FD), is_sandbox_known=is_sandbox_known)
         code = 0
     except BaseException as error:  # noqa: BLE001 - the outermost frame of a process
         sys.excepthook(type(error), error, error.__traceback__)
@@ -140,12 +141,12 @@ def main(arguments: Iterable[str]) -> None:
     die_with_parent(parent)
     die_before_parent()
     set_process_name("reward-zygote")
-    with suppress(ImportError):
-        kernel.compile_filter()
+    with closing(open_sandbox()) as sandbox:
+        is_sandbox_known = sandbox.is_available()
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the shared pages
     with socket.socket(fileno=descriptor) as line:
-        Zygote(line).serve()
+        Zygote(line, is_sandbox_known=is_sandbox_known).serve()
 
 
 if __name__ == "__main__":

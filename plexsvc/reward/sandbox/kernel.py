@@ -8,7 +8,6 @@ import functools
 import importlib
 import os
 import resource
-import tempfile
 from typing import Any, ClassVar, Final
 
 from plexsvc.reward.sandbox.base import Limits
@@ -102,7 +101,7 @@ def compile_filter() -> bytes:
         rules.add_rule(denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
     rules.add_rule(denied, "prctl", seccomp.Arg(0, seccomp.EQ, _PR_SET_PDEATHSIG))
     rules.add_rule(denied, "ioctl", seccomp.Arg(1, seccomp.EQ, _TIOCSTI))
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("filter"), "w+b") as file:  # tempfile imports much
         rules.export_bpf(file)
         file.seek(0)
         return file.read()

@@ -46,17 +46,18 @@ class NoSandbox:
         """Do nothing."""
 
 
-def open_sandbox() -> Sandbox:
+def open_sandbox(*, is_known_to_work: bool = False) -> Sandbox:
     """Return what isolates untrusted code on this machine, or what refuses it.
 
-    It is tried with a command that does nothing, and again if that fails: where something killed
-    it, a worker would refuse all code for the rest of its life.
+    It is tried with a command that does nothing, unless others run already, and again if that
+    fails: where something killed it, a worker would refuse all code for the rest of its life.
     """
     failure: Exception | None = None
     for _ in range(MAX_TRIES):
         try:
             sandbox = NamespaceSandbox()
-            sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
+            if not is_known_to_work:
+                sandbox.run(["/bin/true"], files={}, limits=Limits(wall_us=10_000_000))
         except ImportError as error:
             return NoSandbox(
                 f"no sandbox: {error}; install pyseccomp (requirements/base.txt) and the system's "

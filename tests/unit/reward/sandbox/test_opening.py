@@ -27,3 +27,15 @@ def test_a_try_that_was_killed_does_not_end_a_workers_sandbox(
     found = opening.open_sandbox()
     assert found.is_available() is is_available
     assert is_available or "its keeper was killed" in found.describe()
+
+
+def test_a_sandbox_that_is_known_to_work_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeSandbox:
+        def run(self, argv: list[str], **_rest: object) -> None:
+            raise AssertionError(argv)
+
+        def is_available(self) -> bool:
+            return True
+
+    monkeypatch.setattr(opening, "NamespaceSandbox", FakeSandbox)
+    assert opening.open_sandbox(is_known_to_work=True).is_available()
