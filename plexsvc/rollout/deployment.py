@@ -10,6 +10,7 @@ from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
 from plexsvc.rollout.records import OperationRecord
@@ -50,6 +51,8 @@ class RolloutDeployment:
             gone=lambda order: gone(self, order),
         )
         self._config, self._clock = config, clock
+        self._takes_weights = False
+        """Whether its weights come from another deployment, by `sync`."""
         self._limits = GenerateLimits(vocab_size=0, max_model_len=0, max_samples=0)
 
     async def initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
@@ -64,6 +67,7 @@ class RolloutDeployment:
             )
         self.describe = await self.fleet.connect(request.instance_addresses, fence=request.fence)
         given = request.deployment
+        self._takes_weights = bool(given.spec.model_deployment_id)
         self._limits = GenerateLimits(
             vocab_size=given.vocab_size or self.describe.vocab_size,
             max_model_len=_shorter(given.spec.max_model_len, self.describe.max_sequence_length),
@@ -92,6 +96,24 @@ class RolloutDeployment:
         reply.digest = reply.result.texts["checksum"].encode()
         return reply
 
+    async def prepare(self, operation: operations_pb2.Operation) -> None:
+        """Turn the texts and chats of a sample into token ids, and say how long it may get.
+
+        Raises:
+            PlexError: `not_found` before the first sync of a deployment that takes the weights of
+                another; `bad_request`; `unavailable` when no instance could encode.
+        """
+        if self._takes_weights and self.fleet.core.version == MODEL:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"{self.deployment_id} has no weights yet: `sync` it before sampling",
+            )
+        generate = operation.generate
+        await self.fleet.encode([p for p in generate.prompts if p.text or p.chat])
+        longest = max((len(prompt.token_ids) for prompt in generate.prompts), default=0)
+        if not generate.sampling.max_tokens:
+            generate.sampling.max_tokens = max(1, self._limits.max_model_len - longest)
+
     async def generate(
         self, request: worker_pb2.ExecuteRequest, records: RecordStore
     ) -> worker_pb2.ExecuteReply:
@@ -105,7 +127,8 @@ class RolloutDeployment:
         self.fleet.fence.CopyFrom(request.fence)
         record = OperationRecord(operation)
         record.open_samples()
-        most_tokens = len(record.samples) * operation.generate.sampling.max_tokens
+        sampling = operation.generate.sampling
+        most_tokens = len(record.samples) * sampling.max_tokens * (1 + sampling.texts)
         records.admit(record, most_tokens=most_tokens)
         generation = Generation(
             record,

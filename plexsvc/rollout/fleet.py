@@ -18,6 +18,7 @@ import grpc.aio
 from plexclient.wire.errors import from_wire
 from plexclient.wire.v1 import (
     common_pb2,
+    operations_pb2,
     rollout_pb2,
     rollout_pb2_grpc,
     service_pb2,
@@ -43,6 +44,9 @@ log = Log(__name__)
 Reply = TypeVar("Reply")
 
 PROBE_CALL_S: Final = 2.0
+
+ENCODE_CALL_S: Final = 10.0
+"""How long an instance may take to encode texts: a chat template is a program of its tenant's."""
 
 LOOKS: Final = 8
 """Times that an instance is looked at in the time after which a load that hangs is given up."""
@@ -386,6 +390,26 @@ class Fleet:
             await self._is_served.wait()
             loaded = [rollout_pb2.LoadVersionReply(checksum=self.core.checksum)]
         return loaded
+
+    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> None:
+        """Have an instance put token ids in the place of texts and chats.
+
+        Raises:
+            PlexError: `bad_request` for what the model cannot read; `unavailable`.
+        """
+        if not prompts:
+            return
+        able = [(one.load, i) for i, one in self.core.instances.items() if one.is_serving]
+        if not able:
+            raise PlexError(ErrorCode.UNAVAILABLE, f"no instance serves {self.core.deployment_id}")
+        stub = self.lines[min(able)[1]].stub
+        request = rollout_pb2.EncodeRequest(prompts=prompts)
+        try:
+            reply = await stub.Encode(request, timeout=ENCODE_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from error
+        for prompt, encoded in zip(prompts, reply.prompts, strict=True):
+            prompt.CopyFrom(encoded)
 
     async def close(self) -> None:
         """Close all channels; running calls end as lost."""

@@ -70,6 +70,8 @@ class Generation:
             operation_id=self._id,
             samples=samples,
             prompt_tokens=tuple(len(prompt.token_ids) for prompt in prompts),
+            is_turn=not self._record.operation.seq,
+            session=self._record.operation.generate.session,
         )
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -159,6 +161,7 @@ class Generation:
             sampling=sampling,
             prompt_index=prompt_index,
             sample_index=sample_index,
+            cache_salt=operation.tenant,
         )
 
     def _request_id(self, key: SampleKey, *, attempt: int) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import grpc.aio
 
@@ -46,6 +46,8 @@ from plexsvc.rpc.status import abort_with
 from plexsvc.slots import Limit, Slots
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 GivenUp = Callable[[str, str, str], None]
 """Takes a WPG, the address of one of its instances, and why that is given up."""
@@ -160,6 +162,29 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 )
                 async for frame in record.read(request.after_cursor):
                     yield frame
+        except PlexError as error:
+            await abort_with(context, error)
+
+    async def Sample(  # noqa: N802 - named by the service
+        self, request: operations_pb2.Operation, context: Context
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+        """Generate beside the order of operations; it ends when its reader leaves.
+
+        The first frame has the prompts as token ids, the last one the result. Its token record is
+        one like others, and goes with it.
+
+        Raises:
+            PlexError: (embedded; on the wire as status) `not_found` without a deployment or
+                weights, `queue_full`, `bad_request`, `unavailable`; `operation_timeout` when no
+                token comes for `rollout.stall_us`.
+        """
+        try:
+            deployment = self._deployment(request)
+            with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+                await deployment.prepare(request)
+                async with aclosing(self._sampled(request, deployment)) as frames:
+                    async for frame in frames:
+                        yield frame
         except PlexError as error:
             await abort_with(context, error)
 
@@ -288,6 +313,35 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     # -- executions
 
+    async def _sampled(
+        self, operation: operations_pb2.Operation, deployment: RolloutDeployment
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+        """Yield the frames of a generate that lives as long as they are read."""
+        operation_id = operation.operation_id
+        if operation_id in self._executions:
+            text = f"{show(operation_id)} is known; a sample takes an id of its own"
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        order = worker_pb2.ExecuteRequest(
+            fence=deployment.fleet.fence, wpg_id=deployment.wpg_id, operation=operation
+        )
+        execution = self._begin(order)
+        stall_us = self._config.stall_us
+        try:
+            record = await self._records.wait_for(operation_id)
+            yield operations_pb2.GenerateFrame(prompts=operation.generate.prompts)
+            async with aclosing(record.read(0)) as frames:
+                while frame := await _within(stall_us, anext(frames, None)):
+                    yield frame
+        except TimeoutError as error:
+            raise PlexError(
+                ErrorCode.OPERATION_TIMEOUT,
+                f"{show(operation_id)} got no token for {stall_us} us (rollout.stall_us); its "
+                "instances are busy or lost: try again later",
+            ) from error
+        finally:
+            self._stop(execution)
+            execution.answer.add_done_callback(lambda _: self.release(operation_id))
+
     def _gate(self, wpg_id: str) -> Gate:
         return self._gates.setdefault(wpg_id, Gate())
 
@@ -373,7 +427,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             deployment.applied_seq = max(deployment.applied_seq, operation.seq)
             reply.applied_seq = deployment.applied_seq
         record = self._records.get(operation.operation_id)
-        if record is None and reply.result.error.retryable:
+        if record is None and reply.result.error.retryable and operation.seq:
             self._executions.pop(operation.operation_id, None)  # a repeat is a new try
         elif operation.WhichOneof("body") == "generate":
             if record is None:
@@ -474,6 +528,11 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         finally:
             self._streams[deployment_id] -= 1
             self._streams += Counter()  # drops what is not positive
+
+
+async def _within(limit_us: int, awaited: Awaitable[T]) -> T:
+    async with asyncio.timeout(limit_us / 1e6):
+        return await awaited
 
 
 def _wanted(deployment_id: str, spec: service_pb2.DeploymentSpec) -> Wanted:

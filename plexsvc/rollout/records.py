@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,6 +66,8 @@ class OperationRecord:
     ) -> None:
         """Record a sample's `delta` without its first `known` tokens."""
         sample = self.samples[key]
+        if delta.cached_tokens:
+            self._pend(sample).cached_tokens += delta.cached_tokens
         if known < len(delta.token_ids):
             self._append(sample, delta, known=known)
         if delta.prompt_logprobs and not sample.has_prompt_logprobs:
@@ -89,7 +91,7 @@ class OperationRecord:
         last = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, result=result)
         self._add(last)
 
-    async def read(self, after_cursor: int) -> AsyncIterator[operations_pb2.GenerateFrame]:
+    async def read(self, after_cursor: int) -> AsyncGenerator[operations_pb2.GenerateFrame]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result."""
         at = min(after_cursor, len(self.frames))
         while True:
@@ -117,6 +119,7 @@ class OperationRecord:
         sample.tokens.extend(delta.token_ids[known:])
         pending.token_ids.extend(delta.token_ids[known:])
         pending.logprobs.extend(delta.logprobs[known:])
+        pending.texts.extend(delta.texts[known:])
         self.generated += len(delta.token_ids) - known
         for span in delta.versions:
             low = max(span.start, start)

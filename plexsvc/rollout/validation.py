@@ -77,7 +77,7 @@ def _check_prompt(
     generate: operations_pb2.Generate,
     limits: GenerateLimits,
 ) -> None:
-    if prompt.text:
+    if prompt.text or prompt.chat:
         raise _bad(f"prompt {index} is text; encode it with the deployment's tokenizer first")
     if not prompt.token_ids:
         raise _bad(f"prompt {index} is empty; give at least one token id")

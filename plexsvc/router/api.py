@@ -53,6 +53,12 @@ class FrameSource(Protocol):
         """Yield the frames of a generate after a cursor, to the last."""
         ...
 
+    def Sample(  # noqa: N802 - named as in the wire's service
+        self, request: ops.Operation, context: None, /
+    ) -> AsyncGenerator[ops.GenerateFrame]:
+        """Yield the frames of a generate beside the order, to the last."""
+        ...
+
 
 class RemoteScheduler:
     """A scheduler in another process: every call has a deadline, every failure is a `PlexError`."""

@@ -140,7 +140,9 @@ UNBOUNDED: Final = frozenset({"KeepAliveRequest.metrics"})
 """Numbers that are only shown: a loss that became NaN is shown as that."""
 
 MAX_TEXT_CHARS: Final = 16 << 10
-LONG_TEXTS: Final = frozenset({"Prompt.text", "ScoreSample.text", "ScoreSample.reference"})
+LONG_TEXTS: Final = frozenset(
+    {"Prompt.text", "Prompt.chat", "ScoreSample.text", "ScoreSample.reference"}
+)
 """Texts that may fill a message."""
 
 

@@ -15,6 +15,7 @@ STAGE: Final = "/plexsvc.v1.StateManager/Stage"
 READ_STAGED: Final = "/plexsvc.v1.StateManager/ReadStaged"
 SCORE: Final = "/plexsvc.v1.Reward/Score"
 STREAM_FRAMES: Final = "/plexsvc.v1.Worker/StreamFrames"
+SAMPLE: Final = "/plexsvc.v1.Worker/Sample"
 
 
 class ChannelPool:

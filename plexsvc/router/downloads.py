@@ -22,10 +22,10 @@ from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
 from plexsvc.paths import Place
 from plexsvc.router.api import FrameSource, SchedulerApi
-from plexsvc.router.channels import READ_STAGED, STREAM_FRAMES, ChannelPool
+from plexsvc.router.channels import READ_STAGED, SAMPLE, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
-from plexsvc.router.validation import bad_request, check_operation_id
+from plexsvc.router.validation import OperationRules, bad_request, check_operation_id
 
 MAX_MODEL_FILE_BYTES: Final = 256 << 20
 
@@ -41,12 +41,14 @@ class Downloads:
         channels: ChannelPool,
         config: RouterConfig,
         frames: FrameSource | None,
+        rules: OperationRules,
     ) -> None:
         self._scheduler = scheduler
         self._deployments = deployments
         self._channels = channels
         self._timeout_s = config.wait_timeout_us / 1e6
         self._frames = frames
+        self._rules = rules
 
     async def result(
         self, request: service_pb2.FetchResultRequest, *, tenant: TenantId
@@ -101,6 +103,32 @@ class Downloads:
             tenant=tenant,
         )
         async with aclosing(self._frames_of(deployment, ask)) as messages:
+            async for message in messages:
+                yield message
+
+    async def sample(
+        self, operation: operations_pb2.Operation, *, tenant: TenantId
+    ) -> AsyncGenerator[bytes]:
+        """Yield the frames of a generate beside the order, serialised; it ends when they are left.
+
+        Raises:
+            PlexError: `bad_request` for anything but a generate without a number; `not_found`; what
+                the rollout manager refused, or why it could not be reached.
+        """
+        check_operation_id(operation.operation_id)
+        if operation.seq or operation.after or operation.WhichOneof("body") != "generate":
+            raise bad_request("sample takes a generate with seq 0 that waits for no operation")
+        deployment = await self._deployments.get(
+            tenant=tenant, job_id=operation.job_id, deployment_id=operation.deployment_id
+        )
+        operation.tenant = tenant
+        self._rules.admit(operation, deployment)
+        if self._frames is not None:
+            stream = _serialised(self._frames.Sample(operation, None))
+        else:
+            sent = operation.SerializeToString()
+            stream = self._stream(deployment.executor_address, SAMPLE, sent)
+        async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
 

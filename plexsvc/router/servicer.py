@@ -76,6 +76,7 @@ class RouterServicer:
             channels=self._channels,
             config=config,
             frames=frames,
+            rules=self._rules,
         )
         self.rewards = Rewards(self._channels, config=config)
         self.calls = Slots(Limit(total=config.max_calls, what="calls", key="router.max_calls"))
@@ -220,6 +221,7 @@ def add_to_server(router: RouterServicer, server: grpc.aio.Server) -> None:
     streams = {
         "FetchResult": streaming(router.downloads.result),
         "StreamGenerate": streaming(router.downloads.frames),
+        "Sample": streaming(router.downloads.sample),
         "FetchModelFile": streaming(router.downloads.model_file),
         "Score": streaming(router.rewards.score),
     }

@@ -254,6 +254,11 @@ class OperationRules:
                 limit=self._config.max_prompts,
                 remedy="split it",
             )
+        if len(generate.session) > self._config.max_name_chars:
+            raise bad_request(
+                f"a session's name has {len(generate.session)} characters; at most "
+                f"{self._config.max_name_chars} (router.max_name_chars)"
+            )
 
 
 def _kind(operation: operations_pb2.Operation) -> str:

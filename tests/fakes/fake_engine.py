@@ -39,6 +39,11 @@ def fake_token(request: rollout_pb2.InstanceRequest, *, draw: int, version: Vers
     return draw_seed(seed + 1000 * version.version, position=draw) % VOCAB
 
 
+def fake_text(token: int) -> str:
+    """Return what a token reads as."""
+    return chr(ord("A") + token)
+
+
 class FakeEngine:
     """One token a request and step. With `held` every step waits for `allow`."""
 
@@ -52,6 +57,8 @@ class FakeEngine:
         self._turn: asyncio.Lock | None = None
         self._permits = asyncio.Semaphore(0)
         self._boxes: dict[str, DeltaBox] = {}
+        self.salts: list[str] = []
+        """Of the requests that it got."""
         self.loads: Callable[[VersionId], Awaitable[None]] = _at_once
         """Waited for before a version is loaded."""
         self.spoils: Callable[[operations_pb2.SampleDelta], None] = lambda _: None
@@ -103,6 +110,7 @@ class FakeEngine:
             _check(request)
         for request in requests:
             box.add_request(request)
+            self.salts.append(request.cache_salt)
             self._boxes[request.request_id] = box
             if request.sampling.max_tokens <= len(request.prompt.generated):
                 self._finish(request.request_id, FINISH_LENGTH)
@@ -116,6 +124,12 @@ class FakeEngine:
                 driver.cancel()
         finally:
             await self.abort([request.request_id for request in requests])
+
+    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
+        for prompt in prompts:
+            if "refused" in prompt.chat:
+                raise PlexError(ErrorCode.BAD_REQUEST, "refused by the fake's template")
+        return [[ord(letter) % VOCAB for letter in one.text or one.chat] for one in prompts]
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -158,6 +172,8 @@ class FakeEngine:
             logprobs=[-token / 8],
             version=self.version,
             prompt_logprobs=[-1.0] * (len(prompt.token_ids) - 1) if scored else (),
+            texts=[fake_text(token)] if sampling.texts else (),
+            cached_tokens=0 if step else 1,
         )
         self.generated += 1
         if token in sampling.stop_token_ids:

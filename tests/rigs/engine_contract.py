@@ -91,6 +91,25 @@ class EngineContract:
         assert len(answer.prompt_logprobs) == len(PROMPTS[1]) - 1
         assert all(logprob <= 0 for logprob in answer.prompt_logprobs)
 
+    async def test_tokens_come_with_their_texts_when_asked(self, stub: Stub) -> None:
+        texts: list[str] = []
+        tokens = 0
+        asked = request(PROMPTS[1], texts=True, ignore_eos=True)
+        async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S):
+            for delta in frame.deltas:
+                assert len(delta.texts) == len(delta.token_ids)
+                texts += delta.texts
+                tokens += len(delta.token_ids)
+        assert tokens == 16
+        assert "".join(texts)
+
+    async def test_texts_are_encoded(self, stub: Stub) -> None:
+        asked = [operations_pb2.Prompt(text="1+2="), operations_pb2.Prompt(text="abc")]
+        reply = await stub.Encode(rollout_pb2.EncodeRequest(prompts=asked), timeout=TIMEOUT_S)
+        first, second = (list(prompt.token_ids) for prompt in reply.prompts)
+        assert (len(first), len(second)) == (4, 3)
+        assert all(0 <= token < 50 for token in first + second)
+
     async def test_a_request_with_nothing_left_finishes_at_once(self, stub: Stub) -> None:
         done = request(PROMPTS[0], max_tokens=2, generated=[5, 6])
         answer = (await answers(stub, done))[0, 0]

@@ -30,6 +30,8 @@ class Bench:
     instances: list[FakeInstance]
     seq: int = 0
     wpg_id: str = "wpg"
+    source: str = ""
+    """The deployment that its weights are of."""
     ranges: list[service_pb2.InstanceRange] = field(default_factory=list)
     """Instances that its deployment asks for, besides these."""
     fence: common_pb2.Fence = field(
@@ -85,6 +87,7 @@ class Bench:
                 spec=service_pb2.DeploymentSpec(
                     max_model_len=1000,  # more than the engine's 128
                     instances=self.ranges,
+                    model_deployment_id=self.source,
                 ),
             ),
             instance_addresses=[instance.address for instance in self.instances],
@@ -109,12 +112,18 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    *, instances: int = 1, held: bool = False, config: RolloutConfig = FAST
+    *,
+    instances: int = 1,
+    held: bool = False,
+    config: RolloutConfig = FAST,
+    source: str = "",
 ) -> AsyncIterator[Bench]:
     manager = RolloutManager(config, SystemClock(), KEYS)
     async with asyncio.TaskGroup() as group:
         host = group.create_task(manager.run())
-        made = Bench(manager, [await start_instance(held=held) for _ in range(instances)])
+        made = Bench(
+            manager, [await start_instance(held=held) for _ in range(instances)], source=source
+        )
         assert (await made.initialize()).state == APPLIED
         try:
             yield made

@@ -12,6 +12,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 ALPHABET = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz?.,:"
 SPECIALS = ("<pad>", "<eos>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}. {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def make_qwen3(
@@ -58,6 +62,7 @@ def make_qwen3(
     rng = np.random.default_rng(seed)
     arrays = {name: _random(rng, name, shape, scale=scale) for name, shape in shapes.items()}
     save_file(arrays, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     _tokenizer().save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"})

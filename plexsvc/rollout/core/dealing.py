@@ -1,4 +1,4 @@
-"""Assignment of samples to instances: join the shortest queue that has room."""
+"""Assignment of samples to instances: the shortest queue with room, or where the prefix is."""
 
 from __future__ import annotations
 
@@ -51,6 +51,36 @@ def deal(
         if room[index]:
             heapq.heappush(queues, (queue + len(hand) * weights[index], index))
     return hands, [key for group in groups for key in group]
+
+
+def deal_turns(
+    keys: Sequence[SampleKey],
+    loads: Sequence[int],
+    rooms: Sequence[int],
+    *,
+    slowness: Sequence[int],
+    cached: int | None,
+) -> tuple[list[list[SampleKey]], list[SampleKey]]:
+    """Return which turns each instance gets, and those that no instance has room for.
+
+    Each goes where its prefix is `cached`, if there is room, else to the least loaded.
+    `O(keys * instances)`: a session has one turn at a time.
+
+    >>> deal_turns([(0, 0), (0, 1)], [5, 0], [1, 1], slowness=[1, 1], cached=0)
+    ([[(0, 0)], [(0, 1)]], [])
+    >>> deal_turns([(0, 0)], [5, 0], [0, 0], slowness=[1, 1], cached=0)
+    ([[], []], [(0, 0)])
+    """
+    hands: list[list[SampleKey]] = [[] for _ in loads]
+    left: list[SampleKey] = []
+    for key in keys:
+        free = [one for one, room in enumerate(rooms) if len(hands[one]) < room]
+        if not free:
+            left.append(key)
+            continue
+        least = min(free, key=lambda one: (loads[one] + len(hands[one]) + 1) * slowness[one])
+        hands[cached if cached is not None and cached in free else least].append(key)
+    return hands, left
 
 
 def _groups(keys: Iterable[SampleKey], *, instances: int) -> deque[list[SampleKey]]:

@@ -93,6 +93,10 @@ class SamplesSubmitted:
     samples: dict[SampleKey, int]
     prompt_tokens: tuple[int, ...] = ()
     """Length of each prompt."""
+    is_turn: bool = False
+    """Whether it goes beside the order of operations, one turn of a trajectory at a time."""
+    session: str = ""
+    """Turns of one session go where its prefix is cached."""
 
 
 @dataclass(slots=True)  # made for every delta of every sample; a frozen one takes thrice the time

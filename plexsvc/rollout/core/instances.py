@@ -21,6 +21,9 @@ from plexsvc.ids import OperationId, VersionId
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.core.profile import Profile
 
+TURN_CAP: Final = 16
+"""Turns that an instance gets at once while its profile is not known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
@@ -94,6 +97,10 @@ class Instance:
     """Incomplete samples that it has."""
     pending: dict[tuple[OperationId, SampleKey], int] = field(default_factory=dict)
     """Those of them that it has sent no token of, oldest first; with the tick of their start."""
+    turns: int = 0
+    """Those of them that are turns of trajectories."""
+    turn_cap: int = TURN_CAP
+    """Turns that it gets at once: the batch from which on a larger one gains it little."""
     context_tokens: int = 0
     """Prompts and tokens of the samples that it has."""
     tokens: int = 0
@@ -123,6 +130,9 @@ class Instance:
         before, self.running_then = self.running_then, self.running
         self.tokens_per_s = sent * 1e6 / max(1, elapsed_us)
         self.quiet_us += elapsed_us
+        if self.turns:
+            context = self.context_tokens / self.load
+            self.turn_cap = self.profile.plateau(context=context) or TURN_CAP
         if not sent:
             return
         took_us, self.quiet_us = max(1, self.quiet_us), 0

@@ -11,6 +11,7 @@ def check(core: RolloutCore) -> None:
     """Assert the invariants. `O(instances + samples)`."""
     loads: dict[InstanceId, int] = {}
     contexts: dict[InstanceId, int] = {}
+    turns: dict[InstanceId, int] = {}
     for operation_id, generate in core.generates.items():
         waiting = set(generate.waiting)
         assert len(waiting) == len(generate.waiting), "a sample waits once"
@@ -24,6 +25,7 @@ def check(core: RolloutCore) -> None:
             assert (held is not None) != (key in waiting), (operation_id, key)
             if held is not None:
                 loads[held] = loads.get(held, 0) + 1
+                turns[held] = turns.get(held, 0) + generate.is_turn
                 context = sample.prompt_tokens + sample.num_tokens
                 contexts[held] = contexts.get(held, 0) + context
         assert generate.incomplete == left
@@ -31,6 +33,7 @@ def check(core: RolloutCore) -> None:
     for one, instance in core.instances.items():
         assert instance.phase is not Phase.GONE
         assert instance.load == loads.get(one, 0), "a load counts the incomplete samples"
+        assert instance.turns == turns.get(one, 0)
         assert instance.context_tokens == contexts.get(one, 0)
         assert len(instance.pending) <= core.max_pending
         for operation_id, key in instance.pending:
@@ -39,5 +42,7 @@ def check(core: RolloutCore) -> None:
             assert instance.load, "a drained instance without samples is released"
         if instance.is_serving:
             assert instance.version == core.version
-            has_room = len(instance.pending) < core.max_pending
-            assert not (has_room and any(g.waiting for g in core.generates.values()))
+            if len(instance.pending) < core.max_pending:
+                takes_turns = instance.turns < instance.turn_cap
+                idle = [one for one in core.generates.values() if one.waiting]
+                assert not any(takes_turns or not one.is_turn for one in idle)

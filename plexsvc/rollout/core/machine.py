@@ -7,7 +7,10 @@ has another version, and serves again. After `MAX_PROBES` probes in vain, or gar
 up, and the scheduler starts a successor or ends the deployment. A spot one that is lost is gone.
 
 Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
-sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch). A
+sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch).
+Turns of trajectories, which go beside the order of operations, are dealt turn by turn: to the
+instance that had the session's last turn, whose cache has the prefix, or to the least loaded, of
+those with fewer turns than their `turn_cap`; what waits of them goes before other samples (ROSE). A
 sample leaves an instance when its call ends, or when it is *stopped* there, because the instance is
 drained or `balance` gives it to another. It goes on elsewhere from its recorded tokens; draws
 depend on the position, so it continues exactly. A sample that loses `max_losses` instances in a row
@@ -16,7 +19,7 @@ without a token fails its operation. Every operation is answered once.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -25,13 +28,16 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId, show
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.balance import NEVER, choose, compare
-from plexsvc.rollout.core.dealing import deal
+from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
 
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
+
+MAX_SESSIONS: Final = 65_536
+"""Sessions whose last instance is known; the one without a turn for longest goes first."""
 
 FATAL: Final = frozenset(
     {ErrorCode.BAD_REQUEST, ErrorCode.STALE_FENCE, ErrorCode.PAYLOAD_TOO_LARGE}
@@ -66,6 +72,8 @@ class Generate:
     waiting: deque[SampleKey] = field(default_factory=deque)
     """Samples that wait for an instance with room."""
     losses: int = 0
+    is_turn: bool = False
+    session: str = ""
 
 
 class RolloutCore:
@@ -78,6 +86,8 @@ class RolloutCore:
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
         self.generates: dict[OperationId, Generate] = {}
+        self.sessions: OrderedDict[str, InstanceId] = OrderedDict()
+        """The instance that has the latest turn of each session."""
         self._version_before = VersionId()
         self._checksums: dict[VersionId, str] = {}
         """What the first instance reported of the wanted version, and of the one before."""
@@ -313,7 +323,9 @@ class RolloutCore:
             key: Sample(num_tokens, prompt_tokens=lengths[key[0]] if lengths else 0)
             for key, num_tokens in event.samples.items()
         }
-        self.generates[event.operation_id] = Generate(samples, len(samples))
+        self.generates[event.operation_id] = Generate(
+            samples, len(samples), is_turn=event.is_turn, session=event.session
+        )
         return self._spread(event.operation_id, list(samples))
 
     def _spread(
@@ -325,12 +337,15 @@ class RolloutCore:
         """Give samples to serving instances with room; what finds none waits."""
         generate = self.generates[operation_id]
         serving = self._serving(among)
-        hands, left = deal(
-            keys,
-            [instance.load for _, instance in serving],
-            [self._room(instance) for _, instance in serving],
-            slowness=[instance.slowness for _, instance in serving],
-        )
+        loads = [instance.load for _, instance in serving]
+        rooms = [self._room(instance, generate) for _, instance in serving]
+        slowness = [instance.slowness for _, instance in serving]
+        if generate.is_turn:
+            last = self.sessions.get(generate.session)
+            cached = next((i for i, (one, _) in enumerate(serving) if one == last), None)
+            hands, left = deal_turns(keys, loads, rooms, slowness=slowness, cached=cached)
+        else:
+            hands, left = deal(keys, loads, rooms, slowness=slowness)
         generate.waiting.extendleft(reversed(left))
         return [
             self._start(operation_id, instance_id, hand)
@@ -344,6 +359,12 @@ class RolloutCore:
         generate, instance = self.generates[operation_id], self.instances[instance_id]
         self._calls += 1
         instance.load += len(keys)
+        instance.turns += len(keys) * generate.is_turn
+        if generate.session:
+            self.sessions[generate.session] = instance_id
+            self.sessions.move_to_end(generate.session)
+            if len(self.sessions) > MAX_SESSIONS:
+                self.sessions.popitem(last=False)
         for key in keys:
             sample = generate.samples[key]
             sample.instance_id, sample.call = instance_id, self._calls
@@ -365,15 +386,20 @@ class RolloutCore:
         found = ((one, self.instances[one]) for one in asked if one in self.instances)
         return [(i, one) for i, one in found if one.is_serving and self._room(one)]
 
-    def _room(self, instance: Instance) -> int:
-        return max(0, self.max_pending - len(instance.pending))
+    def _room(self, instance: Instance, generate: Generate | None = None) -> int:
+        """Return how many samples, or how many of a generate, an instance takes."""
+        room = self.max_pending - len(instance.pending)
+        if generate is not None and generate.is_turn:
+            room = min(room, instance.turn_cap - instance.turns)
+        return max(0, room)
 
     def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
         """Give samples that wait to instances that may have got room."""
         started: list[Order] = []
-        for operation_id, generate in self.generates.items():
-            if generate.waiting and (serving := self._serving(among)):
-                count = sum(self._room(instance) for _, instance in serving)
+        waiting = [(i, generate) for i, generate in self.generates.items() if generate.waiting]
+        for operation_id, generate in sorted(waiting, key=lambda one: not one[1].is_turn):
+            if serving := self._serving(among):
+                count = sum(self._room(instance, generate) for _, instance in serving)
                 taken = min(count, len(generate.waiting))
                 keys = [generate.waiting.popleft() for _ in range(taken)]
                 started += self._spread(operation_id, keys, among)
@@ -484,6 +510,7 @@ class RolloutCore:
         if instance is None or instance_id is None:
             return
         instance.load -= 1
+        instance.turns -= self.generates[operation_id].is_turn
         instance.context_tokens -= sample.prompt_tokens + sample.num_tokens
         instance.pending.pop((operation_id, key), None)
         if not instance.load:
@@ -497,9 +524,10 @@ class RolloutCore:
         return orders.AnswerSamples(operation_id=operation_id, losses=losses, error=error)
 
     def _forget(self, operation_id: OperationId) -> None:
-        generate = self.generates.pop(operation_id, None)
+        generate = self.generates.get(operation_id)
         for key, sample in generate.samples.items() if generate else ():
             self._unload(operation_id, key, sample)
+        self.generates.pop(operation_id, None)
 
     # ---- balance
 
@@ -510,22 +538,24 @@ class RolloutCore:
         for instance in self.instances.values():
             instance.measure(elapsed_us=elapsed_us)
         compare(self.instances.values())
+        started = self._spread_waiting()
         draining = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]
         if draining:  # what was stopped before it had begun there is told again
-            return [o for one in draining for o in self._stop(one, self._samples_of(one))]
+            stopped = [o for one in draining for o in self._stop(one, self._samples_of(one))]
+            return started + stopped
         if self._leaving or any(generate.waiting for generate in self.generates.values()):
-            return []
+            return started
         serving = {i: one for i, one in self.instances.items() if one.is_serving}
         move = choose(serving, tick=self._ticks)
         if move is None:
-            return []
+            return started
         one = serving[move.instance_id]
         keys = move.queued or [
             k for k in self._samples_of(move.instance_id) if k not in one.pending
         ]
         for operation_id, key in keys[: move.count]:
             self.generates[operation_id].samples[key].is_moved = True
-        return self._stop(move.instance_id, keys[: move.count])
+        return started + self._stop(move.instance_id, keys[: move.count])
 
 
 def _gap(operation_id: OperationId, arrival: events.Arrival, sample: Sample | None) -> PlexError:

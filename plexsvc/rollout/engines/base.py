@@ -90,6 +90,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
+        """Return the token ids of texts and chats.
+
+        Raises:
+            PlexError: `bad_request` for a model without tokenizer or template, or what they refuse.
+        """
+        ...
+
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
         ...
@@ -151,6 +159,8 @@ class DeltaBox:
         logprobs: Sequence[float] = (),
         version: VersionId = MODEL,
         prompt_logprobs: Sequence[float] = (),
+        texts: Sequence[str] = (),
+        cached_tokens: int = 0,
     ) -> None:
         """Append tokens of one sample."""
         state = self.samples[request_id]
@@ -160,6 +170,8 @@ class DeltaBox:
         delta.prompt_logprobs.extend(prompt_logprobs)
         delta.token_ids.extend(tokens)
         delta.logprobs.extend(logprobs)
+        delta.texts.extend(texts)
+        delta.cached_tokens += cached_tokens
         extend_spans(delta, version=version, start=state.position, count=len(tokens))
         state.position += len(tokens)
 

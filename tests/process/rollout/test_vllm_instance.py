@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -48,6 +49,30 @@ async def stub(address: str) -> AsyncIterator[Stub]:
 
 class TestVllmEngine(EngineContract):
     """The contract that the fake keeps too."""
+
+
+async def test_the_chat_template_writes_the_prompt(stub: Stub) -> None:
+    chat = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    asked = rollout_pb2.EncodeRequest(prompts=[operations_pb2.Prompt(chat=chat)])
+    (prompt,) = (await stub.Encode(asked, timeout=TIMEOUT_S)).prompts
+    written = "".join((*SPECIALS, *ALPHABET)[token] for token in prompt.token_ids)
+    assert written == "user: hi. assistant: "
+
+
+async def test_a_prefix_is_cached_for_requests_of_its_salt_alone(stub: Stub) -> None:
+    prompt = [(5 * i) % 48 + 2 for i in range(100)]
+
+    async def cached_tokens(name: str, salt: str) -> int:
+        asked = request(prompt, name=name, max_tokens=1)
+        asked.cache_salt = salt
+        frames = [frame async for frame in stub.Generate(call(asked), timeout=TIMEOUT_S)]
+        return sum(delta.cached_tokens for frame in frames for delta in frame.deltas)
+
+    assert await cached_tokens("first", "acme") == 0
+    assert await cached_tokens("again", "acme") == 96, "whole blocks"
+    assert await cached_tokens("other", "rival") == 0
+    assert await cached_tokens("nobody", "") == 0
+    assert await cached_tokens("rival", "rival") == 96
 
 
 async def test_logprobs_are_the_references_at_any_temperature(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -281,6 +282,47 @@ class TwoFrames:
         for cursor in (1, 2):
             if cursor > request.after_cursor:
                 yield ops.GenerateFrame(cursor=cursor)
+
+    async def Sample(  # noqa: N802 - gRPC names it
+        self, request: ops.Operation, _: None
+    ) -> AsyncGenerator[ops.GenerateFrame]:
+        yield ops.GenerateFrame(result=ops.OperationResult(texts={"tenant": request.tenant}))
+
+
+def sampled(rig: Rig, **changes: Any) -> AsyncIterable[ops.GenerateFrame]:  # noqa: ANN401 - fields of a message
+    rig.scheduler.deployments[ACTOR].spec.role = "rollout"
+    prompts = [ops.Prompt(token_ids=[3])]
+    operation = rig.client.operation(generate=ops.Generate(prompts=prompts))
+    operation.seq = 0
+    operation.MergeFrom(ops.Operation(**changes))
+    return rig.client.stub.Sample(operation, metadata=metadata(), timeout=20)
+
+
+async def test_a_sample_is_relayed_from_the_manager_in_the_process_for_its_tenant() -> None:
+    async with start_rig(frames=TwoFrames()) as rig:
+        told = [frame async for frame in sampled(rig)]
+        assert [frame.result.texts["tenant"] for frame in told] == [TENANT]
+        assert not rig.scheduler.effects, "the scheduler hears nothing of it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"seq": 1}, ErrorCode.BAD_REQUEST),
+        ({"after": [bytes(16)]}, ErrorCode.BAD_REQUEST),
+        ({"noop": ops.Noop()}, ErrorCode.BAD_REQUEST),
+        ({"operation_id": b"short"}, ErrorCode.BAD_REQUEST),
+        ({"generate": ops.Generate(session="x" * 200)}, ErrorCode.BAD_REQUEST),
+        ({"deployment_id": "job-2/rollout"}, ErrorCode.NOT_FOUND),
+    ],
+)
+async def test_a_sample_that_takes_a_number_or_is_of_others_is_refused(
+    changes: dict[str, Any], code: ErrorCode
+) -> None:
+    async with start_rig(frames=TwoFrames()) as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await anext(aiter(sampled(rig, **changes)))
+        assert error_from(failure.value).code is code
 
 
 async def test_frames_are_relayed_from_the_manager_in_the_process() -> None:

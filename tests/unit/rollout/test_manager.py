@@ -12,6 +12,7 @@ from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc import progress
 from plexsvc.ids import VersionId, new_operation_id
+from tests.fakes.fake_engine import fake_text
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
 from tests.rigs.rollout_bench import APPLIED, FAST, PROMPTS, Bench, bench, recorded
 from tests.rigs.rollout_requests import collect
@@ -591,3 +592,163 @@ async def test_an_instance_that_is_replaced_while_it_loads_ends_nothing_else() -
             b.instances.append(await start_instance())
             await b.manager.replace("rollout", index=0, address=b.instances[1].address)
         assert pulling.result().state == APPLIED
+
+
+async def sampled(
+    b: Bench,
+    operation: operations_pb2.Operation,
+) -> list[operations_pb2.GenerateFrame]:
+    async with asyncio.timeout(10):
+        return [frame async for frame in b.manager.Sample(operation, None)]
+
+
+def turn(
+    b: Bench, *, tenant: str = "acme", session: str = "", text: str = "", chat: str = ""
+) -> operations_pb2.Operation:
+    operation = b.generate([[3, 4, 5]], n=1)
+    operation.seq, operation.tenant, operation.generate.session = 0, tenant, session
+    if text or chat:
+        operation.generate.prompts[0].CopyFrom(operations_pb2.Prompt(text=text, chat=chat))
+    return operation
+
+
+async def test_samples_go_beside_the_order_of_operations_and_leave_no_record() -> None:
+    async with bench(instances=2, held=True) as b:
+        async with asyncio.TaskGroup() as group:
+            ordered = b.generate()
+            held = group.create_task(b.execute(ordered))
+            turns = [turn(b, session=str(number)) for number in range(3)]
+            asked = [group.create_task(sampled(b, operation)) for operation in turns]
+            for instance in b.instances:
+                instance.engine.release()
+            assert (await held).state == APPLIED
+        assert len((await b.answers(ordered))[0, 0].tokens) == 12
+        for operation, task in zip(turns, asked, strict=True):
+            first, *frames = task.result()
+            assert (first.cursor, list(first.prompts[0].token_ids)) == (0, [3, 4, 5])
+            (answer,) = collect(d for f in frames for d in f.deltas).values()
+            assert len(answer.tokens) == 12
+            assert frames[-1].result.state == APPLIED
+            with pytest.raises(PlexError) as gone:
+                await b.frames(operation.operation_id)
+            assert gone.value.code == ErrorCode.RESULT_GONE
+
+
+async def test_a_sample_ends_when_its_reader_leaves() -> None:
+    async with bench(held=True) as b:
+        (instance,) = b.instances
+        frames = b.manager.Sample(turn(b), None)
+        assert (await anext(frames)).prompts
+        instance.engine.allow(1)
+        assert (await anext(frames)).deltas
+        await frames.aclose()
+        async with asyncio.timeout(5):
+            await instance.engine.idle.wait()
+        assert instance.engine.generated < 12
+        assert (await b.execute(b.operation(noop=operations_pb2.Noop()))).state == APPLIED
+
+
+async def test_texts_and_chats_are_encoded_by_an_instance_and_tokens_come_with_their_texts() -> (
+    None
+):
+    async with bench() as b:
+        operation = turn(b, text="ab")
+        operation.generate.sampling.texts = True
+        first, *frames = await sampled(b, operation)
+        assert list(first.prompts[0].token_ids) == [ord("a") % 50, ord("b") % 50]
+        deltas = [delta for frame in frames for delta in frame.deltas]
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        assert [text for delta in deltas for text in delta.texts] == [fake_text(t) for t in tokens]
+        assert sum(delta.cached_tokens for delta in deltas) == 1
+        with pytest.raises(PlexError) as refused:
+            await sampled(b, turn(b, chat="refused"))
+        assert refused.value.code == ErrorCode.BAD_REQUEST
+
+
+async def test_a_sample_without_a_length_may_fill_the_model() -> None:
+    async with bench() as b:
+        operation = turn(b)
+        operation.generate.sampling.max_tokens = 0
+        _, *frames = await sampled(b, operation)
+        (answer,) = collect(d for f in frames for d in f.deltas).values()
+        assert len(answer.tokens) == 128 - 3
+
+
+async def test_weights_of_another_deployment_are_sampled_once_they_are_synced() -> None:
+    async with bench(source="job/actor") as b:
+        with pytest.raises(PlexError) as refused:
+            await sampled(b, turn(b))
+        assert refused.value.code == ErrorCode.NOT_FOUND
+        assert "sync" in refused.value.message
+        await b.pull(4)
+        _, *frames = await sampled(b, turn(b))
+        (answer,) = collect(d for f in frames for d in f.deltas).values()
+        assert set(answer.versions) == {4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"max_tokens": 4000}, ErrorCode.BAD_REQUEST),
+        ({"max_tokens": 100, "n": 60_000}, ErrorCode.PAYLOAD_TOO_LARGE),
+    ],
+)
+async def test_a_sample_that_cannot_be_is_refused_in_its_result(
+    changes: dict[str, int], code: ErrorCode
+) -> None:
+    async with bench(config=replace(FAST, record_bytes=1 << 20)) as b:
+        operation = turn(b)
+        for name, value in changes.items():
+            setattr(operation.generate.sampling, name, value)
+        *_, last = await sampled(b, operation)
+        assert last.result.error.code == code
+
+
+async def test_a_sample_for_which_there_is_no_room_now_is_refused_and_may_be_tried_again() -> None:
+    async with bench(held=True, config=replace(FAST, record_bytes=8000)) as b:
+        (instance,) = b.instances
+        async with asyncio.TaskGroup() as group:
+            first = b.generate(n=6)
+            held = group.create_task(b.execute(first))
+            await b.manager._records.wait_for(first.operation_id)
+            operation = turn(b, tenant="")
+            operation.generate.sampling.max_tokens = 120
+            *_, last = await sampled(b, operation)
+            assert last.result.error.code == ErrorCode.QUEUE_FULL
+            instance.engine.release()
+            await held
+        b.manager.release(first.operation_id)
+        again = turn(b, tenant="")
+        again.generate.sampling.max_tokens = 120
+        *_, last = await sampled(b, again)
+        assert last.result.state == APPLIED
+
+
+async def test_a_sample_that_gets_no_token_is_ended() -> None:
+    async with bench(held=True, config=replace(FAST, stall_us=100_000)) as b:
+        with pytest.raises(PlexError) as ended:
+            await sampled(b, turn(b))
+        assert ended.value.code == ErrorCode.OPERATION_TIMEOUT
+
+
+async def test_each_tenants_prefixes_are_cached_apart() -> None:
+    async with bench() as b:
+        (instance,) = b.instances
+        for tenant in ("acme", "rival"):
+            await sampled(b, turn(b, tenant=tenant))
+        assert instance.engine.salts == ["acme", "rival"]
+
+
+async def test_a_tenants_samples_leave_room_for_others() -> None:
+    async with bench(held=True, config=replace(FAST, max_operations=4)) as b:
+        (instance,) = b.instances
+        mine = [b.manager.Sample(turn(b, tenant="mine"), None) for _ in range(3)]
+        for frames in mine[:2]:
+            await anext(frames)
+        with pytest.raises(PlexError) as refused:
+            await anext(mine[2])
+        assert refused.value.code == ErrorCode.QUEUE_FULL
+        instance.engine.release()
+        assert await sampled(b, turn(b, tenant="other"))
+        for frames in mine:
+            await frames.aclose()

@@ -145,6 +145,14 @@ async def stream(rig: Rig) -> bytes:
     return b"".join([frame.SerializeToString() async for frame in frames])
 
 
+async def sample(rig: Rig) -> bytes:
+    rig.scheduler.deployments[ACTOR].spec.role = "rollout"
+    generate = ops.Generate(prompts=[ops.Prompt(token_ids=[3])])
+    operation = ops.Operation(operation_id=DONE, job_id=JOB, deployment_id=ACTOR, generate=generate)
+    frames = rig.client.stub.Sample(operation, metadata=metadata(), timeout=20)
+    return b"".join([frame.SerializeToString() async for frame in frames])
+
+
 class FakeFrames:
     """A rollout manager with four frames for everybody, of which each is a call that may fail."""
 
@@ -163,13 +171,24 @@ class FakeFrames:
         finally:
             self.open -= 1
 
+    async def Sample(  # noqa: N802 - named by the wire
+        self, request: ops.Operation, _: None
+    ) -> AsyncGenerator[ops.GenerateFrame]:
+        assert request.tenant == TENANT
+        self.open += 1
+        try:
+            for cursor in range(3):
+                yield self._frame(cursor)
+        finally:
+            self.open -= 1
+
 
 DONE = bytes(range(16))
 RESULT = bytes(range(256)) * 4
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize("call", [beat, deploy, fetch, stream])
+@pytest.mark.parametrize("call", [beat, deploy, fetch, stream, sample])
 async def test_a_fault_of_another_handler_is_told_and_its_repeat_is_answered(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Rig], Awaitable[bytes]], is_after: bool
 ) -> None:

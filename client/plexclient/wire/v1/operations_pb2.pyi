@@ -202,7 +202,7 @@ class Export(_message.Message):
     def __init__(self, path: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos", "seed", "prompt_logprobs", "texts")
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class SamplingParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -225,27 +226,32 @@ class SamplingParams(_message.Message):
     ignore_eos: bool
     seed: int
     prompt_logprobs: bool
-    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
+    texts: bool
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., texts: _Optional[bool] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("token_ids", "generated", "draws_used", "text")
+    __slots__ = ("token_ids", "generated", "draws_used", "text", "chat")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     DRAWS_USED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: _containers.RepeatedScalarFieldContainer[int]
     draws_used: int
     text: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    chat: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., draws_used: _Optional[int] = ..., text: _Optional[str] = ..., chat: _Optional[str] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("prompts", "sampling")
+    __slots__ = ("prompts", "sampling", "session")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
     sampling: SamplingParams
-    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    session: str
+    def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., session: _Optional[str] = ...) -> None: ...
 
 class DispatchPlan(_message.Message):
     __slots__ = ("version", "ranks", "lengths")
@@ -336,7 +342,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., deployment_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SampleDelta(_message.Message):
-    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs")
+    __slots__ = ("prompt_index", "sample_index", "position", "token_ids", "logprobs", "finish_reason", "versions", "stop_reason", "prompt_logprobs", "texts", "cached_tokens")
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +352,8 @@ class SampleDelta(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_index: int
     sample_index: int
     position: int
@@ -355,14 +363,18 @@ class SampleDelta(_message.Message):
     versions: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     stop_reason: str
     prompt_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    cached_tokens: int
+    def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateFrame(_message.Message):
-    __slots__ = ("cursor", "deltas", "result")
+    __slots__ = ("cursor", "deltas", "result", "prompts")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     cursor: int
     deltas: _containers.RepeatedCompositeFieldContainer[SampleDelta]
     result: OperationResult
-    def __init__(self, cursor: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[SampleDelta, _Mapping]]] = ..., result: _Optional[_Union[OperationResult, _Mapping]] = ...) -> None: ...
+    prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
+    def __init__(self, cursor: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[SampleDelta, _Mapping]]] = ..., result: _Optional[_Union[OperationResult, _Mapping]] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ...) -> None: ...

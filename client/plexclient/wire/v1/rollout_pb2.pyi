@@ -10,18 +10,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class InstanceRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "prompt_index", "sample_index")
+    __slots__ = ("request_id", "prompt", "sampling", "prompt_index", "sample_index", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _operations_pb2.Prompt
     sampling: _operations_pb2.SamplingParams
     prompt_index: int
     sample_index: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[_operations_pb2.Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_operations_pb2.SamplingParams, _Mapping]] = ..., prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[_operations_pb2.Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_operations_pb2.SamplingParams, _Mapping]] = ..., prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("prompts",)
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedCompositeFieldContainer[_operations_pb2.Prompt]
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_operations_pb2.Prompt, _Mapping]]] = ...) -> None: ...
+
+class EncodeReply(_message.Message):
+    __slots__ = ("prompts",)
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedCompositeFieldContainer[_operations_pb2.Prompt]
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_operations_pb2.Prompt, _Mapping]]] = ...) -> None: ...
 
 class InstanceGenerateRequest(_message.Message):
     __slots__ = ("fence", "requests", "version")

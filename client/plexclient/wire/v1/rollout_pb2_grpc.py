@@ -54,6 +54,11 @@ class RolloutInstanceStub:
                 request_serializer=plexsvc_dot_v1_dot_rollout__pb2.InstanceStatsRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.InstanceStats.FromString,
                 _registered_method=True)
+        self.Encode = channel.unary_unary(
+                '/plexsvc.v1.RolloutInstance/Encode',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.EncodeReply.FromString,
+                _registered_method=True)
 
 
 class RolloutInstanceServicer:
@@ -85,6 +90,13 @@ class RolloutInstanceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Encode(self, request, context):
+        """Texts and chats as token ids, by the model's tokenizer and chat template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutInstanceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +119,11 @@ def add_RolloutInstanceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.InstanceStatsRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_rollout__pb2.InstanceStats.SerializeToString,
+            ),
+            'Encode': grpc.unary_unary_rpc_method_handler(
+                    servicer.Encode,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.EncodeRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.EncodeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +234,33 @@ class RolloutInstance:
             '/plexsvc.v1.RolloutInstance/Stats',
             plexsvc_dot_v1_dot_rollout__pb2.InstanceStatsRequest.SerializeToString,
             plexsvc_dot_v1_dot_rollout__pb2.InstanceStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Encode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutInstance/Encode',
+            plexsvc_dot_v1_dot_rollout__pb2.EncodeRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.EncodeReply.FromString,
             options,
             channel_credentials,
             insecure,

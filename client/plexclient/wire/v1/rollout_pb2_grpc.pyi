@@ -37,6 +37,8 @@ class RolloutInstanceStub:
     LoadVersion: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]
     """Loads a verified version in place; serves only after its checksums hold."""
     Stats: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]
+    Encode: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]
+    """Texts and chats as token ids, by the model's tokenizer and chat template."""
 
 @_typing.type_check_only
 class RolloutInstanceAsyncStub(RolloutInstanceStub):
@@ -47,6 +49,8 @@ class RolloutInstanceAsyncStub(RolloutInstanceStub):
     LoadVersion: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadVersionRequest, _rollout_pb2.LoadVersionReply]  # type: ignore[assignment]
     """Loads a verified version in place; serves only after its checksums hold."""
     Stats: _aio.UnaryUnaryMultiCallable[_rollout_pb2.InstanceStatsRequest, _rollout_pb2.InstanceStats]  # type: ignore[assignment]
+    Encode: _aio.UnaryUnaryMultiCallable[_rollout_pb2.EncodeRequest, _rollout_pb2.EncodeReply]  # type: ignore[assignment]
+    """Texts and chats as token ids, by the model's tokenizer and chat template."""
 
 class RolloutInstanceServicer:
     def Generate(
@@ -74,5 +78,12 @@ class RolloutInstanceServicer:
         request: _rollout_pb2.InstanceStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.InstanceStats, _abc.Awaitable[_rollout_pb2.InstanceStats]]: ...
+
+    def Encode(
+        self,
+        request: _rollout_pb2.EncodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.EncodeReply, _abc.Awaitable[_rollout_pb2.EncodeReply]]:
+        """Texts and chats as token ids, by the model's tokenizer and chat template."""
 
 def add_RolloutInstanceServicer_to_server(servicer: RolloutInstanceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

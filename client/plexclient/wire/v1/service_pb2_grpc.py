@@ -84,6 +84,11 @@ class RouterStub:
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_stream(
+                '/plexsvc.v1.Router/Sample',
+                request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
+                _registered_method=True)
         self.FetchModelFile = channel.unary_stream(
                 '/plexsvc.v1.Router/FetchModelFile',
                 request_serializer=plexsvc_dot_v1_dot_service__pb2.FetchModelFileRequest.SerializeToString,
@@ -257,6 +262,14 @@ class RouterServicer:
 
     def StreamGenerate(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sample(self, request, context):
+        """A generate without a place in its deployment's order: seq 0, any number at once. It ends when its
+        caller leaves, and is sampled with the weights in force.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -441,6 +454,11 @@ def add_RouterServicer_to_server(servicer, server):
             'StreamGenerate': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamGenerate,
                     request_deserializer=plexsvc_dot_v1_dot_service__pb2.StreamGenerateRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.SerializeToString,
+            ),
+            'Sample': grpc.unary_stream_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
                     response_serializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.SerializeToString,
             ),
             'FetchModelFile': grpc.unary_stream_rpc_method_handler(
@@ -798,6 +816,33 @@ class Router:
             target,
             '/plexsvc.v1.Router/StreamGenerate',
             plexsvc_dot_v1_dot_service__pb2.StreamGenerateRequest.SerializeToString,
+            plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plexsvc.v1.Router/Sample',
+            plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
             plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
             options,
             channel_credentials,

@@ -54,6 +54,10 @@ class RouterStub:
     StagePayload: _grpc.StreamUnaryMultiCallable[_service_pb2.StageRequest, _service_pb2.StageReply]
     FetchResult: _grpc.UnaryStreamMultiCallable[_service_pb2.FetchResultRequest, _common_pb2.Chunk]
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_service_pb2.StreamGenerateRequest, _operations_pb2.GenerateFrame]
+    Sample: _grpc.UnaryStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.GenerateFrame]
+    """A generate without a place in its deployment's order: seq 0, any number at once. It ends when its
+    caller leaves, and is sampled with the weights in force.
+    """
     FetchModelFile: _grpc.UnaryStreamMultiCallable[_service_pb2.FetchModelFileRequest, _common_pb2.Chunk]
     """tokenizer files"""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]
@@ -102,6 +106,10 @@ class RouterAsyncStub(RouterStub):
     StagePayload: _aio.StreamUnaryMultiCallable[_service_pb2.StageRequest, _service_pb2.StageReply]  # type: ignore[assignment]
     FetchResult: _aio.UnaryStreamMultiCallable[_service_pb2.FetchResultRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     StreamGenerate: _aio.UnaryStreamMultiCallable[_service_pb2.StreamGenerateRequest, _operations_pb2.GenerateFrame]  # type: ignore[assignment]
+    Sample: _aio.UnaryStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.GenerateFrame]  # type: ignore[assignment]
+    """A generate without a place in its deployment's order: seq 0, any number at once. It ends when its
+    caller leaves, and is sampled with the weights in force.
+    """
     FetchModelFile: _aio.UnaryStreamMultiCallable[_service_pb2.FetchModelFileRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """tokenizer files"""
     ListJobs: _aio.UnaryUnaryMultiCallable[_service_pb2.ListJobsRequest, _service_pb2.ListJobsReply]  # type: ignore[assignment]
@@ -192,6 +200,15 @@ class RouterServicer:
         request: _service_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operations_pb2.GenerateFrame], _abc.AsyncIterator[_operations_pb2.GenerateFrame]]: ...
+
+    def Sample(
+        self,
+        request: _operations_pb2.Operation,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.GenerateFrame], _abc.AsyncIterator[_operations_pb2.GenerateFrame]]:
+        """A generate without a place in its deployment's order: seq 0, any number at once. It ends when its
+        caller leaves, and is sampled with the weights in force.
+        """
 
     def FetchModelFile(
         self,

@@ -55,6 +55,11 @@ class WorkerStub:
                 request_serializer=plexsvc_dot_v1_dot_worker__pb2.StreamFramesRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_stream(
+                '/plexsvc.v1.Worker/Sample',
+                request_serializer=plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -85,6 +90,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sample(self, request, context):
+        """Rollout manager only: as Router.Sample.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,6 +118,11 @@ def add_WorkerServicer_to_server(servicer, server):
             'StreamFrames': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamFrames,
                     request_deserializer=plexsvc_dot_v1_dot_worker__pb2.StreamFramesRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.SerializeToString,
+            ),
+            'Sample': grpc.unary_stream_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=plexsvc_dot_v1_dot_operations__pb2.Operation.FromString,
                     response_serializer=plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.SerializeToString,
             ),
     }
@@ -216,6 +233,33 @@ class Worker:
             target,
             '/plexsvc.v1.Worker/StreamFrames',
             plexsvc_dot_v1_dot_worker__pb2.StreamFramesRequest.SerializeToString,
+            plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plexsvc.v1.Worker/Sample',
+            plexsvc_dot_v1_dot_operations__pb2.Operation.SerializeToString,
             plexsvc_dot_v1_dot_operations__pb2.GenerateFrame.FromString,
             options,
             channel_credentials,

@@ -37,6 +37,8 @@ class WorkerStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelRequest, _worker_pb2.CancelReply]
     StreamFrames: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamFramesRequest, _operations_pb2.GenerateFrame]
     """Rollout manager only: the frames of a generate after `after_cursor`, live until the last."""
+    Sample: _grpc.UnaryStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.GenerateFrame]
+    """Rollout manager only: as Router.Sample."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -46,6 +48,8 @@ class WorkerAsyncStub(WorkerStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelRequest, _worker_pb2.CancelReply]  # type: ignore[assignment]
     StreamFrames: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamFramesRequest, _operations_pb2.GenerateFrame]  # type: ignore[assignment]
     """Rollout manager only: the frames of a generate after `after_cursor`, live until the last."""
+    Sample: _aio.UnaryStreamMultiCallable[_operations_pb2.Operation, _operations_pb2.GenerateFrame]  # type: ignore[assignment]
+    """Rollout manager only: as Router.Sample."""
 
 class WorkerServicer:
     def Execute(
@@ -72,5 +76,12 @@ class WorkerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operations_pb2.GenerateFrame], _abc.AsyncIterator[_operations_pb2.GenerateFrame]]:
         """Rollout manager only: the frames of a generate after `after_cursor`, live until the last."""
+
+    def Sample(
+        self,
+        request: _operations_pb2.Operation,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.GenerateFrame], _abc.AsyncIterator[_operations_pb2.GenerateFrame]]:
+        """Rollout manager only: as Router.Sample."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import vllm.v1.engine.core as vllm_core
-from tokenizers import Tokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
@@ -44,12 +43,8 @@ from plexsvc.rollout.engines.base import (
 from plexsvc.rollout.engines.drawing import DRAW_ORIGIN
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, read_model_dir
-from plexsvc.rollout.engines.stopping import (
-    SpecialTokens,
-    StopWatcher,
-    TokenizerDecoder,
-    special_tokens,
-)
+from plexsvc.rollout.engines.stopping import StopWatcher, TokenizerDecoder
+from plexsvc.rollout.engines.texts import Pieces, Texts
 from plexsvc.rollout.engines.vllm.core import (
     PreparedWeights,
     VllmConfig,
@@ -75,10 +70,11 @@ FINISH: Final = {
 
 @dataclass(slots=True)
 class _Flight:
-    """A request in the engine: whose box it fills, and its stop strings."""
+    """A request in the engine: whose box it fills, its stop strings, its text."""
 
     box: DeltaBox
     watcher: StopWatcher | None
+    pieces: Pieces | None
 
 
 class VllmEngine:
@@ -102,8 +98,7 @@ class VllmEngine:
         self._broke = asyncio.Event()
         self._generated = 0
         self._version = MODEL
-        self._tokenizer: Tokenizer | None = None
-        self._special: SpecialTokens = {}
+        self._texts = Texts(model)
 
     @classmethod
     async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
@@ -215,6 +210,14 @@ class VllmEngine:
         finally:
             await self.abort([r.request_id for r in requests if r.request_id in box.samples])
 
+    async def encode(self, prompts: Sequence[operations_pb2.Prompt]) -> list[list[int]]:
+        """Return the token ids of texts and chats.
+
+        Raises:
+            PlexError: `bad_request` for a model without tokenizer or template, or what they refuse.
+        """
+        return await asyncio.to_thread(lambda: [self._texts.encode(one) for one in prompts])
+
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
         if mine := self._end_aborted(request_ids):
@@ -317,8 +320,9 @@ class VllmEngine:
             return None
         built = self._build(request)
         watcher = self._watcher(request) if sampling.stop else None
+        pieces = self._texts.pieces(prompt) if sampling.texts else None
         box.add_request(request)
-        self._flights[request.request_id] = _Flight(box, watcher)
+        self._flights[request.request_id] = _Flight(box, watcher, pieces)
         return built
 
     def _build(self, request: rollout_pb2.InstanceRequest) -> EngineCoreRequest:
@@ -342,12 +346,12 @@ class VllmEngine:
             pooling_params=None,
             arrival_time=self._clock.wall_us() / 1e6,
             lora_request=None,
-            cache_salt=None,
+            cache_salt=request.cache_salt or None,
             data_parallel_rank=None,
         )
 
     def _check(self, request: rollout_pb2.InstanceRequest) -> None:
-        prompt = request.prompt
+        prompt, sampling = request.prompt, request.sampling
         length = len(prompt.token_ids) + len(prompt.generated)
         problem = ""
         if request.request_id in self._flights:
@@ -359,21 +363,18 @@ class VllmEngine:
             problem = f"prompt and generated tokens are {length}, max_model_len is {limit}"
         elif max((*prompt.token_ids, *prompt.generated)) >= self._model.vocab_size:
             problem = f"a token id is not below the vocabulary's {self._model.vocab_size}"
-        elif request.sampling.stop and self._model.tokenizer is None:
-            problem = f"stop strings need {self._model.path}/tokenizer.json, which is not there"
+        elif (sampling.stop or sampling.texts) and self._model.tokenizer is None:
+            problem = f"texts need {self._model.path}/tokenizer.json, which is not there"
         if problem:
             raise PlexError(
                 ErrorCode.BAD_REQUEST, f"request {request.request_id} refused: {problem}"
             )
 
     def _watcher(self, request: rollout_pb2.InstanceRequest) -> StopWatcher:
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_file(str(self._model.tokenizer))
-            self._special = special_tokens(self._tokenizer)
-        sampling = request.sampling
+        sampling, texts = request.sampling, self._texts
         watcher = StopWatcher(
             list(sampling.stop),
-            TokenizerDecoder(self._tokenizer, self._special),
+            TokenizerDecoder(texts.tokenizer, texts.special),
             min_tokens=sampling.min_tokens,
         )
         watcher.feed(request.prompt.generated)
@@ -404,6 +405,7 @@ class VllmEngine:
         stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
         kept = len(tokens) if stop is None else stop.kept
         logprobs, prompt = output.new_logprobs, output.new_prompt_logprobs_tensors
+        prefill = output.prefill_stats
         self._generated += kept
         flight.box.put(
             request_id,
@@ -411,6 +413,8 @@ class VllmEngine:
             logprobs=() if logprobs is None else logprobs.logprobs[:kept, 0].tolist(),
             prompt_logprobs=() if prompt is None else prompt.logprobs[:, 0].tolist(),
             version=version,
+            texts=() if flight.pieces is None else flight.pieces.of(tokens[:kept]),
+            cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
         )
         if stop is not None:
             self._end(request_id, flight, reason=FINISH_STOP, stop_reason=stop.text)

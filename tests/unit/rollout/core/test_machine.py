@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import OperationId, VersionId
-from plexsvc.rollout.core import events, orders
+from plexsvc.rollout.core import events, machine, orders
 from plexsvc.rollout.core.events import Arrival, InstanceId, SampleKey
-from plexsvc.rollout.core.instances import Phase
+from plexsvc.rollout.core.instances import TURN_CAP, Phase
 from plexsvc.rollout.core.invariants import check
 from plexsvc.rollout.core.machine import MAX_PROBES, RolloutCore
 from plexsvc.rollout.engines.base import MODEL
@@ -355,6 +355,98 @@ def test_samples_beyond_the_plateau_move_to_an_idle_instance() -> None:
     assert stop.samples == keys[:10], "half of them, the shortest"
 
 
+def turn(session: str, number: int) -> events.SamplesSubmitted:
+    return events.SamplesSubmitted(
+        operation_id=OperationId(f"{session}{number}".encode().ljust(16, b".")),
+        samples={(0, 0): 0},
+        is_turn=True,
+        session=session,
+    )
+
+
+def where(ordered: list[orders.Order]) -> list[InstanceId]:
+    return [order.instance_id for order in ordered if isinstance(order, orders.StartSamples)]
+
+
+def finish(core: RolloutCore, asked: events.SamplesSubmitted) -> list[InstanceId]:
+    """Have a turn end; return where others start by that."""
+    holder = core.generates[asked.operation_id].samples[0, 0].instance_id
+    assert holder is not None
+    last = events.TokensArrived(
+        operation_id=asked.operation_id,
+        instance_id=holder,
+        arrivals=[Arrival((0, 0), 0, 1, is_last=True)],
+    )
+    return where(core.handle(last))
+
+
+def test_a_turn_goes_where_its_prefix_is_cached_and_others_to_the_least_loaded(
+    core: RolloutCore,
+) -> None:
+    first, other = turn("a", 1), turn("b", 1)
+    assert where(core.handle(first)) == [ONE]
+    assert where(core.handle(other)) == [TWO]
+    finish(core, first)
+    finish(core, other)
+    for number in (2, 3):
+        assert where(core.handle(turn("b", number))) == [TWO], "though both are as loaded"
+    assert where(core.handle(turn("a", 2))) == [ONE]
+    assert where(core.handle(turn("", 1))) == [ONE], "no session, the least loaded"
+
+
+def test_a_turn_goes_elsewhere_where_its_instance_is_full_and_waits_where_all_are() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
+    core.handle(joined(v(0), v(0)))
+    for instance in core.instances.values():
+        instance.turn_cap = 1
+    first = turn("a", 1)
+    core.handle(first)
+    assert where(core.handle(turn("a", 2))) == [TWO]
+    third = turn("a", 3)
+    assert core.handle(third) == []
+    assert finish(core, first) == [ONE]
+    assert core.sessions["a"] == ONE, "its latest turn is there now"
+
+
+def test_a_session_whose_instance_is_gone_goes_on_elsewhere(core: RolloutCore) -> None:
+    first = turn("a", 1)
+    core.handle(first)
+    finish(core, first)
+    core.handle(events.InstanceEnded(instance_id=ONE, because="gone"))
+    assert where(core.handle(turn("a", 2))) == [TWO]
+
+
+def test_turns_go_before_samples_of_a_large_batch_that_wait(core: RolloutCore) -> None:
+    core.handle(submitted(*[(prompt, 0) for prompt in range(9)]))
+    asked = turn("a", 1)
+    assert core.handle(asked) == []
+    begun = core.handle(arrived(ONE, Arrival((0, 0), 0, 1, is_last=False)))
+    (start,) = [order for order in begun if isinstance(order, orders.StartSamples)]
+    assert start.operation_id == asked.operation_id
+
+
+def test_the_cap_on_turns_follows_the_profile(core: RolloutCore) -> None:
+    one = core.instances[ONE]
+    core.handle(turn("a", 1))
+    core.handle(events.Ticked(at_us=1))
+    assert one.turn_cap == TURN_CAP
+    for batch in (2, 4, 8, 16, 32, 64) * 2:  # the plateau is at 8 samples
+        one.profile.observe(batch=batch, context=10, tokens_per_s=batch / (0.002 + 0.001 * batch))
+    core.handle(events.Ticked(at_us=2))
+    assert one.turn_cap == 8
+
+
+def test_the_oldest_session_is_forgotten_beyond_the_bound(
+    core: RolloutCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "MAX_SESSIONS", 2)
+    for session in ("a", "b", "c"):
+        asked = turn(session, 1)
+        core.handle(asked)
+        finish(core, asked)
+    assert list(core.sessions) == ["b", "c"]
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A stream to a fake instance; `at` is how far it has sent each sample."""
@@ -444,13 +536,25 @@ class Course(RuleBasedStateMachine):
         self.tell(joined(*versions, first=self.next_instance))
         self.next_instance += count
 
-    @rule(prompts=st.integers(1, 3), samples=st.integers(1, 2), had=st.integers(0, LENGTH - 1))
-    def submit(self, prompts: int, samples: int, had: int) -> None:
+    @rule(
+        prompts=st.integers(1, 3),
+        samples=st.integers(1, 2),
+        had=st.integers(0, LENGTH - 1),
+        session=st.sampled_from([None, "", "a", "b"]),
+    )
+    def submit(self, prompts: int, samples: int, had: int, session: str | None) -> None:
         self.next_operation += 1
         name = OperationId(str(self.next_operation).encode().rjust(16))
         keys = [(prompt, sample) for prompt in range(prompts) for sample in range(samples)]
         self.recorded[name] = dict.fromkeys(keys, had)
-        self.tell(events.SamplesSubmitted(operation_id=name, samples=dict.fromkeys(keys, had)))
+        self.tell(
+            events.SamplesSubmitted(
+                operation_id=name,
+                samples=dict.fromkeys(keys, had),
+                is_turn=session is not None,
+                session=session or "",
+            )
+        )
 
     @precondition(lambda self: any(call.at for call in self.calls))
     @rule(data=st.data(), back=st.integers(0, 2), count=st.integers(0, LENGTH))
@@ -500,9 +604,11 @@ class Course(RuleBasedStateMachine):
         else:
             self.tell(events.InstanceEnded(instance_id=one, because="reclaimed"))
 
-    @rule()
-    def tick(self) -> None:
+    @rule(plateau=st.sampled_from([1, 2, 16]))
+    def tick(self, plateau: int) -> None:
         self.at_us += 1_000_000
+        for instance in self.core.instances.values():
+            instance.profile.plateau = lambda *, context: plateau if context >= 0 else None  # type: ignore[method-assign]
         self.tell(events.Ticked(at_us=self.at_us))
 
     @precondition(lambda self: self.calls)

@@ -1,0 +1,115 @@
+"""Texts of a model: prompts and chats as token ids, and tokens as pieces of text.
+
+They are read here, in a process of the deployment, because tokenizer and chat template come with
+the tenant's model: one that hangs or crashes hurts nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines.model_dir import ModelDir
+from plexsvc.rollout.engines.stopping import SpecialTokens, special_tokens
+
+CONTEXT_TOKENS: Final = 8
+"""Tokens of a prompt that decide how the text after it begins."""
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Text of one sample, token by token; special tokens have none."""
+
+    tokenizer: Tokenizer
+    special: SpecialTokens
+    prompt: Sequence[int]
+    _stream: DecodeStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        words = [token for token in self.prompt[-CONTEXT_TOKENS:] if token not in self.special]
+        self._stream = DecodeStream(ids=words, skip_special_tokens=True)
+
+    def of(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token completes; "" while a character is incomplete."""
+        return [
+            "" if token in self.special else self._stream.step(self.tokenizer, token) or ""
+            for token in tokens
+        ]
+
+
+class Texts:
+    """Tokenizer and chat template of a model directory, read when first needed."""
+
+    def __init__(self, model: ModelDir) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer.
+
+        Raises:
+            PlexError: `bad_request` for a model without one.
+        """
+        if self._model.tokenizer is None:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"texts need {self._model.path}/tokenizer.json, which is not there; use token ids",
+            )
+        return Tokenizer.from_file(str(self._model.tokenizer))
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        """Return the tokenizer's special tokens."""
+        return special_tokens(self.tokenizer)
+
+    def encode(self, prompt: operations_pb2.Prompt) -> list[int]:
+        """Return the token ids of a text, with those that the model puts around it, or of a chat.
+
+        Raises:
+            PlexError: `bad_request` for what the tokenizer or the chat template cannot read.
+        """
+        with self._lock:
+            if not prompt.chat:
+                return list(self.tokenizer.encode(prompt.text).ids)
+            text = self._rendered(prompt.chat)
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def pieces(self, prompt: operations_pb2.Prompt) -> Pieces:
+        """Return what reads a sample's tokens, those that it came with already read."""
+        made = Pieces(self.tokenizer, self.special, prompt.token_ids)
+        made.of(prompt.generated)
+        return made
+
+    @cached_property
+    def _template(self) -> Any:  # noqa: ANN401 - a class of transformers
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(self._model.path))
+
+    def _rendered(self, chat: str) -> str:
+        """Return a chat as the model's template writes it, up to where its answer begins."""
+        try:
+            asked = json.loads(chat)
+            return str(
+                self._template.apply_chat_template(
+                    asked["messages"],
+                    tools=asked.get("tools"),
+                    add_generation_prompt=True,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"the model's chat template cannot read these messages: {error}",
+            ) from error

@@ -1,0 +1,65 @@
+"""Texts of a model: what its tokenizer and its chat template make of prompts, and of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from plexclient.wire.v1 import operations_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.engines.model_dir import read_model_dir
+from plexsvc.rollout.engines.texts import Pieces, Texts
+from tests.rigs.tiny_models import ALPHABET, SPECIALS, make_qwen3
+
+HI = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_qwen3(tmp_path / "model", seed=1)
+
+
+def ids(text: str) -> list[int]:
+    return [len(SPECIALS) + ALPHABET.index(letter) for letter in text]
+
+
+def encoded(model: Path, **prompt: str) -> list[int]:
+    return Texts(read_model_dir(model)).encode(operations_pb2.Prompt(**prompt))  # type: ignore[arg-type]
+
+
+def test_a_text_is_its_tokens_and_a_chat_is_what_the_template_writes(model: Path) -> None:
+    assert encoded(model, text="1+2=") == ids("1+2=")
+    chat = json.dumps({"messages": [HI, {"role": "assistant", "content": "yes"}, HI]})
+    assert encoded(model, chat=chat) == ids("user: hi. assistant: yes. user: hi. assistant: ")
+
+
+@pytest.mark.parametrize("chat", ["no json", "[]", "{}", json.dumps({"messages": [3]})])
+def test_a_chat_that_the_template_cannot_read_is_refused(model: Path, chat: str) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content']['x']['y'] }}")
+    with pytest.raises(PlexError) as refused:
+        encoded(model, chat=chat)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_model_without_tokenizer_or_template_says_so(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(PlexError, match="chat template"):
+        encoded(model, chat=json.dumps({"messages": [HI]}))
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(PlexError, match=r"tokenizer\.json, which is not there"):
+        encoded(model, text="1")
+
+
+def test_each_token_has_its_text_and_special_ones_have_none(model: Path) -> None:
+    texts = Texts(read_model_dir(model))
+    had = operations_pb2.Prompt(token_ids=ids("12"), generated=ids("3"))
+    assert texts.pieces(had).of([*ids("4+"), 1, *ids("5")]) == ["4", "+", "", "5"]
+
+
+def test_a_character_of_several_tokens_comes_with_its_last() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"Ã": 0, "¤": 1, "a": 2}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert Pieces(tokenizer, {}, [2]).of([2, 0, 1, 2]) == ["a", "", "ä", "a"]
