@@ -30,7 +30,7 @@ from plexsvc.router.config import RouterConfig
 from plexsvc.router.control import METHODS, SERVICE, Control, shown
 from plexsvc.router.deployments import DeploymentCache
 from plexsvc.router.downloads import Downloads
-from plexsvc.router.http import sandbox_fusion
+from plexsvc.router.http import openai, sandbox_fusion
 from plexsvc.router.http.server import serving
 from plexsvc.router.relay import Uploads
 from plexsvc.router.rewards import Rewards
@@ -58,6 +58,7 @@ class RouterServicer:
         self.tenants = Tenants(config.tokens, ends=config.token_ends, clock=clock)
         self.control = Control(scheduler, config=config)
         self._scheduler = scheduler
+        self._clock = clock
         self._config = config
         self._roots = Roots(config)
         self._rules = OperationRules(config)
@@ -86,7 +87,13 @@ class RouterServicer:
 
     def http(self) -> AbstractAsyncContextManager[str]:
         """Return a server of what is offered over HTTP; entered, it serves, and is its address."""
-        routes = sandbox_fusion.routes(self.rewards)
+        backend = openai.Backend(
+            samples=self.downloads,
+            status=self._status,
+            hold=self.calls.hold,
+            clock=self._clock,
+        )
+        routes = [*sandbox_fusion.routes(self.rewards), *openai.routes(backend)]
         return serving(routes, tenants=self.tenants, config=self._config)
 
     def stop(self) -> None:
@@ -157,6 +164,11 @@ class RouterServicer:
             return await self._scheduler.submit(operation)
         except PlexError as error:
             return refused(operation.operation_id, error)
+
+    async def _status(self, tenant: TenantId) -> pb.ClusterStatus:
+        found = await self.control.forward("GetStatus", pb.GetStatusRequest(), tenant=tenant)
+        assert isinstance(found, pb.ClusterStatus), found
+        return found
 
     def _check_model(self, spec: pb.DeploymentSpec, *, tenant: TenantId) -> None:
         place = self._roots.place_model(spec, tenant=tenant)

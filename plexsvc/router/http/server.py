@@ -63,6 +63,7 @@ async def serving(
         app,
         handle_signals=False,
         access_log=None,
+        handler_cancellation=True,  # what nobody waits for ends
         keepalive_timeout=IDLE_S,
         shutdown_timeout=STOP_S,
     )
@@ -179,10 +180,15 @@ class _Full(asyncio.Protocol):
         transport.close()
 
 
-def _answer(error: PlexError, *, status: int = 0) -> web.Response:
+def error_of(error: PlexError) -> dict[str, Any]:
+    """Return an error in the form that OpenAI's clients read."""
     said = {"message": error.message, "type": str(error.code), "code": str(error.code)}
-    body = {"error": {**said, "facts": error.facts}}
-    return web.json_response(body, status=status or _STATUS.get(error.code, 500))
+    return {"error": {**said, "param": error.facts.get("field"), "facts": error.facts}}
+
+
+def _answer(error: PlexError, *, status: int = 0) -> web.Response:
+    otherwise = 503 if error.retryable else 500
+    return web.json_response(error_of(error), status=status or _STATUS.get(error.code, otherwise))
 
 
 def _tls(config: RouterConfig) -> ssl.SSLContext | None:

@@ -1,0 +1,145 @@
+"""Choices of an answer in OpenAI's form, put together from the deltas of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from plexclient.samples import FINISH_REASONS, spans_of_tokens
+from plexclient.wire.v1 import operations_pb2
+
+STOPPED: Final = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What the choices of an answer hold."""
+
+    is_chat: bool
+    stops: Sequence[str] = ()
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sample: the whole of it, and what a stream has told of it."""
+
+    form: Form
+    index: int
+    prompt: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Where each of them begins in the text."""
+    text: str = ""
+    versions: list[int] = field(default_factory=list)
+    """Of the weights, for each token; there when the sample is finished."""
+    finish_reason: str = ""
+    stop_reason: str = ""
+    cached_tokens: int = 0
+    _told_tokens: int = 0
+    _told_chars: int = 0
+
+    def add(self, delta: operations_pb2.SampleDelta) -> None:
+        """Take in what is new of the sample."""
+        self.tokens += delta.token_ids
+        self.logprobs += delta.logprobs
+        for text in delta.texts:
+            self.texts.append(text)
+            self.offsets.append(len(self.text))
+            self.text += text
+        self.cached_tokens += delta.cached_tokens
+        if delta.finish_reason:
+            self.finish_reason = FINISH_REASONS[delta.finish_reason]
+            self.stop_reason = delta.stop_reason
+            spans = spans_of_tokens(delta.versions, num_tokens=len(self.tokens))
+            self.versions = [span.version for span in spans]
+
+    def whole(self) -> dict[str, Any]:
+        """Return the choice of an answer that is not streamed."""
+        text = self._shown()
+        content = (
+            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if self.form.is_chat
+            else {"text": text}
+        )
+        return content | self._about(0)
+
+    def news(self) -> dict[str, Any]:
+        """Return the choice of a chunk: what no chunk before it had."""
+        text, told = self._shown(), self._told_tokens
+        new = text[self._told_chars :]
+        if self.form.is_chat:
+            delta = {"content": new} | ({} if told else {"role": "assistant"})
+            content: dict[str, Any] = {"delta": delta}
+        else:
+            content = {"text": new}
+        self._told_chars, self._told_tokens = len(text), len(self.tokens)
+        return content | self._about(told)
+
+    def _shown(self) -> str:
+        """Return the text up to a stop string, without what may become one."""
+        text, stops = self.text, self.form.stops
+        if self.finish_reason:
+            is_stop = self.finish_reason == STOPPED and self.stop_reason in stops
+            end = text.rfind(self.stop_reason) if is_stop else -1
+            return text if end < 0 else text[:end]
+        longest = max(map(len, stops), default=1)
+        for length in range(min(longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in stops):
+                return text[:-length]
+        return text
+
+    def _about(self, start: int) -> dict[str, Any]:
+        """Return what is said of the tokens from `start` on."""
+        about: dict[str, Any] = {
+            "index": self.index,
+            "finish_reason": self.finish_reason or None,
+            "logprobs": self._logprobs(start) if self.form.has_logprobs else None,
+        }
+        if self.finish_reason:
+            about["stop_reason"] = self.stop_reason or None
+        if self.form.has_token_ids:
+            about["token_ids"] = self.tokens[start:]
+            if not start:
+                about["prompt_token_ids"] = list(self.prompt)
+            if self.finish_reason:
+                about["weight_versions"] = self.versions
+        return about
+
+    def _logprobs(self, start: int) -> dict[str, Any]:
+        texts = self.texts or [f"token_id:{token}" for token in self.tokens]
+        if self.form.is_chat:
+            return {
+                "content": [
+                    {
+                        "token": text,
+                        "logprob": logprob,
+                        "bytes": list(text.encode()),
+                        "top_logprobs": [],
+                    }
+                    for text, logprob in zip(texts[start:], self.logprobs[start:], strict=True)
+                ],
+                "refusal": None,
+            }
+        return {
+            "tokens": texts[start:],
+            "token_logprobs": self.logprobs[start:],
+            "top_logprobs": None,
+            "text_offset": self.offsets[start:],
+        }
+
+
+def usage(choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return how many tokens a request took."""
+    asked, made = sum(map(len, prompts)), sum(len(one.tokens) for one in choices)
+    cached = sum(one.cached_tokens for one in choices)
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": made,
+        "total_tokens": asked + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

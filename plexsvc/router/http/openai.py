@@ -1,0 +1,223 @@
+"""Routes that OpenAI's clients know: `/v1/models`, `/v1/completions`, `/v1/chat/completions`.
+
+A model is a rollout deployment of the tenant, by its id: `JOB/NAME`. A request is a sample beside
+the order of its operations, and ends when its client leaves. Requests with the same
+`X-Session-Id` go where the prefix of that session is cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId
+from plexsvc.router.http import asking
+from plexsvc.router.http.choices import Choice, Form, usage
+from plexsvc.router.http.server import TENANT, error_of, read_json
+
+SESSION: Final = "X-Session-Id"
+WRITE_S: Final = 60.0
+"""How long a client may take to read a chunk."""
+
+Frame = operations_pb2.GenerateFrame
+
+
+class Samples(Protocol):
+    """What samples for a tenant."""
+
+    def sample(
+        self, operation: operations_pb2.Operation, *, tenant: TenantId
+    ) -> AsyncGenerator[bytes]:
+        """Yield the frames of a sample, serialised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What the routes call."""
+
+    samples: Samples
+    status: Callable[[TenantId], Awaitable[service_pb2.ClusterStatus]]
+    hold: Callable[[str], AbstractContextManager[None]]
+    """Holds one of the calls that a tenant may have under way."""
+    clock: Clock
+
+
+def routes(backend: Backend) -> list[web.RouteDef]:
+    """Return the routes."""
+
+    async def models(request: web.Request) -> web.Response:
+        found = await _models(backend, request[TENANT])
+        return web.json_response({"object": "list", "data": list(found.values())})
+
+    async def model(request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        found = await _models(backend, request[TENANT])
+        if name not in found:
+            text = f"no model {name!r}; /v1/models lists the tenant's rollout deployments"
+            raise PlexError(ErrorCode.NOT_FOUND, text)
+        return web.json_response(found[name])
+
+    async def completions(request: web.Request) -> web.StreamResponse:
+        return await _complete(backend, request, is_chat=False)
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        return await _complete(backend, request, is_chat=True)
+
+    return [
+        web.get("/v1/models", models),
+        web.get("/v1/models/{model:.+}", model),
+        web.post("/v1/completions", completions),
+        web.post("/v1/chat/completions", chat),
+    ]
+
+
+async def _models(backend: Backend, tenant: TenantId) -> dict[str, dict[str, Any]]:
+    with backend.hold(tenant):
+        status = await backend.status(tenant)
+    created_s = {job.job_id: job.created_us // 1_000_000 for job in status.jobs}
+    return {
+        one.deployment_id: {
+            "id": one.deployment_id,
+            "object": "model",
+            "created": created_s.get(one.job_id, 0),
+            "owned_by": tenant,
+            "max_model_len": one.spec.max_model_len or one.max_sequence_length,
+        }
+        for one in status.deployments
+        if one.tenant == tenant and one.spec.role == "rollout" and one.state == "ready"
+    }
+
+
+async def _complete(backend: Backend, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+    asked, tenant = await read_json(request), request[TENANT]
+    session = request.headers.get(SESSION, "")
+    operation = asking.operation_of(asked, is_chat=is_chat, session=session)
+    form = Form(
+        is_chat=is_chat,
+        stops=list(operation.generate.sampling.stop),
+        has_logprobs=asking.wants_logprobs(asked, is_chat=is_chat),
+        has_token_ids=asking.wants(asked, "return_token_ids"),
+    )
+    is_streamed = asking.wants(asked, "stream")
+    options = asked.get("stream_options")
+    has_usage = asking.wants(options if isinstance(options, dict) else {}, "include_usage")
+    with backend.hold(tenant):
+        async with aclosing(_frames(backend.samples, operation, tenant=tenant)) as frames:
+            prompts = [list(prompt.token_ids) for prompt in (await anext(frames)).prompts]
+            first = await anext(frames)  # a refusal comes before anything is told
+            answer = _Answer(operation, form, prompts, created_s=backend.clock.wall_us() // 10**6)
+            if not is_streamed:
+                answer.add(first)
+                async for frame in frames:
+                    answer.add(frame)
+                return web.json_response(answer.whole())
+            return await answer.stream(request, first, frames, has_usage=has_usage)
+
+
+async def _frames(
+    samples: Samples, operation: operations_pb2.Operation, *, tenant: TenantId
+) -> AsyncGenerator[Frame]:
+    """Yield the frames of a sample.
+
+    Raises:
+        PlexError: why it was refused or failed.
+    """
+    async with aclosing(samples.sample(operation, tenant=tenant)) as messages:
+        async for message in messages:
+            frame = Frame.FromString(message)
+            if frame.result.HasField("error"):
+                raise from_wire(frame.result.error)
+            yield frame
+
+
+class _Answer:
+    """The answer to one request, while it comes."""
+
+    def __init__(
+        self,
+        operation: operations_pb2.Operation,
+        form: Form,
+        prompts: list[list[int]],
+        *,
+        created_s: int,
+    ) -> None:
+        self._form, self._prompts = form, prompts
+        self._n = operation.generate.sampling.n
+        self._choices = [
+            Choice(form, index, prompts[index // self._n])
+            for index in range(len(prompts) * self._n)
+        ]
+        kind = "cmpl" if not form.is_chat else "chatcmpl"
+        self._head = {
+            "id": f"{kind}-{operation.operation_id.hex()}",
+            "model": operation.deployment_id,
+            "created": created_s,
+        }
+
+    def add(self, frame: Frame) -> list[Choice]:
+        """Take in a frame; return the choices that it has news of."""
+        changed = []
+        for delta in frame.deltas:
+            choice = self._choices[delta.prompt_index * self._n + delta.sample_index]
+            choice.add(delta)
+            changed.append(choice)
+        return changed
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer."""
+        kind = "chat.completion" if self._form.is_chat else "text_completion"
+        choices = [choice.whole() for choice in self._choices]
+        return self._head | {"object": kind, "choices": choices, "usage": self._usage()}
+
+    async def stream(
+        self,
+        request: web.Request,
+        first: Frame,
+        frames: AsyncGenerator[Frame],
+        *,
+        has_usage: bool,
+    ) -> web.StreamResponse:
+        """Write the answer as server-sent events while it comes, to its end or an error."""
+        response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        try:
+            await self._tell(response, first)
+            async for frame in frames:
+                await self._tell(response, frame)
+            if has_usage:
+                await _write(response, self._chunk([]) | {"usage": self._usage()})
+            await _write(response, None)
+        except PlexError as error:
+            await _write(response, error_of(error))
+        except (ConnectionError, TimeoutError):  # it left, or does not read
+            request.protocol.force_close()
+        return response
+
+    async def _tell(self, response: web.StreamResponse, frame: Frame) -> None:
+        for choice in self.add(frame):
+            await _write(response, self._chunk([choice.news()]))
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._form.is_chat else "text_completion"
+        return self._head | {"object": kind, "choices": choices}
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._choices, self._prompts)
+
+
+async def _write(response: web.StreamResponse, event: dict[str, Any] | None) -> None:
+    data = "[DONE]" if event is None else json.dumps(event)
+    async with asyncio.timeout(WRITE_S):
+        await response.write(f"data: {data}\n\n".encode())

@@ -1,0 +1,356 @@
+"""OpenAI's own client against the routes: what is sampled, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from plexclient.wire.errors import to_wire
+from plexclient.wire.v1 import operations_pb2 as ops
+from plexclient.wire.v1 import service_pb2 as pb
+from plexsvc.clock import SystemClock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import TenantId
+from plexsvc.router.auth import Tenants
+from plexsvc.router.config import RouterConfig
+from plexsvc.router.http.openai import Backend, routes
+from plexsvc.router.http.server import serving
+from plexsvc.slots import Limit, Slots
+
+MODEL = "job-1/rollout"
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+TEXTS = ["Hel", "lo", " wor", "ld", "."]
+SPAN = ops.VersionSpan(version=4, start=0, end=3, deployment_id="job-1/actor")
+
+
+class FakeSamples:
+    """Says "Hello world." to whatever it is asked, a token a frame; or fails."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[ops.Operation, TenantId]] = []
+        self.refusal: PlexError | None = None
+        self.failure: PlexError | None = None
+        self.hold: asyncio.Event | None = None
+        self.begun = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def sample(self, operation: ops.Operation, *, tenant: TenantId) -> AsyncGenerator[bytes]:
+        self.asked.append((operation, tenant))
+        self.begun.set()
+        try:
+            async for frame in self._frames(operation.generate):
+                yield frame.SerializeToString()
+        finally:
+            self.left.set()
+
+    async def _frames(self, generate: ops.Generate) -> AsyncIterator[ops.GenerateFrame]:
+        if self.refusal is not None:
+            raise self.refusal
+        prompts = [ops.Prompt(token_ids=one.token_ids or [7, 8, 9]) for one in generate.prompts]
+        yield ops.GenerateFrame(prompts=prompts)
+        keys = [(p, i) for p in range(len(prompts)) for i in range(generate.sampling.n)]
+        for at, text in enumerate(TEXTS):
+            if self.hold is not None and at:
+                await self.hold.wait()
+            if self.failure is not None and at:
+                yield ops.GenerateFrame(result=ops.OperationResult(error=to_wire(self.failure)))
+                return
+            yield ops.GenerateFrame(
+                deltas=[_delta(key, at, text, sampling=generate.sampling) for key in keys]
+            )
+        yield ops.GenerateFrame(result=ops.OperationResult())
+
+
+def _delta(
+    key: tuple[int, int], at: int, text: str, *, sampling: ops.SamplingParams
+) -> ops.SampleDelta:
+    delta = ops.SampleDelta(
+        prompt_index=key[0],
+        sample_index=key[1],
+        position=at,
+        token_ids=[100 + at],
+        logprobs=[-at / 8],
+        texts=[text] if sampling.texts else [],
+        cached_tokens=0 if at else 2,
+    )
+    if at == len(TEXTS) - 1:
+        stop = next((one for one in sampling.stop if one in "".join(TEXTS)), "")
+        delta.finish_reason = ops.FINISH_REASON_STOP if stop else ops.FINISH_REASON_LENGTH
+        delta.stop_reason = stop
+        delta.versions.extend([SPAN, ops.VersionSpan(version=5, start=3, end=5)])
+    return delta
+
+
+def deployment(name: str, **changes: Any) -> pb.Deployment:  # noqa: ANN401 - fields of a message
+    made = pb.Deployment(
+        deployment_id=name,
+        job_id="job-1",
+        tenant="acme",
+        state="ready",
+        spec=pb.DeploymentSpec(role="rollout", max_model_len=64),
+    )
+    made.MergeFrom(pb.Deployment(**changes))
+    return made
+
+
+async def status(tenant: TenantId) -> pb.ClusterStatus:
+    assert tenant == "acme"
+    jobs = [pb.Job(job_id="job-1", created_us=5_000_000)]
+    deployments = [
+        deployment(MODEL),
+        deployment("job-1/actor", spec=pb.DeploymentSpec(role="actor")),
+        deployment("job-2/rollout", tenant="rival"),
+        deployment("job-3/rollout", state="starting"),
+    ]
+    return pb.ClusterStatus(jobs=jobs, deployments=deployments)
+
+
+@asynccontextmanager
+async def served(samples: FakeSamples, *, calls: int = 8) -> AsyncIterator[str]:
+    slots = Slots(Limit(total=calls, what="calls", key="router.max_calls"))
+    backend = Backend(samples=samples, status=status, hold=slots.hold, clock=SystemClock())
+    config = RouterConfig(http_listen="127.0.0.1:0")
+    tenants = Tenants({"secret": "acme"})
+    async with serving(routes(backend), tenants=tenants, config=config) as address:
+        yield f"http://{address}/v1"
+        assert not slots.taken
+
+
+@asynccontextmanager
+async def client(samples: FakeSamples, *, calls: int = 8) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        served(samples, calls=calls) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def samples() -> FakeSamples:
+    return FakeSamples()
+
+
+async def test_models_are_the_tenants_rollout_deployments_that_are_ready(
+    samples: FakeSamples,
+) -> None:
+    async with client(samples) as api:
+        assert [model.id async for model in api.models.list()] == [MODEL]
+        found = await api.models.retrieve(MODEL)
+        assert (found.owned_by, found.created) == ("acme", 5)
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("job-2/rollout")
+
+
+async def test_a_chat_is_sampled_for_its_tenant_by_the_models_template(
+    samples: FakeSamples,
+) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    async with client(samples) as api:
+        told = await api.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            tools=tools,
+            temperature=0.5,
+            seed=-1,
+            extra_headers={"X-Session-Id": "s1"},
+        )
+    ((operation, tenant),) = samples.asked
+    assert (tenant, operation.job_id, operation.deployment_id) == ("acme", "job-1", MODEL)
+    assert operation.seq == 0
+    generate = operation.generate
+    assert json.loads(generate.prompts[0].chat) == {"messages": MESSAGES, "tools": tools}
+    assert (generate.session, generate.sampling.max_tokens) == ("s1", 0)
+    assert generate.sampling.temperature == 0.5
+    assert generate.sampling.seed == 2**64 - 1
+    (choice,) = told.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "".join(TEXTS))
+    assert (choice.finish_reason, choice.logprobs, told.model) == ("length", None, MODEL)
+    assert told.usage is not None
+    assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (3, 5)
+    assert told.usage.prompt_tokens_details is not None
+    assert told.usage.prompt_tokens_details.cached_tokens == 2
+
+
+async def test_a_chat_streams_what_the_whole_answer_says(samples: FakeSamples) -> None:
+    async with client(samples) as api:
+        stream = await api.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            n=2,
+            logprobs=True,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    *news, last = chunks
+    assert last.usage is not None
+    assert last.usage.total_tokens == 3 + 10
+    for index in (0, 1):
+        mine = [c.choices[0] for c in news if c.choices[0].index == index]
+        assert [one.delta.role for one in mine] == ["assistant", None, None, None, None]
+        assert [one.delta.content for one in mine] == TEXTS
+        assert [one.finish_reason for one in mine] == [None, None, None, None, "length"]
+        logprobs = [t for one in mine for t in (one.logprobs and one.logprobs.content) or []]
+        assert [t.token for t in logprobs] == TEXTS
+        assert [t.logprob for t in logprobs] == [-at / 8 for at in range(5)]
+
+
+async def test_token_ids_go_in_and_out_with_the_version_of_each(samples: FakeSamples) -> None:
+    async with client(samples) as api:
+        told = await api.completions.create(
+            model=MODEL,
+            prompt=[[3, 4], [5]],
+            n=2,
+            logprobs=1,
+            extra_body={"return_token_ids": True, "top_k": -1, "detokenize": False},
+        )
+    ((operation, _),) = samples.asked
+    assert [list(one.token_ids) for one in operation.generate.prompts] == [[3, 4], [5]]
+    assert not operation.generate.sampling.texts
+    assert operation.generate.sampling.max_tokens == 16
+    assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
+    for choice, prompt in zip(told.choices, [[3, 4], [3, 4], [5], [5]], strict=True):
+        more: Any = choice.model_extra
+        assert (more["prompt_token_ids"], more["token_ids"]) == (prompt, [*range(100, 105)])
+        assert more["weight_versions"] == [4, 4, 4, 5, 5]
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == [-at / 8 for at in range(5)]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_stop_string_ends_the_text_and_nothing_of_it_is_told(
+    samples: FakeSamples, is_streamed: bool
+) -> None:
+    async with client(samples) as api:
+        if is_streamed:
+            stream = await api.completions.create(
+                model=MODEL, prompt="a", stop=["world."], stream=True, logprobs=1
+            )
+            parts = [chunk.choices[0].text async for chunk in stream]
+            assert parts == ["Hel", "lo", " ", "", ""], "what may become a stop is held back"
+            return
+        told = await api.completions.create(model=MODEL, prompt="a", stop="world.", logprobs=1)
+    (choice,) = told.choices
+    assert (choice.text, choice.finish_reason) == ("Hello ", "stop")
+    assert choice.logprobs is not None
+    assert choice.logprobs.text_offset == [0, 3, 5, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x" * 300]}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"tools": {}}, "tools"),
+        ({"model": 3}, "model"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+    ],
+)
+async def test_what_is_not_done_is_refused_by_its_name(
+    samples: FakeSamples, asked: dict[str, Any], field: str
+) -> None:
+    body = {"model": MODEL, "messages": MESSAGES} | asked
+    async with client(samples) as api:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.post("/chat/completions", body=body, cast_to=dict)
+    assert (refused.value.code, refused.value.param) == ("bad_request", field)
+    assert not samples.asked
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], [[]], [1.5], [[1, "a"]], {"a": 1}, ["a", 3]])
+async def test_a_prompt_that_is_none_is_refused(samples: FakeSamples, prompt: object) -> None:
+    async with client(samples) as api:
+        if prompt in ("", [[]]):  # only the tokenizer knows what these are
+            samples.refusal = PlexError(ErrorCode.BAD_REQUEST, "prompt 0 is empty")
+        with pytest.raises(openai.BadRequestError):
+            await api.post("/completions", body={"model": MODEL, "prompt": prompt}, cast_to=dict)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (ErrorCode.NOT_FOUND, openai.NotFoundError),
+        (ErrorCode.QUEUE_FULL, openai.RateLimitError),
+        (ErrorCode.WORKER_DIED, openai.InternalServerError),
+    ],
+)
+async def test_a_refusal_is_an_error_of_openais_client(
+    samples: FakeSamples, code: ErrorCode, raised: type[openai.APIError], is_streamed: bool
+) -> None:
+    samples.refusal = PlexError(code, "why", limit=3)
+    async with client(samples) as api:
+        with pytest.raises(raised, match="why"):
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=is_streamed)
+
+
+async def test_a_failure_amid_a_stream_is_told_in_it(samples: FakeSamples) -> None:
+    samples.failure = PlexError(ErrorCode.WORKER_DIED, "all instances are lost")
+    async with client(samples) as api:
+        stream = await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="all instances are lost"):
+            async for _ in stream:
+                pass
+        with pytest.raises(openai.InternalServerError, match="all instances are lost"):
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_sample_ends_when_its_client_leaves(
+    samples: FakeSamples, is_streamed: bool
+) -> None:
+    samples.hold = asyncio.Event()
+    body = {"model": MODEL, "messages": MESSAGES, "stream": is_streamed}
+    async with served(samples) as url:
+        headers = {"Authorization": "Bearer secret"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+            with pytest.raises(TimeoutError):
+                async with (
+                    asyncio.timeout(0.5),
+                    http.post(f"{url}/chat/completions", json=body) as reply,
+                ):
+                    await reply.read()
+            async with asyncio.timeout(5):
+                await samples.left.wait()
+
+
+async def test_a_tenant_has_as_many_requests_as_calls(samples: FakeSamples) -> None:
+    samples.hold = asyncio.Event()
+    async with client(samples, calls=2) as api, asyncio.TaskGroup() as group:
+        first = group.create_task(api.chat.completions.create(model=MODEL, messages=MESSAGES))
+        await samples.begun.wait()
+        with pytest.raises(openai.RateLimitError, match=r"router\.max_calls"):
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+        samples.hold.set()
+        assert (await first).choices
+
+
+async def test_without_a_key_nothing_is_read(samples: FakeSamples) -> None:
+    async with served(samples) as url:
+        for key in ("", "wrong"):
+            async with openai.AsyncOpenAI(base_url=url, api_key=key or "x", max_retries=0) as api:
+                with pytest.raises(openai.AuthenticationError):
+                    await api.models.list()
+                with pytest.raises(openai.AuthenticationError):
+                    await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+    assert not samples.asked
