@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plexclient.specs import AdamW, Elastic, Parallel
     from plexclient.tokenizer import Tokenizer
     from plexclient.training import Actor, Critic, Reference
+    from plexclient.turns import TurnSession
 
 __all__ = [
     "Actor",
@@ -56,6 +57,7 @@ __all__ = [
     "Scores",
     "Stage",
     "Tokenizer",
+    "TurnSession",
     "ValueResult",
     "connect",
     "grpo_advantages",
@@ -78,6 +80,7 @@ _MODULES = {
     "specs": ("AdamW", "Elastic", "Parallel"),
     "tokenizer": ("Tokenizer",),
     "training": ("Actor", "Critic", "Reference"),
+    "turns": ("TurnSession",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

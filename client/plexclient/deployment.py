@@ -36,7 +36,7 @@ class Deployment:
         self.info = info
         self.name = info.name
         self.deployment_id = info.deployment_id
-        self.session = session
+        self.job_session = session
         self.lane = Lane(session, deployment_id=info.deployment_id)
         self._cache_dir = cache_dir
         self._tokenizer: Tokenizer | None = None
@@ -47,7 +47,7 @@ class Deployment:
     @property
     def background(self) -> Background:
         """The loop this deployment's calls run on."""
-        return self.session.background
+        return self.job_session.background
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,7 +60,7 @@ class Deployment:
             self.background.check_may_block()
             path = self.background.start(
                 lambda: fetch_model_file(
-                    self.session,
+                    self.job_session,
                     deployment_id=self.deployment_id,
                     name=TOKENIZER_FILE,
                     directory=self._cache_dir,
@@ -83,11 +83,15 @@ class Deployment:
     @call
     def explain(self, operation_id: bytes) -> Future[str]:
         """Return why an operation waits or what became of it, from the scheduler's own record."""
-        request = service_pb2.ExplainRequest(operation_id=operation_id, job_id=self.session.job_id)
+        request = service_pb2.ExplainRequest(
+            operation_id=operation_id, job_id=self.job_session.job_id
+        )
 
         async def ask() -> str:
-            timeout_s = self.session.options.rpc_timeout_s
-            reply = await self.session.link.unary("ExplainOperation", request, timeout_s=timeout_s)
+            timeout_s = self.job_session.options.rpc_timeout_s
+            reply = await self.job_session.link.unary(
+                "ExplainOperation", request, timeout_s=timeout_s
+            )
             return str(reply.text)
 
         return self.background.start(ask)
@@ -100,7 +104,7 @@ class Deployment:
         arrays: Arrays | None = None,
     ) -> Future[R]:
         """Enter the operation into the order; return what `read` will make of its answer."""
-        with self.session.order:
+        with self.job_session.order:
             ticket = self.lane.enter(body, arrays=arrays)
             return self.background.start(
                 partial(self._finish, ticket, read),
@@ -121,16 +125,16 @@ class Deployment:
     async def _shard(self, result: Result, *, index: int) -> Shard:
         request = service_pb2.FetchResultRequest(
             operation_id=result.operation_id,
-            job_id=self.session.job_id,
+            job_id=self.job_session.job_id,
             deployment_id=self.deployment_id,
             shard=index,
         )
         arrays = await arrays_of(
-            self.session.link,
+            self.job_session.link,
             request,
             payload=result.shards[index].payload,
-            retry=self.session.retry(f"shard {index} of {result.operation_id.hex()[:8]}"),
-            options=self.session.options,
+            retry=self.job_session.retry(f"shard {index} of {result.operation_id.hex()[:8]}"),
+            options=self.job_session.options,
         )
         return Shard(sequences=tuple(result.shards[index].sequences), arrays=arrays)
 

@@ -19,6 +19,7 @@ from plexclient.sampling import GenerateOptions, SamplingOptions
 from plexclient.scoring import score_sample
 from plexclient.session import Session
 from plexclient.syncing import Synced
+from plexclient.turns import TurnSession
 from plexclient.wire.v1 import operations_pb2, service_pb2
 
 Prompts = Iterable[str | Sequence[int]]
@@ -55,8 +56,12 @@ class Rollout(Synced):
                 prompts=[operations_pb2.Prompt(token_ids=ids) for ids in tokens], sampling=params
             )
         )
-        with self.session.order:
+        with self.job_session.order:
             return Generation(self.lane, self.lane.enter(body), record=record)
+
+    def session(self) -> TurnSession:
+        """Return a new session of several turns."""
+        return TurnSession(self)
 
     def _encode(self, prompt: str) -> list[int]:
         return self.tokenizer.encode(prompt)
@@ -125,7 +130,7 @@ class GenerateCall:
                 ErrorCode.BAD_REQUEST,
                 f"{len(expected)} references for {len(given)} prompts; give one for each",
             )
-        session, n = self._rollout.session, options.get("n", 1)
+        session, n = self._rollout.job_session, options.get("n", 1)
         batch = open_batch(session, program, settings or {}, size=n * len(given))
         batch.announce()
         generation = self._rollout.begin(given, text=True, options=options)

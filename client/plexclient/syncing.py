@@ -27,7 +27,7 @@ class Synced(Deployment):
             PlexError: `bad_request` when `source` belongs to another job or is this deployment.
         """
         self._check_source(source)
-        with self.session.order:
+        with self.job_session.order:
             publish = source.lane.enter(operations_pb2.Operation(publish=operations_pb2.Publish()))
             pull = self.lane.enter(
                 operations_pb2.Operation(
@@ -66,7 +66,7 @@ class Synced(Deployment):
         return start(both, future=Cancellable(cancel))
 
     def _check_source(self, source: Deployment) -> None:
-        if source is self or source.session is not self.session:
+        if source is self or source.job_session is not self.job_session:
             raise PlexError(
                 ErrorCode.BAD_REQUEST,
                 f"{self.name}.sync({source.name}): the source must be another deployment of the "

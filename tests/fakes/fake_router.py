@@ -82,6 +82,7 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
 
     def __init__(self) -> None:
         self.address = ""
+        self.sampled: list[operations_pb2.Operation] = []
         self.scored: list[reward_pb2.ScoreRequest] = []
         self.programs: list[reward_pb2.AddProgramRequest] = []
         self.program_version = ""
@@ -444,6 +445,20 @@ class FakeRouter(service_pb2_grpc.RouterServicer):
             await self._changed.wait_for(lambda: request.operation_id in self._frames)
         first = 0 if fault is not None and fault.replay else request.after_cursor
         async for frame in self._cut(self._frames[request.operation_id][first:], fault, context):
+            yield frame
+
+    async def Sample(  # noqa: N802
+        self, request: operations_pb2.Operation, context: Context
+    ) -> AsyncIterator[operations_pb2.GenerateFrame]:
+        fault = await self._meet("Sample", context)
+        self.sampled.append(request)
+        if self.hold is not None:
+            await asyncio.to_thread(self.hold.wait, 30)
+        version = self.lanes[request.deployment_id].version
+        self._generate(request, version)
+        first = operations_pb2.GenerateFrame(prompts=request.generate.prompts)
+        frames = [first, *self._frames.pop(request.operation_id)]
+        async for frame in self._cut(frames, fault, context):
             yield frame
 
     async def Score(  # noqa: N802

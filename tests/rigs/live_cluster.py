@@ -75,6 +75,8 @@ class LiveCluster:
     pid: int
     scheduler: str
     """Where a router apart reaches it."""
+    http: str = ""
+    """Where clients that speak HTTP reach it."""
 
     @property
     def keys(self) -> ClusterKeys:
@@ -176,6 +178,7 @@ def _wait_until_up(
         state_dir=state_dir,
         pid=process.pid,
         scheduler=facts["scheduler"],
+        http=facts["http"],
     )
 
 

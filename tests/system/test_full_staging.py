@@ -69,7 +69,7 @@ def test_a_tenant_that_fills_staging_memory_holds_up_no_neighbour(tmp_path: Path
             actors.append(job.deploy("actor", model=str(model), backend="megatron"))
         neighbour, greedy = actors
         channel = stack.enter_context(grpc.insecure_channel(live.address))
-        raw = RawClient(channel, "g" * 32, greedy.session.job_id, greedy.deployment_id)
+        raw = RawClient(channel, "g" * 32, greedy.job_session.job_id, greedy.deployment_id)
         refused = fill(raw, batch, times=most // 204_000 + 1)
         assert (refused.code, refused.retryable) == (ErrorCode.STAGING_FULL, True)
         assert "tenant 'ops'" in refused.message

@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import grpc
 import pytest
 from google.protobuf.message import Message
@@ -24,6 +25,7 @@ from plexclient.wire.v1 import (
     statemanager_pb2_grpc,
 )
 from plexsvc.errors import ErrorCode
+from plexsvc.router.http import openai, sandbox_fusion
 from plexsvc.rpc.channels import open_blocking_channel, open_channel
 from tests.rigs.keys import FOREIGN, KEYS
 from tests.rigs.live_cluster import (
@@ -40,7 +42,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 TOKENS = """
-tokens = { mine = "default", was-mine = "default" }
+tokens = { mine = "default", was-mine = "default", rival = "rival" }
+router.http_listen = "127.0.0.1:0"
 router.token_ends = { was-mine = 2020-01-01T00:00:00Z }
 """
 
@@ -132,6 +135,53 @@ async def test_no_rpc_of_any_port_takes_a_caller_without_a_right(ports: Ports) -
     assert ports.state() == before
 
 
+HTTP = [*openai.routes(cast("Any", None)), *sandbox_fusion.routes(cast("Any", None))]
+
+
+async def test_no_path_of_http_takes_a_caller_without_a_right(ports: Ports) -> None:
+    before = ports.state()
+    strangers = {
+        "nothing": None,
+        "a wrong token": "Bearer nobody",
+        "a token that ended": "Bearer was-mine",
+        "no bearer": "mine",
+        "a member's secret": f"Bearer {ports.live.keys.secret}",
+    }
+    async with aiohttp.ClientSession(f"http://{ports.live.http}") as http:
+        for route in HTTP:
+            path = route.path.replace("{model:.+}", "job/rollout")
+            for who, given in strangers.items():
+                headers = {} if given is None else {"Authorization": given}
+                async with http.request(route.method, path, headers=headers, json={}) as reply:
+                    assert reply.status == 401, (who, path)
+    assert len(HTTP) >= 6
+    assert ports.state() == before
+
+
+async def test_a_tenants_models_are_not_anothers_over_http(ports: Ports) -> None:
+    async with aiohttp.ClientSession(f"http://{ports.live.http}") as http:
+
+        async def ask(token: str, method: str, path: str, **body: object) -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with http.request(method, path, headers=headers, json=body) as reply:
+                return reply.status, await reply.json()
+
+        status, models = await ask("mine", "GET", "/v1/models")
+        (model,) = [one["id"] for one in models["data"]]
+        assert status == 200
+        assert await ask("rival", "GET", "/v1/models") == (200, {"object": "list", "data": []})
+        asked = {"model": model, "prompt": [3, 4], "max_tokens": 2}
+        assert (await ask("mine", "POST", "/v1/completions", **asked))[0] == 200
+        chat = asked | {"messages": [{"role": "user", "content": "hi"}]}
+        for method, path in (
+            ("GET", f"/v1/models/{model}"),
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/chat/completions"),
+        ):
+            status, told = await ask("rival", method, path, **chat)
+            assert (status, told["error"]["code"]) == (404, "not_found"), path
+
+
 async def test_over_tls_another_clusters_certificate_gets_no_connection(ports: Ports) -> None:
     service = SERVICES["Scheduler"]
     stolen = replace(FOREIGN, secret=ports.live.keys.secret)
@@ -203,4 +253,5 @@ def test_only_the_router_and_the_port_for_routers_apart_are_on_the_network(ports
         for line in listing.splitlines()
         if family & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
     ]
-    assert sorted(ours) == sorted([ports.live.address, ports.live.scheduler]), listing
+    live = ports.live
+    assert sorted(ours) == sorted([live.address, live.scheduler, live.http]), listing

@@ -155,7 +155,7 @@ def test_a_fault_at_any_call_leaves_no_gap_and_applies_nothing_twice(
     ):
         actor = job.deploy("actor", model="/model", backend="noop")
         actor.noop()
-        session = actor.session
+        session = actor.job_session
         has_failed = arm(monkeypatch, session, call, ERRORS[error], is_after=is_after)
         is_large = call == "stage"
         batch = plex.Batch.from_sequences([[1] * 20_000] if is_large else [[1, 2, 3]])

@@ -1,0 +1,149 @@
+"""OpenAI's own client and sessions of turns against a live cluster with real engines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import plexclient as plex
+from tests.rigs.live_cluster import ROLLOUT, TRAIN, LiveCluster, start_cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
+
+OPEN = """
+tokens = { mine = "default", theirs = "rival" }
+router.http_listen = "127.0.0.1:0"
+"""
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A job whose rollout deployment has two engines, and where OpenAI's clients reach it."""
+
+    live: LiveCluster
+    rollout: plex.Rollout
+    actor: plex.Actor
+
+    def client(self, key: str = "mine") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://{self.live.http}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
+    nodes = {"only": [TRAIN, ROLLOUT, ROLLOUT]}
+    with (
+        start_cluster(tmp_path_factory.mktemp("endpoint"), nodes=nodes, extra=OPEN) as live,
+        live.connect() as connection,
+        connection.job("agents") as job,
+    ):
+        actor = job.deploy(
+            "actor", model=str(tiny_model), backend="megatron", optimizer=plex.AdamW(lr=1e-2)
+        )
+        rollout = job.deploy("rollout", model=actor, backend="vllm", max_model_len=256, instances=2)
+        yield Served(live, rollout, actor)
+
+
+def test_weights_that_were_not_synced_are_not_sampled_and_then_their_version_is_told(
+    served: Served,
+) -> None:
+    model = served.rollout.deployment_id
+    with served.client() as api:
+        assert [one.id for one in api.models.list()] == [model]
+        with pytest.raises(openai.NotFoundError, match="sync"):
+            api.chat.completions.create(model=model, messages=MESSAGES)
+        served.rollout.sync(served.actor)
+        told = api.completions.create(
+            model=model, prompt=[3, 4, 5], max_tokens=8, extra_body={"return_token_ids": True}
+        )
+    more: Any = told.choices[0].model_extra
+    (sample,) = served.rollout.generate([[3, 4, 5]], max_tokens=2)
+    assert more["prompt_token_ids"] == [3, 4, 5]
+    assert set(more["weight_versions"]) == set(sample.versions)
+    assert len(more["weight_versions"]) == len(more["token_ids"])
+
+
+def test_a_chat_is_the_models_template_whole_and_streamed(served: Served) -> None:
+    served.rollout.sync(served.actor)
+    asked: Any = {
+        "model": served.rollout.deployment_id,
+        "messages": MESSAGES,
+        "max_completion_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+    }
+    with served.client() as api:
+        whole = api.chat.completions.create(**asked)
+        chunks = list(
+            api.chat.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    (choice,) = whole.choices
+    more: Any = choice.model_extra
+    template = served.rollout.tokenizer.encode("user: hi. assistant: ")
+    assert more["prompt_token_ids"] == template
+    assert choice.message.content == served.rollout.tokenizer.decode(more["token_ids"])
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.content or ()) == 12
+    parts = [one.choices[0].delta.content or "" for one in chunks if one.choices]
+    assert "".join(parts) == choice.message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == len(template)
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_a_sessions_requests_find_their_prefix_and_other_tenants_find_nothing(
+    served: Served,
+) -> None:
+    served.rollout.sync(served.actor)
+    model = served.rollout.deployment_id
+    prompt = [(7 * i) % 48 + 2 for i in range(96)]
+
+    def cached(session: str, tokens: list[int]) -> int:
+        with served.client() as api:
+            told = api.completions.create(
+                model=model, prompt=tokens, max_tokens=1, extra_headers={"X-Session-Id": session}
+            )
+        assert told.usage is not None
+        assert told.usage.prompt_tokens_details is not None
+        return told.usage.prompt_tokens_details.cached_tokens or 0
+
+    sessions = [[session, *prompt] for session in range(2, 8)]
+    first = [cached(f"s{tokens[0]}", tokens) for tokens in sessions]
+    again = [cached(f"s{tokens[0]}", [*tokens, 5, 6, 7]) for tokens in sessions]
+    assert (first, again) == ([0] * 6, [96] * 6)
+    with served.client("theirs") as api:
+        assert not list(api.models.list())
+        with pytest.raises(openai.NotFoundError):
+            api.completions.create(model=model, prompt=prompt)
+
+
+def test_sessions_of_turns_run_beside_each_other_and_beside_a_batch(served: Served) -> None:
+    served.rollout.sync(served.actor)
+
+    def play(number: int) -> list[plex.Sample]:
+        session = served.rollout.session()
+        for turn in range(4):
+            session.generate(f"tool {number} says {turn}. ", max_tokens=4, ignore_eos=True)
+        return session.turns
+
+    batch = served.rollout.generate.submit([[3, 4]] * 8, n=4, max_tokens=60, ignore_eos=True)
+    with ThreadPoolExecutor(12) as players:
+        played = list(players.map(play, range(12)))
+    assert len(batch.result()) == 32
+    for turns in played:
+        for before, after in itertools.pairwise(turns):
+            context = [*before.prompt_tokens, *before.tokens]
+            assert after.prompt_tokens[: len(context)] == context
+            assert len(after.tokens) == 4
+    made = plex.Batch.from_samples([t for turns in played for t in turns], advantages=[1.0] * 48)
+    served.actor.forward_backward(made, loss="ppo")

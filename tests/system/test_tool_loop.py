@@ -1,0 +1,35 @@
+"""The example of a tool loop: sessions of several turns, and a model that learns from the tool."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.system.test_first_loop import ROOT, plexctl
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOOP = ROOT / "examples" / "tool_loop.py"
+
+
+def test_the_tool_loop_learns_to_find_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLEX_STATE_DIR", str(tmp_path / "state"))
+    model = tmp_path / "state" / "models" / "tiny"
+    plexctl("up", "--detach")
+    try:
+        plexctl("model", "new", "tiny-qwen3", str(model))
+        told = plexctl("submit", "--attach", str(LOOP), str(model))
+    finally:
+        plexctl("down")
+    shares = [int(share) for share in re.findall(r"step +\d+: found (\d+)%", told)]
+    assert len(shares) == 30
+    assert sum(shares[:3]) / 3 < 30, "random weights write few numbers"
+    assert sum(shares[-3:]) / 3 > 45
+
+
+def test_the_tool_loop_fits_on_a_page() -> None:
+    assert len(LOOP.read_text().splitlines()) <= 60
