@@ -112,7 +112,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise PlexError(
             ErrorCode.PAYLOAD_TOO_LARGE, f"a body has {MAX_MESSAGE_BYTES} bytes at most"
         ) from None
-    except (ValueError, web.RequestPayloadError) as error:
+    except (ValueError, RecursionError, web.RequestPayloadError) as error:
         raise PlexError(ErrorCode.BAD_REQUEST, f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise PlexError(ErrorCode.BAD_REQUEST, "the body must be a JSON object")

@@ -77,6 +77,7 @@ async def test_nobody_else_gets_in_whatever_he_asks_for(headers: dict[str, str])
         ("/echo", b"{", 400, "bad_request"),
         ("/echo", b"[]", 400, "bad_request"),
         ("/echo", b"\xff", 400, "bad_request"),
+        ("/echo", b'{"a":' + b"[" * 200_000, 400, "bad_request"),
         ("/echo", bytes(MAX_MESSAGE_BYTES + 1), 413, "payload_too_large"),
         ("/nowhere", b"{}", 404, "not_found"),
         ("/full", b"{}", 429, "queue_full"),
