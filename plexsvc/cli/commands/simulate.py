@@ -76,10 +76,15 @@ def simulate(
 def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, json: bool) -> None:
     """Play rollouts of a preset or a file, or write them to a file."""
     from plexsvc.sim.output import make_directory
-    from plexsvc.sim.rollout.presets import rollout_preset
+    from plexsvc.sim.rollout.presets import PLANNED, rollout_preset
     from plexsvc.sim.rollout.report import PICTURE, compare_rollouts, draw
     from plexsvc.sim.rollout.workload import read_workload, write_workload
 
+    if name in PLANNED:
+        if out or export:
+            raise typer.BadParameter(f"{name} has neither --out nor --export")
+        _plan(name, seed=seed, json=json)
+        return
     workload = read_workload(Path(name)) if name.endswith(".json") else rollout_preset(name)
     if export is not None:
         make_directory(export)
@@ -104,6 +109,19 @@ def _roll_out(name: str, *, seed: int, out: Path | None, export: Path | None, js
         typer.echo(
             f"{one.policy:22} {one.tokens_per_s:.0f} tokens/s, {one.tokens_per_dollar:.0f} tokens/$"
         )
+
+
+def _plan(name: str, *, seed: int, json: bool) -> None:
+    """Play generates that are planned by expected lengths, under each policy."""
+    from plexsvc.sim.rollout.planned import as_json, compare_plans
+    from plexsvc.sim.rollout.presets import PLANNED
+
+    plans = compare_plans(PLANNED[name](), seed=seed)
+    if json:
+        typer.echo(jsonlib.dumps(as_json(plans, preset=name, seed=seed)))
+        return
+    for one in plans.values():
+        typer.echo(f"{one.policy:10} {one.speedup:.2f} times as fast at {one.cost:.0%} of the cost")
 
 
 def _tell_step(policy: str, step: StepRecord) -> None:

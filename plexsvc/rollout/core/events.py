@@ -97,6 +97,8 @@ class SamplesSubmitted:
     """Whether it goes beside the order of operations, one turn of a trajectory at a time."""
     session: str = ""
     """Turns of one session go where its prefix is cached."""
+    expected: tuple[int, ...] = ()
+    """Lengths that answers to each prompt are expected to have; prompts are dealt by them."""
 
 
 @dataclass(slots=True)  # made for every delta of every sample; a frozen one takes thrice the time

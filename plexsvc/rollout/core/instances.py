@@ -95,6 +95,8 @@ class Instance:
     lost_because: str = ""
     load: int = 0
     """Incomplete samples that it has."""
+    peak: int = 0
+    """The most it had since it had none."""
     pending: dict[tuple[OperationId, SampleKey], int] = field(default_factory=dict)
     """Those of them that it has sent no token of, oldest first; with the tick of their start."""
     turns: int = 0

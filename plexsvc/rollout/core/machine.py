@@ -20,7 +20,7 @@ without a token fails its operation. Every operation is answered once.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -32,6 +32,7 @@ from plexsvc.rollout.core.dealing import deal, deal_turns
 from plexsvc.rollout.core.events import Event, InstanceId, SampleKey
 from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Trigger
 from plexsvc.rollout.core.orders import Order
+from plexsvc.rollout.core.planning import rank
 
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
@@ -79,9 +80,12 @@ class Generate:
 class RolloutCore:
     """State of one deployment's instances and unanswered generates."""
 
-    def __init__(self, deployment_id: str, *, max_losses: int, max_pending: int) -> None:
+    def __init__(
+        self, deployment_id: str, *, max_losses: int, max_pending: int, cut: float | None = None
+    ) -> None:
+        """Let an instance go when this share of its samples has ended (`cut`), None: never."""
         self.deployment_id, self.max_losses = deployment_id, max_losses
-        self.max_pending = max_pending
+        self.max_pending, self.cut = max_pending, cut
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -326,7 +330,30 @@ class RolloutCore:
         self.generates[event.operation_id] = Generate(
             samples, len(samples), is_turn=event.is_turn, session=event.session
         )
+        if event.expected and not event.is_turn:
+            return self._rank(event.operation_id, list(samples), event.expected)
         return self._spread(event.operation_id, list(samples))
+
+    def _rank(
+        self, operation_id: OperationId, keys: list[SampleKey], expected: Sequence[int]
+    ) -> list[Order]:
+        """Give prompts of like length to one instance; what finds no room there waits."""
+        samples_of: dict[int, list[SampleKey]] = {}
+        for key in keys:
+            samples_of.setdefault(key[0], []).append(key)
+        prompts, serving = list(samples_of), self._serving()
+        if not serving:
+            return self._spread(operation_id, keys)
+        work = [expected[prompt] * len(samples_of[prompt]) for prompt in prompts]
+        parts = rank([expected[prompt] for prompt in prompts], len(serving), work=work)
+        started: list[Order] = []
+        for (instance_id, instance), part in zip(serving, parts, strict=True):
+            hand = [key for number in part for key in samples_of[prompts[number]]]
+            room = self._room(instance)
+            self.generates[operation_id].waiting += hand[room:]
+            if hand[:room]:
+                started.append(self._start(operation_id, instance_id, hand[:room]))
+        return started + self._spread_waiting()
 
     def _spread(
         self,
@@ -337,7 +364,7 @@ class RolloutCore:
         """Give samples to serving instances with room; what finds none waits."""
         generate = self.generates[operation_id]
         serving = self._serving(among)
-        loads = [instance.load for _, instance in serving]
+        loads = self._loads([instance for _, instance in serving])
         rooms = [self._room(instance, generate) for _, instance in serving]
         slowness = [instance.slowness for _, instance in serving]
         if generate.is_turn:
@@ -353,6 +380,13 @@ class RolloutCore:
             if hand
         ]
 
+    def _loads(self, instances: Sequence[Instance]) -> list[int]:
+        """Return how full instances are: by samples, or where those are cut by slots taken."""
+        if self.cut is None:
+            return [instance.load for instance in instances]
+        most = max((instance.peak for instance in instances), default=0)
+        return [most - (instance.peak - instance.load) for instance in instances]
+
     def _start(
         self, operation_id: OperationId, instance_id: InstanceId, keys: list[SampleKey]
     ) -> orders.StartSamples:
@@ -360,6 +394,7 @@ class RolloutCore:
         self._calls += 1
         instance.load += len(keys)
         instance.turns += len(keys) * generate.is_turn
+        instance.peak = max(instance.peak, instance.load)
         if generate.session:
             self.sessions[generate.session] = instance_id
             self.sessions.move_to_end(generate.session)
@@ -434,7 +469,27 @@ class RolloutCore:
             ordered.append(self._answer(operation_id))
         if moved:
             ordered += self._spread(operation_id, moved)
-        return ordered + self._spread_waiting((event.instance_id,))
+        ordered += self._spread_waiting((event.instance_id,))
+        return ordered + self._cut(event.instance_id)
+
+    def _cut(self, instance_id: InstanceId) -> list[Order]:
+        """Let an instance go whose samples have ended but for few, if others have slots for those.
+
+        A slot is free where a sample of the others has ended.
+        """
+        instance = self.instances.get(instance_id)
+        if self.cut is None or instance is None or not instance.is_serving:
+            return []
+        others = [
+            one
+            for i, one in self.instances.items()
+            if i != instance_id and one.is_serving and one.load
+        ]
+        has_ended = instance.peak - instance.load >= self.cut * instance.peak
+        slots = sum(one.peak - one.load for one in others)
+        if not others or not has_ended or slots < instance.load:
+            return []
+        return self._drain(instance_id)
 
     def _grow(self, event: events.TokensArrived, arrival: events.Arrival, sample: Sample) -> None:
         """Count the new tokens of a sample, and for the instance that sent them."""
@@ -514,6 +569,7 @@ class RolloutCore:
         instance.context_tokens -= sample.prompt_tokens + sample.num_tokens
         instance.pending.pop((operation_id, key), None)
         if not instance.load:
+            instance.peak = 0
             self._emptied.append(instance_id)
 
     def _answer(

@@ -100,6 +100,47 @@ def test_samples_of_a_lost_instance_continue_elsewhere_and_it_is_sought(core: Ro
     ]
 
 
+def test_prompts_of_like_expected_length_go_to_one_instance() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
+    core.handle(joined(MODEL, MODEL))
+    expected = (10, 90, 20, 60)
+    samples = {(prompt, sample): 0 for prompt in range(4) for sample in range(2)}
+    event = events.SamplesSubmitted(operation_id=OP, samples=samples, expected=expected)
+    starts = [order for order in core.handle(event) if isinstance(order, orders.StartSamples)]
+    assert [{key[0] for key in order.samples} for order in starts] == [{1}, {0, 2, 3}]
+    check(core)
+
+
+def test_an_instance_is_let_go_when_others_have_slots_for_its_last_samples() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64, cut=0.5)
+    for number in (1, 2):
+        core.handle(spot(number))
+    samples = {(prompt, 0): 0 for prompt in range(4)}
+    starts = core.handle(events.SamplesSubmitted(operation_id=OP, samples=samples))
+    ended_on: dict[InstanceId, list[SampleKey]] = {
+        order.instance_id: order.samples
+        for order in starts
+        if isinstance(order, orders.StartSamples)
+    }
+    last = [Arrival(keys[0], 0, LENGTH, is_last=True) for keys in ended_on.values()]
+    assert not stops(core.handle(arrived(ONE, last[0]))), "the other has no slot yet"
+    (stop,) = stops(core.handle(arrived(TWO, last[1])))
+    assert (stop.instance_id, stop.samples) == (TWO, [ended_on[TWO][1]])
+    moved = core.handle(
+        arrived(TWO, Arrival(ended_on[TWO][1], 0, 2, is_last=False, is_aborted=True))
+    )
+    assert [type(order) for order in moved] == [
+        orders.RecordTokens,
+        orders.StartSamples,
+        orders.ReleaseInstance,
+    ]
+    check(core)
+
+
+def stops(ordered: list[orders.Order]) -> list[orders.StopSamples]:
+    return [order for order in ordered if isinstance(order, orders.StopSamples)]
+
+
 def test_samples_wait_until_an_instance_has_the_wanted_version(core: RolloutCore) -> None:
     updates = core.handle(events.VersionWanted(version=v(4)))
     assert updates == [orders.UpdateInstance(instance_id=one, version=v(4)) for one in (ONE, TWO)]

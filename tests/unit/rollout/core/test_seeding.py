@@ -30,7 +30,7 @@ def step_of(seeding: Seeding, *, instances: int) -> StepTimes:
 @pytest.mark.parametrize("first_us", [0, 300_000])
 def test_the_window_settles_where_nobody_waits(instances: int, first_us: int) -> None:
     seeding = Seeding(engines=ENGINES, first_window_us=first_us)
-    for _ in range(6):
+    for _ in range(16):
         seeding.end_step(step_of(seeding, instances=instances))
     times = step_of(seeding, instances=instances)
     assert abs(times.train_wait_us - times.remote_wait_us) <= TRAIN_US // 50
@@ -38,7 +38,7 @@ def test_the_window_settles_where_nobody_waits(instances: int, first_us: int) ->
 
 def test_a_number_of_instances_seen_before_has_its_window_back() -> None:
     seeding = Seeding(engines=ENGINES, first_window_us=0)
-    for _ in range(6):
+    for _ in range(16):
         seeding.end_step(step_of(seeding, instances=2))
     before_us = seeding.window_us
     for _ in range(3):

@@ -1,0 +1,42 @@
+"""Expected lengths of answers, by prompt, from the epochs before (RLHFless, section 4.3)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+NEWEST: Final = 1.0
+"""What the latest epoch counts for; 1: it alone. Larger windows gained little in the paper."""
+
+MAX_PROMPTS: Final = 1_000_000
+"""Prompts that are remembered; the one not seen for longest goes first."""
+
+
+class LengthHistory:
+    """Moving average of the lengths of each prompt's samples.
+
+    >>> history = LengthHistory(newest=0.5)
+    >>> history.expect(b"p", reference=90)
+    90
+    >>> history.observe(b"p", [100, 200]); history.observe(b"p", [250])
+    >>> history.expect(b"p", reference=90)
+    200
+    """
+
+    def __init__(self, *, newest: float = NEWEST, max_prompts: int = MAX_PROMPTS) -> None:
+        assert 0 < newest <= 1, newest
+        self._newest, self._max_prompts = newest, max_prompts
+        self._means: OrderedDict[bytes, float] = OrderedDict()
+
+    def observe(self, prompt: bytes, lengths: Sequence[int]) -> None:
+        """Take in the lengths of a prompt's samples; `prompt` is any name of it."""
+        mean = sum(lengths) / len(lengths)
+        before = self._means.pop(prompt, mean)
+        self._means[prompt] = self._newest * mean + (1 - self._newest) * before
+        if len(self._means) > self._max_prompts:
+            self._means.popitem(last=False)
+
+    def expect(self, prompt: bytes, *, reference: int) -> int:
+        """Return a prompt's expected length; before its first epoch that of its reference."""
+        return round(self._means.get(prompt, reference))

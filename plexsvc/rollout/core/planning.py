@@ -1,0 +1,125 @@
+"""Plans by expected lengths: who gets which prompts, how many instances, what is prefilled once.
+
+The rules of RLHFless: prompts of like length together and equal work for each instance (section
+4.3), the number of instances by a weighted score of time and cost (4.4), the shared prefix that
+fills a prefill (4.2), and the condition under which sending weights and caches is hidden (4.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SPEED: Final = 0.7
+"""What time counts for against cost (alpha)."""
+
+StepTime = Callable[[int, float], float]
+"""Time of a decoding step of so many samples with so many tokens of context, all together."""
+
+
+def rank(
+    expected: Sequence[int], parts: int, *, work: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Return the prompts of each part: the longest first, and equal work for each.
+
+    `expected` are lengths by prompt, and its work if no other is given. Parts may be empty where
+    prompts are few. `O(n log n)`.
+
+    >>> rank([10, 90, 20, 60], 2)
+    [[1], [3, 2, 0]]
+    """
+    order = sorted(range(len(expected)), key=lambda prompt: (-expected[prompt], prompt))
+    work = work or expected
+    total, done = sum(work), 0.0
+    found: list[list[int]] = [[] for _ in range(parts)]
+    for prompt in order:
+        middle = done + work[prompt] / 2
+        part = int(middle * parts / total) if total else 0
+        found[min(part, parts - 1)].append(prompt)
+        done += work[prompt]
+    return found
+
+
+def time_of(lengths: Sequence[int], *, context: int, step: StepTime) -> float:
+    """Return how long an instance takes for samples of these lengths, without their prefill.
+
+    `context` is the length of their prompts. The batch shrinks as samples end.
+
+    >>> time_of([2, 5], context=10, step=lambda batch, context: 10.0 * batch)
+    70.0
+    """
+    took, made, left = 0.0, 0, sorted(lengths)
+    for number, length in enumerate(left):
+        batch = len(left) - number
+        steps = length - made
+        took += steps * step(batch, batch * (context + made + steps / 2))
+        made = length
+    return took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many instances, and which prompts each gets."""
+
+    parts: list[list[int]]
+    time: float
+    cost: float
+    """Time of all instances together, each until its last sample ends."""
+
+
+def choose_plan(
+    expected: Sequence[int],
+    *,
+    samples: int,
+    context: int,
+    step: StepTime,
+    counts: Sequence[int],
+    start: float = 0.0,
+    speed: float = SPEED,
+) -> Plan:
+    """Return the plan with the lowest score among so many instances each.
+
+    Time and cost are scaled to 0..1 over `counts`, then weighted by `speed` and the rest. `start`
+    is what each instance takes besides.
+    """
+    plans: dict[int, Plan] = {}
+    for count in counts:
+        parts = rank(expected, count)
+        times = [
+            start + time_of([expected[p] for p in part] * samples, context=context, step=step)
+            for part in parts
+        ]
+        plans[count] = Plan(parts=parts, time=max(times), cost=sum(times))
+    times_ = _scaled({count: plan.time for count, plan in plans.items()})
+    costs = _scaled({count: plan.cost for count, plan in plans.items()})
+    best = min(plans, key=lambda one: (speed * times_[one] + (1 - speed) * costs[one], one))
+    return plans[best]
+
+
+def _scaled(values: Mapping[int, float]) -> dict[int, float]:
+    low, high = min(values.values()), max(values.values())
+    return {key: (value - low) / (high - low or 1.0) for key, value in values.items()}
+
+
+def prefix_length(prompts: Sequence[Sequence[int]], *, capacity: int) -> int:
+    """Return the longest prefix whose unique ones fit together into `capacity` tokens; 0: none.
+
+    >>> prefix_length([[1, 2, 3], [1, 2, 4], [1, 2, 3]], capacity=5)
+    2
+    """
+    longest = 0
+    for length in range(1, max(map(len, prompts), default=0) + 1):
+        unique = {tuple(prompt[:length]) for prompt in prompts}
+        if sum(map(len, unique)) <= capacity:
+            longest = length
+    return longest
+
+
+def is_hidden(*, sync: float, prefill: float, send: float, time: float, time_near: float) -> bool:
+    """Whether an instance that is far from the learner ends no later than the one beside it.
+
+    Weights are sent to it (`sync`) while prompts are prefilled; then their cache is sent, and it
+    generates for `time`. The one beside the learner begins after `prefill` and takes `time_near`.
+    """
+    return max(sync, prefill) + send + time <= prefill + time_near
