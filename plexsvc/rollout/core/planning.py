@@ -59,7 +59,7 @@ def time_of(lengths: Sequence[int], *, context: int, step: StepTime) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LengthPlan:
     """How many instances, and which prompts each gets."""
 
     parts: list[list[int]]
@@ -77,20 +77,20 @@ def choose_plan(
     counts: Sequence[int],
     start: float = 0.0,
     speed: float = SPEED,
-) -> Plan:
+) -> LengthPlan:
     """Return the plan with the lowest score among so many instances each.
 
     Time and cost are scaled to 0..1 over `counts`, then weighted by `speed` and the rest. `start`
     is what each instance takes besides.
     """
-    plans: dict[int, Plan] = {}
+    plans: dict[int, LengthPlan] = {}
     for count in counts:
         parts = rank(expected, count)
         times = [
             start + time_of([expected[p] for p in part] * samples, context=context, step=step)
             for part in parts
         ]
-        plans[count] = Plan(parts=parts, time=max(times), cost=sum(times))
+        plans[count] = LengthPlan(parts=parts, time=max(times), cost=sum(times))
     times_ = _scaled({count: plan.time for count, plan in plans.items()})
     costs = _scaled({count: plan.cost for count, plan in plans.items()})
     best = min(plans, key=lambda one: (speed * times_[one] + (1 - speed) * costs[one], one))
