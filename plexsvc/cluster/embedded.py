@@ -136,7 +136,8 @@ class ClusterConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """The rollout manager's limits."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """The reward service's limits; `listen`, `keys_file` and `programs_dir` are not used here."""
+    """The reward service's limits. `listen` is where routers of other hosts reach it, with a port;
+    empty: a Unix socket. `on_nodes`, `keys_file`, `planner` and the directories are not used."""
 
     def __post_init__(self) -> None:
         names = [node.node_id for node in self.nodes]
@@ -146,6 +147,25 @@ class ClusterConfig:
                 ErrorCode.BAD_REQUEST, f"two nodes are called {twice!r}; each has a name of its own"
             )
         self.router.check_roots(self.state_dir)
+        if self.reward.listen.endswith(":0") or self.reward.listen.startswith(_WILDCARDS):
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"reward.listen = {self.reward.listen!r}, which tells routers of other hosts "
+                "nothing; give HOST:PORT as they reach it",
+            )
+
+
+def _with_rewards(config: ClusterConfig) -> tuple[NodeConfig, ...]:
+    """Return the nodes; where none says what reward workers may hold, the first gives them all."""
+    if any(device.kind == "reward" for node in config.nodes for device in node.devices):
+        return config.nodes
+    first, *others = config.nodes
+    everything = DeviceConfig(
+        kind="reward",
+        cpus=config.reward.max_workers or os.cpu_count() or 1,
+        bytes_total=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    return (replace(first, devices=(*first.devices, everything)), *others)
 
 
 class EmbeddedCluster:
@@ -161,7 +181,7 @@ class EmbeddedCluster:
 
     def __init__(self, config: ClusterConfig, *, clock: Clock | None = None) -> None:
         token = secrets.token_urlsafe(24)
-        self._config = config
+        self._config = replace(config, nodes=_with_rewards(config))
         self._clock = clock or SystemClock()
         self._tokens = config.tokens or {token: DEFAULT_TENANT}
         self._stack = AsyncExitStack()
@@ -208,6 +228,7 @@ class EmbeddedCluster:
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
         await live.nodes.ready()
+        _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
         _run_beside(stack, tasks.create_task(rollout.use(live.spot_hosts, changes).run()))
         scheduler = SchedulerServicer(live)
         await inner.serve(stack, scheduler=scheduler, rollout=rollout)
@@ -237,7 +258,8 @@ class EmbeddedCluster:
         directory = _runtime_dir(place, stack)
         config = replace(
             self._config.reward,
-            listen=f"unix:{directory / 'proxy.sock'}",
+            listen=self._config.reward.listen or f"unix:{directory / 'proxy.sock'}",
+            on_nodes=True,
             keys_file=keys_file(self._config.state_dir),
             programs_dir=place.absolute() / "programs",
             planner=f"unix:{directory / 'planner.sock'}",

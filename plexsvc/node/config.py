@@ -11,7 +11,7 @@ from typing import Final
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rpc.addresses import UNIX, host_of
 
-DEVICE_KINDS: Final = ("train", "rollout", "spot")
+DEVICE_KINDS: Final = ("train", "rollout", "spot", "reward")
 DEVICE_MEMORIES: Final = ("cpu", "cuda")
 _WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "._-")
@@ -22,8 +22,10 @@ class DeviceConfig:
     """One device of the node; its index is its place in the list."""
 
     kind: str
-    """`train`, `rollout` or `spot`: which processes may use it. Spot devices take further rollout
-    instances of deployments that ask for them, and may be taken away at any time."""
+    """`train`, `rollout`, `spot` or `reward`: which processes may use it. Spot devices take further
+    rollout instances of deployments that ask for them, and may be taken away at any time. A device
+    for rewards is `cpus` processors and `bytes_total` of host memory that reward workers may hold
+    together, or, with a `gpu`, one GPU that one worker holds at a time."""
     bytes_total: int
     """Memory of the device: enforced on a CPU host, where a device is an arena."""
     memory: str = "cpu"
@@ -31,6 +33,8 @@ class DeviceConfig:
     gpu: int | None = None
     """The GPU of a `cuda` device; devices may share one, each within its `bytes_total`. By default
     the one of the device's index."""
+    cpus: int | None = None
+    """Processors of a `reward` device without a GPU."""
     index: int | None = None
     """Must equal its place when given: what the agent writes for the state manager."""
 
@@ -39,10 +43,22 @@ class DeviceConfig:
             raise _bad(f"kind is {self.kind!r}; a device is {', '.join(DEVICE_KINDS)}")
         if self.memory not in DEVICE_MEMORIES:
             raise _bad(f"memory is {self.memory!r}; it is {' or '.join(DEVICE_MEMORIES)}")
-        if self.gpu is not None and (self.memory != "cuda" or self.gpu < 0):
+        stands_in = self.kind == "reward" and self.memory == "cpu"
+        if self.gpu is not None and (self.gpu < 0 or not (self.memory == "cuda" or stands_in)):
             raise _bad(f"gpu is {self.gpu}, memory {self.memory!r}; a cuda device has a gpu from 0")
+        self._check_cpus()
         if self.bytes_total <= 0:
             raise _bad(f"bytes_total is {self.bytes_total}; a device has some memory")
+
+    def _check_cpus(self) -> None:
+        if self.kind == "reward" and self.memory == "cuda" and self.gpu is None:
+            raise _bad("gpu of a reward device with memory 'cuda' is missing; say which GPU it is")
+        takes = self.kind == "reward" and self.gpu is None
+        if takes != (self.cpus is not None) or (self.cpus is not None and self.cpus < 1):
+            raise _bad(
+                f"cpus is {self.cpus}, kind {self.kind!r}, gpu {self.gpu}; a reward device without "
+                "a gpu has 1 at least, and no other has any"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +108,11 @@ class AgentConfig:
             name="rollout",
             preload="plexsvc.rollout.preload",
             entrypoint="plexsvc.rollout.instance:main",
+        ),
+        ImageConfig(
+            name="reward",
+            preload="plexsvc.reward.preload",
+            entrypoint="plexsvc.reward.host:main",
         ),
     )
     """Warm images this node can fork from."""
@@ -158,9 +179,25 @@ def check_node(
         raise _bad(f"node_id is {node_id!r}; a node's name is made of a-z A-Z 0-9 . _ -")
     if not devices:
         raise _bad(f"node {node_id} has no devices; give it one at least")
+    _check_gpus(node_id, devices)
     for key, nbytes in (("host_bytes", host_bytes), ("staging_bytes", staging_bytes)):
         if nbytes <= 0:
             raise _bad(f"{key} of node {node_id} is {nbytes}; it must be above 0")
+
+
+def _check_gpus(node_id: str, devices: Sequence[DeviceConfig]) -> None:
+    """Refuse a GPU for rewards that another device has, too: a worker holds all of it."""
+    gpus = [
+        index if device.gpu is None else device.gpu
+        for index, device in enumerate(devices)
+        if device.memory == "cuda" or device.gpu is not None
+    ]
+    for device in devices:
+        if device.kind == "reward" and device.gpu is not None and gpus.count(device.gpu) > 1:
+            raise _bad(
+                f"gpu {device.gpu} of node {node_id} is of kind reward and another device's, too; "
+                "a reward worker holds a whole GPU: give it one of its own"
+            )
 
 
 def _bad(message: str) -> PlexError:

@@ -26,6 +26,16 @@ def environment(devices: Sequence[DeviceConfig], index: int) -> Mapping[str, str
     return {"CUDA_VISIBLE_DEVICES": _name(index if device.gpu is None else device.gpu)}
 
 
+def of_rewards(devices: Sequence[DeviceConfig]) -> list[str]:
+    """Return the GPUs of reward workers, by the names that CUDA knows them by.
+
+    Raises:
+        PlexError: `bad_request` for a GPU that is not there.
+    """
+    gpus = [device.gpu for device in devices if device.kind == "reward"]
+    return [_name(gpu) for gpu in gpus if gpu is not None]
+
+
 def _name(gpu: int) -> str:
     """Return the name of the agent's own GPU `gpu`; the agent may see a part of the machine's."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # noqa: TID251 - as CUDA reads it, for a child

@@ -118,7 +118,12 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
 def _devices(config: AgentConfig) -> list[node_pb2.DeviceDescription]:
     return [
         node_pb2.DeviceDescription(
-            index=index, kind=device.kind, bytes_total=device.bytes_total, model=device.memory
+            index=index,
+            kind=device.kind,
+            bytes_total=device.bytes_total,
+            model=device.memory,
+            cpus=device.cpus or 0,
+            is_reward_gpu=device.kind == "reward" and device.gpu is not None,
         )
         for index, device in enumerate(config.devices)
     ]

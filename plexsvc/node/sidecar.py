@@ -223,7 +223,9 @@ class Sidecar:
         config = _SidecarConfig(
             node_id=self._config.node_id,
             devices=tuple(
-                replace(device, index=index) for index, device in enumerate(self._config.devices)
+                replace(device, index=index)
+                for index, device in enumerate(self._config.devices)
+                if device.kind != "reward"
             ),
             host_bytes=self._config.host_bytes,
             staging_bytes=self._config.staging_bytes,

@@ -136,6 +136,8 @@ class RankTable:
         token = next(self._tokens)
         config["listen"] = self._config.address(f"p{token}")
         config["keys_file"] = str(self._config.keys_file)
+        if spec.image == "reward":
+            config["gpus"] = gpus.of_rewards(self._config.devices)
         rank = Rank(
             spec=spec,
             incarnation=incarnation,

@@ -21,11 +21,15 @@ class RewardConfig:
     keys_file: Path = Path()
     """The cluster's keys."""
 
+    on_nodes: bool = False
+    """Whether workers run on the nodes that the scheduler names; else they are processes of the
+    proxy. Under `plexctl up` filled in."""
+
     min_workers: int = 1
     """Workers that are kept ready."""
 
     max_workers: int = 0
-    """Workers at most; 0: as many as the machine has cores."""
+    """Processors for workers where no node has a device of kind `reward`; 0: the machine's."""
 
     idle_us: int = 60_000_000
     """How long a worker beyond `min_workers` may have nothing to do; then it is stopped."""

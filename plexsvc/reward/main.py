@@ -18,10 +18,11 @@ from plexsvc.clock import ServiceClock, SystemClock
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
 from plexsvc.reward.core.machine import PoolLimits, RewardCore
+from plexsvc.reward.hosts import HostedWorkers
 from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.library import Library
 from plexsvc.reward.proxy import RewardProxy
-from plexsvc.reward.workers import LocalWorkers
+from plexsvc.reward.workers import Heard, LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.keys import read_keys
@@ -35,7 +36,7 @@ log = Log(__name__)
 
 @asynccontextmanager
 async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]]:
-    """Serve a proxy with local workers; yield it and its address.
+    """Serve a proxy; yield it and its address.
 
     Raises:
         PlexError: `bad_request` when it cannot listen or has no keys.
@@ -51,7 +52,11 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
         )
     )
     library = Library(config.programs_dir, max_bytes=config.max_program_bytes)
-    proxy = RewardProxy(config, clock, core, LocalWorkers, library)
+
+    def hosted(heard: Heard) -> HostedWorkers:
+        return HostedWorkers(heard, keys=keys, clock=clock, told=proxy.know_places)
+
+    proxy = RewardProxy(config, clock, core, hosted if config.on_nodes else LocalWorkers, library)
     server = new_server(keys)
     add_service(
         server,
@@ -60,6 +65,7 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
             "GetRewards": lambda request, _: proxy.view(request),
             "AddProgram": lambda request, _: proxy.add_program(request),
             "RemoveProgram": lambda request, _: proxy.remove_program(request),
+            "UseHosts": lambda request, _: proxy.use_hosts(request),
         },
         streams={"Score": lambda request, _: proxy.score(request)},
     )

@@ -1,4 +1,7 @@
-"""Messages between the proxy and its workers: length-prefixed msgpack on a socket pair."""
+"""Messages between the proxy, its hosts and workers: length-prefixed msgpack.
+
+A worker speaks with its host on a socket pair; a host with the proxy in parcels of the call `Work`.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,40 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     files: dict[str, bytes] = {}
 
 
-_decode: Final = msgspec.msgpack.Decoder(Ready | Warm | Task | Done).decode
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Start a worker that imports `modules` and sees so many of the node's GPUs."""
+
+    worker: int
+    modules: tuple[str, ...]
+    gpus: int = 0
 
 
-def encode(message: Ready | Warm | Task | Done) -> bytes:
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """Have a worker of the host run a task."""
+
+    worker: int
+    task: Task
+
+
+class Halt(msgspec.Struct, frozen=True, tag=True):
+    """Kill a worker of the host."""
+
+    worker: int
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """What a worker of the host said, or, as a text, how it ended."""
+
+    worker: int
+    what: Ready | Done | str
+
+
+Message = Ready | Warm | Task | Done | Begin | Give | Halt | Said
+
+_decode: Final = msgspec.msgpack.Decoder(Message).decode
+
+
+def encode(message: Message) -> bytes:
     """Return a message with its length before it."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body

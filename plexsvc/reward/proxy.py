@@ -11,6 +11,7 @@ from typing import Any, Final
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.fencing import Gate
 from plexsvc.ids import JobId, TenantId
 from plexsvc.log import Log
 from plexsvc.reward.config import RewardConfig
@@ -21,9 +22,11 @@ from plexsvc.reward.core.vocabulary import (
     BatchLeft,
     Fact,
     Order,
+    PlacesKnown,
     ProgramFailed,
     RememberBatch,
     RequestId,
+    Resource,
     RunStage,
     SampleRefused,
     SamplesArrived,
@@ -38,11 +41,13 @@ from plexsvc.reward.core.vocabulary import (
     WorkerLost,
     WorkerReady,
 )
+from plexsvc.reward.hosts import HostedWorkers, resource_of
 from plexsvc.reward.messages import Done, Ready, Task
 from plexsvc.reward.plans import PlannerLine
 from plexsvc.reward.programs.adding import from_wire
 from plexsvc.reward.programs.base import Program, cut
 from plexsvc.reward.programs.library import Library
+from plexsvc.reward.programs.own import encode, program_of
 from plexsvc.reward.programs.registry import check_settings
 from plexsvc.reward.record import BatchRecord, Pending
 from plexsvc.reward.view import program_view, rewards_view
@@ -76,6 +81,9 @@ class RewardProxy:
         self._clock = clock
         self._launch = launch
         self._workers: Workers | None = None
+        self._gate = Gate()
+        self._rooms: Mapping[str, Resource] | None = None
+        """What nodes have for workers, those among them that take none now."""
         self.running: dict[WorkerId, RequestId] = {}
         self._warm: dict[str, None] = {}
         self._facts: list[Fact] = []
@@ -94,6 +102,24 @@ class RewardProxy:
             while True:
                 self._tick()
                 await self._clock.sleep(TICK_US)
+
+    async def use_hosts(self, request: pb.UseHostsRequest) -> pb.UseHostsReply:
+        """Have workers on the nodes that the scheduler names and no others.
+
+        Raises:
+            PlexError: `stale_fence`; `bad_request` where workers are this process's children.
+        """
+        self._gate.admit_leader(request.fence, what="hosts of reward workers")
+        if not isinstance(self._workers, HostedWorkers):
+            text = "this proxy's workers are its own processes; start it with on_nodes = true"
+            raise PlexError(ErrorCode.BAD_REQUEST, text)
+        self._rooms = {facts.node_id: resource_of(facts) for facts in request.hosts}
+        self._workers.use(request.hosts)
+        return pb.UseHostsReply()
+
+    def know_places(self, places: Mapping[str, Resource]) -> None:
+        """Tell the core where workers can be started now."""
+        self.post(PlacesKnown(at_us=self._clock.monotonic_us(), places=places))
 
     async def score(self, request: pb.ScoreRequest) -> AsyncGenerator[bytes]:
         """Yield the answer to each sample of a request as it is there, serialised.
@@ -127,6 +153,7 @@ class RewardProxy:
             PlexError: `bad_request`, `payload_too_large`.
         """
         definition = from_wire(request, max_memory_bytes=self._config.max_stage_bytes)
+        self._check_workers(program_of(encode(definition)))
         async with self._changing:
             add = self._library.add
             return program_view(await asyncio.to_thread(add, TenantId(request.tenant), definition))
@@ -179,16 +206,26 @@ class RewardProxy:
         """Refuse a program that would wait for ever.
 
         Raises:
-            PlexError: `bad_request`, naming the stage and what it asks for.
+            PlexError: `bad_request`, naming the stage and what it asks for; `unavailable` while
+                the scheduler has not said which nodes there are.
         """
+        found = self._all_rooms()
         for stage in program.stages:
-            if not self.core.has_room_for(stage.holds):
-                rooms = ", ".join(str(place.room) for place in self.core.places.values())
+            if not any(stage.holds.fits(room) for room in found):
+                rooms = "; ".join(str(room) for room in found)
                 raise PlexError(
                     ErrorCode.BAD_REQUEST,
                     f"stage {stage.name} of program {program.name} needs a worker with "
                     f"{stage.holds}; nodes have {rooms or 'nothing'} for workers",
                 )
+
+    def _all_rooms(self) -> list[Resource]:
+        if not isinstance(self._workers, HostedWorkers):
+            return [place.room for place in self.core.places.values()]
+        if self._rooms is None:
+            text = "the scheduler has not said yet which nodes run reward workers; ask again"
+            raise PlexError(ErrorCode.UNAVAILABLE, text)
+        return list(self._rooms.values())
 
     def _check_room(self, batch_id: BatchId, new: list[pb.ScoreSample]) -> None:
         tenant = batch_id.tenant
@@ -234,8 +271,9 @@ class RewardProxy:
     def _perform(self, order: Order) -> None:
         assert self._workers is not None, "samples come once it runs"
         match order:
-            case StartWorker(worker=worker):
-                self._workers.start(worker, modules=list(self._warm))
+            case StartWorker(worker=worker, place=place, resource=held):
+                warm = list(self._warm)
+                self._workers.start(worker, place=place, modules=warm, gpus=held.gpus)
             case StopWorker(worker=worker):
                 self.running.pop(worker, None)
                 self._workers.stop(worker)

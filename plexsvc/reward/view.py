@@ -47,7 +47,7 @@ def program_view(program: Program) -> pb.RewardProgram:
                 memory_bytes=stage.limits.memory_bytes,
                 is_sandboxed=stage.is_sandboxed,
                 resource=stage.resource,
-                count=stage.limits.cpus,
+                count=stage.limits.gpus or stage.limits.cpus,
             )
             for stage in program.stages
         ],

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Protocol, Self
 
 import msgspec
@@ -22,6 +23,7 @@ from plexsvc.reward.zygote import MAX_MESSAGE_BYTES, Ended, Start, Started, Stop
 log = Log(__name__)
 
 _REAP_S: Final = 10.0
+_BURY_S: Final = 0.005
 _ZYGOTE_PAUSE_S: Final = 1.0
 _FULL_PAUSE_S: Final = 0.01
 
@@ -37,8 +39,13 @@ class Workers(Protocol):
         """The processes of the workers that live."""
         ...
 
-    def start(self, worker: WorkerId, *, modules: Sequence[str]) -> None:
-        """Start a worker that imports `modules`; it is heard of when it is ready or has ended."""
+    def start(
+        self, worker: WorkerId, *, place: str = "", modules: Sequence[str], gpus: int = 0
+    ) -> None:
+        """Start a worker on a node; it is heard of when it is ready or has ended.
+
+        It imports `modules`, and sees `gpus` GPUs, which no other worker sees while it lives.
+        """
         ...
 
     def send(self, worker: WorkerId, task: Task) -> None:
@@ -57,13 +64,21 @@ class Workers(Protocol):
 class LocalWorkers:
     """Workers on this machine, which die with this process. Use as an async context manager."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: Heard, *, gpus: Sequence[str] = ()) -> None:
+        """Give workers that ask for GPUs some of these, by the names that CUDA knows them by."""
         self._heard = heard
         self._tasks = asyncio.TaskGroup()
         self._lines: dict[WorkerId, asyncio.StreamWriter] = {}
         self._pids: dict[WorkerId, int] = {}
         self._exit_codes: dict[WorkerId, asyncio.Future[int | None]] = {}
         self._orders: asyncio.Queue[tuple[Start | Stop, socket.socket | None]] = asyncio.Queue()
+        self._gpus = list(gpus)
+        """Those that no worker holds."""
+        self._zygote_pid = 0
+        self._changed = asyncio.Condition()
+        """Of `_gpus`, `_unstarted` and `_is_closing`."""
+        self._unstarted: dict[WorkerId, None] = {}
+        """Workers that wait for GPUs, and are not stopped."""
         self._is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -73,6 +88,8 @@ class LocalWorkers:
 
     async def __aexit__(self, *failure: object) -> None:
         self._is_closing = True
+        self._unstarted.clear()
+        await self._tell_change()
         self._keeping.cancel()
         await asyncio.wait([self._keeping])
         while not self._orders.empty():
@@ -86,12 +103,50 @@ class LocalWorkers:
         """The processes of the workers that live."""
         return dict(self._pids)
 
-    def start(self, worker: WorkerId, *, modules: Sequence[str]) -> None:
-        """Start a worker that has imported `modules`."""
+    def start(
+        self, worker: WorkerId, *, place: str = "", modules: Sequence[str], gpus: int = 0
+    ) -> None:
+        """Start a worker that has imported `modules`, once so many GPUs are nobody's."""
+        assert not place, place
+        if gpus:
+            self._unstarted[worker] = None
+            self._tasks.create_task(self._start_with_gpus(worker, modules, number=gpus))
+        else:
+            self._tasks.create_task(self._listen(worker, self._fork(worker, modules, gpus=())))
+
+    async def _start_with_gpus(
+        self, worker: WorkerId, modules: Sequence[str], *, number: int
+    ) -> None:
+        """Give a worker GPUs until nothing of it is left."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: len(self._gpus) >= number or worker not in self._unstarted
+            )
+            held: list[str] = []
+            if worker in self._unstarted:
+                del self._unstarted[worker]
+                held, self._gpus = self._gpus[:number], self._gpus[number:]
+        if not held:
+            self._tell_end(worker, "it was stopped before it had its GPUs")
+            return
+        try:
+            await self._listen(worker, self._fork(worker, modules, gpus=held))
+        finally:
+            self._gpus += held
+            await self._tell_change()
+
+    async def _tell_change(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _fork(
+        self, worker: WorkerId, modules: Sequence[str], *, gpus: Sequence[str]
+    ) -> socket.socket:
+        """Have the zygote fork a worker; return its line."""
         ours, theirs = socket.socketpair()
         self._exit_codes[worker] = asyncio.get_running_loop().create_future()
-        self._orders.put_nowait((Start(worker, tuple(modules)), theirs))
-        self._tasks.create_task(self._listen(worker, ours))
+        self._orders.put_nowait((Start(worker, tuple(modules), tuple(gpus)), theirs))
+        return ours
 
     def send(self, worker: WorkerId, task: Task) -> None:
         """Give a task to an idle worker."""
@@ -106,7 +161,11 @@ class LocalWorkers:
 
     def stop(self, worker: WorkerId) -> None:
         """Kill a worker."""
-        self._orders.put_nowait((Stop(worker), None))
+        if worker in self._unstarted:
+            del self._unstarted[worker]
+            self._tasks.create_task(self._tell_change())
+        else:
+            self._orders.put_nowait((Stop(worker), None))
 
     async def _keep_zygote(self) -> None:
         """Have a zygote until cancelled: one that dies takes its workers along, and is replaced."""
@@ -116,6 +175,7 @@ class LocalWorkers:
                 ours.setblocking(False)
                 with theirs:
                     process = _start_zygote(theirs)
+                    self._zygote_pid = process.pid
                 feeding = self._tasks.create_task(self._feed(ours))
                 try:
                     await self._hear_zygote(ours)
@@ -168,8 +228,25 @@ class LocalWorkers:
             ended = self._exit_codes.pop(worker)
             code = ended.result() if ended.done() else None
             self._pids.pop(worker, None)
+            await self._bury()
+        self._tell_end(worker, f"{reason} (exit code {'unknown' if code is None else code})")
+
+    def _tell_end(self, worker: WorkerId, reason: str) -> None:
         if not self._is_closing:
-            self._heard(worker, f"{reason} (exit code {'unknown' if code is None else code})")
+            self._heard(worker, reason)
+
+    async def _bury(self) -> None:
+        """Wait for what workers that ended have left, where this process inherits it.
+
+        It is dying, and may hold a GPU until it has.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                while orphans := _children() - {self._zygote_pid}:
+                    for orphan in orphans:
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(orphan, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+                    await asyncio.sleep(_BURY_S)
 
 
 async def _next(reader: asyncio.StreamReader) -> Ready | Done:
@@ -180,6 +257,12 @@ async def _next(reader: asyncio.StreamReader) -> Ready | Done:
     if not isinstance(found, Ready | Done):
         raise ValueError(f"a {type(found).__name__}")  # noqa: TRY004 - of the stream, not of a caller
     return found
+
+
+def _children() -> set[int]:
+    """Return the children of this process."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(child) for one in lists for child in one.read_text().split()}
 
 
 def _start_zygote(line: socket.socket) -> subprocess.Popen[bytes]:

@@ -36,6 +36,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     worker: int
     modules: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    """That it sees, by the names that CUDA knows them by."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -88,10 +90,10 @@ class Zygote:
         if not body:
             return False
         match decode_order(body):
-            case Start(worker=number, modules=modules):
+            case Start(worker=number, modules=modules, gpus=gpus):
                 worker.import_all(modules)  # for all that are forked from now on
                 try:
-                    pid = self._fork(descriptors[0])
+                    pid = self._fork(descriptors[0], gpus)
                 except OSError:
                     self._say(Ended(number, FAILED))
                 else:
@@ -104,11 +106,12 @@ class Zygote:
                 os.kill(self._pids[number], signal.SIGKILL)
         return True
 
-    def _fork(self, descriptor: int) -> int:
+    def _fork(self, descriptor: int, gpus: tuple[str, ...]) -> int:
         zygote = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_worker(descriptor, zygote=zygote, is_sandbox_known=self._is_sandbox_known)
+            known = self._is_sandbox_known
+            _become_worker(descriptor, zygote=zygote, gpus=gpus, is_sandbox_known=known)
         return pid
 
     def _reap(self, number: int) -> None:
@@ -119,11 +122,14 @@ class Zygote:
         self._line.send(msgspec.msgpack.encode(report))
 
 
-def _become_worker(descriptor: int, *, zygote: int, is_sandbox_known: bool) -> NoReturn:
+def _become_worker(
+    descriptor: int, *, zygote: int, gpus: tuple[str, ...], is_sandbox_known: bool
+) -> NoReturn:
     code = 1
     try:
         die_with_parent(zygote)
         os.setsid()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # noqa: TID251 - no exec carries it
         os.dup2(descriptor, _LINE_FD)
         os.closerange(_LINE_FD + 1, _MAX_DESCRIPTORS)
         worker.serve(socket.socket(fileno=_LINE_FD), is_sandbox_known=is_sandbox_known)

@@ -31,6 +31,7 @@ from plexsvc.scheduler.orders.nodes import Nodes
 from plexsvc.scheduler.orders.plans import Beside
 from plexsvc.scheduler.orders.ranks import Ranks
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
+from plexsvc.scheduler.orders.rewards import RewardHosts
 from plexsvc.scheduler.orders.spot import SpotHosts
 from plexsvc.scheduler.orders.table import table
 from plexsvc.scheduler.orders.timers import Timers
@@ -96,6 +97,9 @@ class LiveScheduler:
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(
             self.reach, is_open=lambda node_id: node_id not in core.view.cordoned
+        )
+        self.reward_hosts = RewardHosts(
+            self.reach, clock, is_open=lambda node_id: node_id not in core.view.cordoned
         )
         self._timers = Timers(clock, post=inbox.post, is_awaited=core.view.awaits)
         self.beside = Beside(

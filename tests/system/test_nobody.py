@@ -102,6 +102,9 @@ def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
                 "RolloutInstance": at[wpgs[rollout.deployment_id]],
                 "Scheduler": live.scheduler,
                 "Reward": rewards_address(live),
+                "RewardHost": next(
+                    address for wpg, address in at.items() if wpg.startswith("reward-")
+                ),
                 "RewardPlanner": rewards_address(live).replace("proxy.sock", "planner.sock"),
                 "Router": live.address,
             },

@@ -78,7 +78,7 @@ class PoolLimits:
     min_workers: int = 1
     """Of the workers that hold the least."""
     max_workers: int = 2
-    """Processors that workers of this machine may hold together."""
+    """Processors that workers may hold together where no nodes are told."""
     idle_us: int = 60_000_000
     """How long a worker beyond `min_workers` may have nothing to do."""
     start_us: int = 30_000_000
@@ -325,9 +325,11 @@ class RewardCore:
 
     def _replace_places(self, rooms: Mapping[str, Resource]) -> None:
         self.places = {name: Place(room, room) for name, room in rooms.items()}
-        for worker in self.workers.values():
-            if not worker.is_stopped and worker.place in self.places:
+        for worker_id, worker in self.workers.items():
+            if worker.place in self.places and not worker.is_stopped:
                 self.places[worker.place].book(worker.pool.resource, 1)
+            elif worker_id in worker.pool.idle:
+                self._stop(worker_id)
 
     def _ready(self, fact: WorkerReady) -> None:
         worker = self.workers[fact.worker]
@@ -335,14 +337,22 @@ class RewardCore:
             self._failed_starts = 0
             worker.is_ready, worker.since_us = True, fact.at_us
             worker.pool.starting -= 1
-            worker.pool.idle[fact.worker] = None
+            self._keep(fact.worker)
+
+    def _keep(self, worker_id: WorkerId) -> None:
+        """Let a worker wait for its next request, or stop it where its node takes no more."""
+        worker = self.workers[worker_id]
+        if worker.place in self.places:
+            worker.pool.idle[worker_id] = None
+        else:
+            self._stop(worker_id)
 
     def _lost(self, fact: WorkerLost) -> None:
         self._count_out(fact.worker)
         worker = self.workers.pop(fact.worker)
         if worker.request is not None:
             self._failed(worker.request, fact.at_us, reason=fact.reason)
-        elif not worker.is_ready and not worker.is_stopped:
+        elif not worker.is_ready and not worker.is_stopped and worker.place in self.places:
             self._failed_start(fact.at_us, reason=fact.reason)
 
     def _failed_start(self, at_us: int, *, reason: str) -> None:
@@ -370,7 +380,7 @@ class RewardCore:
             return
         request = self._finish_run(found, fact.at_us)
         worker.request, worker.since_us = None, fact.at_us
-        worker.pool.idle[fact.worker] = None
+        self._keep(fact.worker)
         match fact:
             case StagePassed():
                 assert request.stage + 1 < len(request.program.stages), found

@@ -195,7 +195,10 @@ class BatchesExpected(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacesKnown(Fact):
-    """What each node has for workers; one that is missing takes no more."""
+    """What each node has for workers.
+
+    One that is missing takes no more, and those that it has end after their request.
+    """
 
     places: Mapping[str, Resource]
 

@@ -14,7 +14,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.reward.programs.own import TAKEN, Definition, OwnStage
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RESOURCES: Final = ("cpu",)
+RESOURCES: Final = ("cpu", "gpu")
 MAX_STAGES: Final = 16
 MAX_FILES: Final = 1024
 MAX_PATH_CHARS: Final = 512

@@ -73,13 +73,13 @@ class Stage:
     is_sandboxed: bool = False
     """Whether it runs what a model or a tenant wrote, so that it must not run without a sandbox."""
     resource: str = "cpu"
-    """What it holds while it runs, `limits.cpus` of them."""
+    """What it holds while it runs, `limits.cpus` of them, or `limits.gpus` and a processor."""
 
     @property
     def holds(self) -> Resource:
         """What a worker that runs it holds."""
         memory_bytes = max(LEAST.memory_bytes, self.limits.memory_bytes)
-        return Resource(cpus=self.limits.cpus, memory_bytes=memory_bytes)
+        return Resource(cpus=self.limits.cpus, memory_bytes=memory_bytes, gpus=self.limits.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

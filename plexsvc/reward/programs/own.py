@@ -81,7 +81,10 @@ def program_of(encoded: bytes) -> Program:
                 name=stage.name,
                 run=partial(_run, definition, stage),
                 limits=Limits(
-                    wall_us=stage.timeout_us, memory_bytes=stage.memory_bytes, cpus=stage.count
+                    wall_us=stage.timeout_us,
+                    memory_bytes=stage.memory_bytes,
+                    cpus=stage.count if stage.resource == "cpu" else 1,
+                    gpus=stage.count if stage.resource == "gpu" else 0,
                 ),
                 is_sandboxed=True,
                 resource=stage.resource,

@@ -28,6 +28,9 @@ class Limits:
     max_open_files: int = 128
     cpus: int = 1
     """Processors that its time is counted for: it may use so many times `wall_us`."""
+    gpus: int = 0
+    """GPUs that its worker holds for it. With any, what its processes map is not bounded: CUDA maps
+    more than any memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,7 +181,7 @@ def set_limits(limits: Limits) -> None:
     """Bound what this process, and each that it starts, may take."""
     seconds = limits.cpus * limits.wall_us // 1_000_000 + 2
     for kind, most in (
-        (resource.RLIMIT_AS, 2 * limits.memory_bytes),
+        (resource.RLIMIT_AS, resource.RLIM_INFINITY if limits.gpus else 2 * limits.memory_bytes),
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_NPROC, limits.max_processes),
         (resource.RLIMIT_NOFILE, limits.max_open_files),

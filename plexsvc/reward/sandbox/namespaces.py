@@ -55,11 +55,12 @@ class NamespaceSandbox:
             self._bounds = f"no cgroups, because {error.strerror or error}: memory is looked at"
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [*PYTHON, zygote.__file__, str(theirs.fileno()), str(os.getpid())]
+        seen = {zygote.GPUS: os.environ.get(zygote.GPUS, "")}  # noqa: TID251 - the worker's own
         with theirs:
             self._zygote = subprocess.Popen(
                 argv,
                 pass_fds=(theirs.fileno(),),
-                env=zygote.ENVIRONMENT,
+                env=zygote.ENVIRONMENT | seen,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )

@@ -64,6 +64,10 @@ ENVIRONMENT: Final = {
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",
 }
+GPUS: Final = "CUDA_VISIBLE_DEVICES"
+"""The GPUs that the worker holds of the node's, by their numbers: commands see them alone."""
+if _gpus := os.environ.get(GPUS):  # noqa: TID251 - of the zygote's own process
+    ENVIRONMENT[GPUS] = _gpus
 READY: Final = b"ready"
 _WARM: Final = (
     "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
@@ -216,7 +220,7 @@ def _bind(place: str) -> None:
 
 def _make_devices() -> None:
     Path("/dev").mkdir()
-    for name in _DEVICES:
+    for name in (*_DEVICES, *_gpu_devices()):
         target = Path("/dev", name)
         target.touch()
         kernel.mount(f"{_OLD}/dev/{name}", str(target), "", kernel.MS_BIND)
@@ -227,6 +231,16 @@ def _make_devices() -> None:
         ("stderr", "fd/2"),
     ):
         Path("/dev", name).symlink_to(f"/proc/self/{target_name}")
+
+
+def _gpu_devices() -> list[str]:
+    """Return the names of the device files of the GPUs that this Python's worker holds."""
+    asked = [int(name) for name in ENVIRONMENT.get(GPUS, "").split(",") if name.isdigit()]
+    there = os.listdir(f"{_OLD}/dev")  # noqa: PTH208
+    files = [name.removeprefix("nvidia") for name in there if name.startswith("nvidia")]
+    numbers = sorted(int(number) for number in files if number.isdigit())
+    held = [f"nvidia{numbers[gpu]}" for gpu in asked if gpu < len(numbers)]
+    return [*held, *(name for name in ("nvidiactl", "nvidia-uvm") if held and name in there)]
 
 
 def _serve(line: socket.socket, inside: Inside) -> list[str]:

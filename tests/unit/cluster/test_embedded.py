@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from plexsvc import config as configuration
-from plexsvc.cluster.embedded import ClusterConfig, _replace_agents, _runtime_dir
+from plexsvc.cluster.embedded import ClusterConfig, _replace_agents, _runtime_dir, _with_rewards
 from plexsvc.cluster.places import make_state_dir
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
@@ -136,3 +136,26 @@ async def test_an_agent_is_started_again_so_often_within_a_window(
     launcher = FakeLauncher(clock, deaths=10, pause_us=pause_us)
     await _replace_agents(cast("LocalLauncher", launcher), {NodeId("n"): config}, clock=clock)
     assert launcher.spawned == spawned
+
+
+def test_a_cluster_that_says_nothing_of_rewards_gives_them_its_first_node() -> None:
+    train = {"kind": "train", "bytes_total": 1}
+    others = [train]
+    nodes = [{"node_id": "a", "devices": [train]}, {"node_id": "b", "devices": others}]
+    table = {"nodes": nodes, "reward": {"max_workers": 3}}
+    first, second = _with_rewards(configuration.parse(table, ClusterConfig, where="test"))
+    assert [(device.kind, device.cpus) for device in first.devices] == [
+        ("train", None),
+        ("reward", 3),
+    ]
+    assert [device.kind for device in second.devices] == ["train"]
+    others.append({"kind": "reward", "cpus": 1, "bytes_total": 1})
+    told = configuration.parse(table, ClusterConfig, where="test")
+    assert _with_rewards(told) == told.nodes
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:7000"])
+def test_an_address_for_rewards_that_tells_routers_nothing_is_refused(listen: str) -> None:
+    with pytest.raises(PlexError, match=r"reward\.listen") as refused:
+        configuration.parse({"reward": {"listen": listen}}, ClusterConfig, where="test")
+    assert refused.value.code is ErrorCode.BAD_REQUEST

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
 
 
 def config(listen: str = "") -> AgentConfig:
@@ -46,4 +47,33 @@ def test_a_spawn_names_an_image_and_can_name_neither_function_nor_environment() 
     assert entrypoints == {
         "train": "plexsvc.worker.main:main",
         "rollout": "plexsvc.rollout.instance:main",
+        "reward": "plexsvc.reward.host:main",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "reward"}, "cpus is None"),
+        ({"kind": "reward", "cpus": 0}, "has 1 at least"),
+        ({"kind": "train", "cpus": 2}, "no other has any"),
+        ({"kind": "reward", "cpus": 2, "gpu": 0}, "no other has any"),
+        ({"kind": "reward", "memory": "cuda"}, "gpu of a reward device"),
+        ({"kind": "reward", "gpu": -1}, "gpu is -1"),
+        ({"kind": "train", "gpu": 0}, "a cuda device has a gpu"),
+    ],
+)
+def test_a_device_for_rewards_has_processors_or_a_gpu_and_others_have_no_processors(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlexError, match=message) as refused:
+        DeviceConfig(bytes_total=1, **given)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_gpu_for_rewards_is_no_other_devices() -> None:
+    held = DeviceConfig(kind="reward", bytes_total=1, memory="cuda", gpu=1)
+    shared = DeviceConfig(kind="train", bytes_total=1, memory="cuda")
+    check_node("n0", (shared, held), host_bytes=1, staging_bytes=1)
+    with pytest.raises(PlexError, match="gpu 1 of node n0 is of kind reward and another"):
+        check_node("n0", (shared, shared, held), host_bytes=1, staging_bytes=1)

@@ -6,7 +6,7 @@ import pytest
 
 from plexsvc.errors import PlexError
 from plexsvc.node.config import DeviceConfig
-from plexsvc.node.gpus import environment
+from plexsvc.node.gpus import environment, of_rewards
 
 SHARED = (
     DeviceConfig(kind="train", bytes_total=1, memory="cuda", gpu=1),
@@ -40,3 +40,14 @@ def test_a_device_that_is_not_in_the_table_is_refused() -> None:
 def test_a_gpu_belongs_to_cuda_memory() -> None:
     with pytest.raises(PlexError, match="a cuda device has a gpu"):
         DeviceConfig(kind="train", bytes_total=1, gpu=0)
+
+
+def test_reward_workers_have_the_gpus_of_their_kind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (
+        DeviceConfig(kind="reward", bytes_total=1, memory="cuda", gpu=0),
+        DeviceConfig(kind="reward", bytes_total=1, cpus=4),
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert of_rewards((*SHARED, *own)) == ["0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8a")
+    assert of_rewards((*SHARED, *own)) == ["4"]

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 
 from plexsvc import config as configuration
 from plexsvc.node import toml
-from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig, ImageConfig
+from plexsvc.node.config import AgentConfig, DeviceConfig, ImageConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 DEVICES = st.builds(
     DeviceConfig,
-    kind=st.sampled_from(DEVICE_KINDS),
+    kind=st.sampled_from(["train", "rollout", "spot"]),
     bytes_total=st.integers(1, 1 << 40),
     index=st.none() | st.just(3),
+) | st.builds(
+    DeviceConfig,
+    kind=st.just("reward"),
+    bytes_total=st.integers(1, 1 << 40),
+    cpus=st.integers(1, 1 << 10),
 )
 
 

@@ -152,16 +152,20 @@ class NodeDescription(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDescription, _Mapping]]] = ..., host_bytes: _Optional[int] = ..., state_manager: _Optional[str] = ..., data_socket: _Optional[str] = ..., hostname: _Optional[str] = ..., procs: _Optional[_Iterable[_Union[ProcSummary, _Mapping]]] = ..., next_event_index: _Optional[int] = ..., runtime_dir: _Optional[str] = ...) -> None: ...
 
 class DeviceDescription(_message.Message):
-    __slots__ = ("index", "kind", "bytes_total", "model")
+    __slots__ = ("index", "kind", "bytes_total", "model", "cpus", "is_reward_gpu")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    IS_REWARD_GPU_FIELD_NUMBER: _ClassVar[int]
     index: int
     kind: str
     bytes_total: int
     model: str
-    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., bytes_total: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    cpus: int
+    is_reward_gpu: bool
+    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., bytes_total: _Optional[int] = ..., model: _Optional[str] = ..., cpus: _Optional[int] = ..., is_reward_gpu: _Optional[bool] = ...) -> None: ...
 
 class ProcSummary(_message.Message):
     __slots__ = ("proc_id", "pid", "wpg_id", "rank", "incarnation", "address")

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from plexclient.wire.v1 import common_pb2 as plexsvc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/reward.proto\x12\nplexsvc.v1\"\x1c\n\x0bPlanRequest\x12\r\n\x05query\x18\x01 \x01(\x0c\"\x1b\n\tPlanReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\x0c\"\xb2\x01\n\x0cScoreRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x0c\x12\x0f\n\x07program\x18\x04 \x01(\t\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12(\n\x07samples\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ScoreSample\x12\x0f\n\x07version\x18\x08 \x01(\t\"=\n\x0bScoreSample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\treference\x18\x03 \x01(\t\"\xef\x01\n\nScoreReply\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0f\n\x07time_us\x18\x04 \x01(\x04\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x30\n\x05\x66iles\x18\t \x03(\x0b\x32!.plexsvc.v1.ScoreReply.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xf0\x01\n\x11\x41\x64\x64ProgramRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.plexsvc.v1.ProgramStage\x12\x37\n\x05\x66iles\x18\x04 \x03(\x0b\x32(.plexsvc.v1.AddProgramRequest.FilesEntry\x12\x1a\n\rtimeout_score\x18\x05 \x01(\x01H\x00\x88\x01\x01\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x42\x10\n\x0e_timeout_score\"\x9e\x01\n\x0cProgramStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08resource\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\ntimeout_us\x18\x05 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x06 \x01(\t\x12\x0e\n\x06python\x18\x07 \x01(\t\x12\x14\n\x0cis_untrusted\x18\x08 \x01(\x08\"4\n\x14RemoveProgramRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"8\n\x11GetRewardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bis_operator\x18\x02 \x01(\x08\"\x9d\x01\n\x0cRewardsReply\x12+\n\x08programs\x18\x01 \x03(\x0b\x32\x19.plexsvc.v1.RewardProgram\x12%\n\x05pools\x18\x02 \x03(\x0b\x32\x16.plexsvc.v1.RewardPool\x12(\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x17.plexsvc.v1.RewardBatch\x12\x0f\n\x07sandbox\x18\x04 \x01(\t\"|\n\rRewardProgram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0b\x32\x17.plexsvc.v1.RewardStage\x12\x15\n\rtimeout_score\x18\x03 \x01(\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"|\n\x0bRewardStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\ntimeout_us\x18\x02 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cis_sandboxed\x18\x04 \x01(\x08\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\r\n\x05\x63ount\x18\x06 \x01(\r\"\xa9\x01\n\nRewardPool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\r\x12\x10\n\x08starting\x18\x05 \x01(\r\x12\r\n\x05limit\x18\x06 \x01(\r\x12\x14\n\x07planned\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04held\x18\x08 \x01(\r\x12\x10\n\x08is_unmet\x18\t \x01(\x08\x42\n\n\x08_planned\"\xca\x01\n\x0bRewardBatch\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x0c\x12\x0f\n\x07program\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\r\x12\x0e\n\x06queued\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x10\n\x08\x61nswered\x18\x08 \x01(\r\x12\x10\n\x08since_us\x18\t \x01(\x04\x12\x13\n\x0b\x65xpected_us\x18\n \x01(\x04\x12\x10\n\x08\x63ritical\x18\x0b \x01(\t2\xa2\x02\n\x06Reward\x12;\n\x05Score\x12\x18.plexsvc.v1.ScoreRequest\x1a\x16.plexsvc.v1.ScoreReply0\x01\x12\x45\n\nGetRewards\x12\x1d.plexsvc.v1.GetRewardsRequest\x1a\x18.plexsvc.v1.RewardsReply\x12\x46\n\nAddProgram\x12\x1d.plexsvc.v1.AddProgramRequest\x1a\x19.plexsvc.v1.RewardProgram\x12L\n\rRemoveProgram\x12 .plexsvc.v1.RemoveProgramRequest\x1a\x19.plexsvc.v1.RewardProgram2G\n\rRewardPlanner\x12\x36\n\x04Plan\x12\x17.plexsvc.v1.PlanRequest\x1a\x15.plexsvc.v1.PlanReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plexsvc/v1/reward.proto\x12\nplexsvc.v1\x1a\x17plexsvc/v1/common.proto\"\x1c\n\x0cRewardParcel\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Y\n\x0fUseHostsRequest\x12 \n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x11.plexsvc.v1.Fence\x12$\n\x05hosts\x18\x02 \x03(\x0b\x32\x15.plexsvc.v1.HostFacts\"\x0f\n\rUseHostsReply\"p\n\tHostFacts\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04\x63pus\x18\x03 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04gpus\x18\x05 \x01(\r\x12\x0f\n\x07is_open\x18\x06 \x01(\x08\"\x1c\n\x0bPlanRequest\x12\r\n\x05query\x18\x01 \x01(\x0c\"\x1b\n\tPlanReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\x0c\"\xb2\x01\n\x0cScoreRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x0c\x12\x0f\n\x07program\x18\x04 \x01(\t\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12(\n\x07samples\x18\x07 \x03(\x0b\x32\x17.plexsvc.v1.ScoreSample\x12\x0f\n\x07version\x18\x08 \x01(\t\"=\n\x0bScoreSample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\treference\x18\x03 \x01(\t\"\xef\x01\n\nScoreReply\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0f\n\x07time_us\x18\x04 \x01(\x04\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x30\n\x05\x66iles\x18\t \x03(\x0b\x32!.plexsvc.v1.ScoreReply.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xf0\x01\n\x11\x41\x64\x64ProgramRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.plexsvc.v1.ProgramStage\x12\x37\n\x05\x66iles\x18\x04 \x03(\x0b\x32(.plexsvc.v1.AddProgramRequest.FilesEntry\x12\x1a\n\rtimeout_score\x18\x05 \x01(\x01H\x00\x88\x01\x01\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x42\x10\n\x0e_timeout_score\"\x9e\x01\n\x0cProgramStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08resource\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\ntimeout_us\x18\x05 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x06 \x01(\t\x12\x0e\n\x06python\x18\x07 \x01(\t\x12\x14\n\x0cis_untrusted\x18\x08 \x01(\x08\"4\n\x14RemoveProgramRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"8\n\x11GetRewardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bis_operator\x18\x02 \x01(\x08\"\x9d\x01\n\x0cRewardsReply\x12+\n\x08programs\x18\x01 \x03(\x0b\x32\x19.plexsvc.v1.RewardProgram\x12%\n\x05pools\x18\x02 \x03(\x0b\x32\x16.plexsvc.v1.RewardPool\x12(\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x17.plexsvc.v1.RewardBatch\x12\x0f\n\x07sandbox\x18\x04 \x01(\t\"|\n\rRewardProgram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0b\x32\x17.plexsvc.v1.RewardStage\x12\x15\n\rtimeout_score\x18\x03 \x01(\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"|\n\x0bRewardStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\ntimeout_us\x18\x02 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cis_sandboxed\x18\x04 \x01(\x08\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\r\n\x05\x63ount\x18\x06 \x01(\r\"\xa9\x01\n\nRewardPool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\r\x12\x10\n\x08starting\x18\x05 \x01(\r\x12\r\n\x05limit\x18\x06 \x01(\r\x12\x14\n\x07planned\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04held\x18\x08 \x01(\r\x12\x10\n\x08is_unmet\x18\t \x01(\x08\x42\n\n\x08_planned\"\xca\x01\n\x0bRewardBatch\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x0c\x12\x0f\n\x07program\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\r\x12\x0e\n\x06queued\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x10\n\x08\x61nswered\x18\x08 \x01(\r\x12\x10\n\x08since_us\x18\t \x01(\x04\x12\x13\n\x0b\x65xpected_us\x18\n \x01(\x04\x12\x10\n\x08\x63ritical\x18\x0b \x01(\t2\xe6\x02\n\x06Reward\x12;\n\x05Score\x12\x18.plexsvc.v1.ScoreRequest\x1a\x16.plexsvc.v1.ScoreReply0\x01\x12\x45\n\nGetRewards\x12\x1d.plexsvc.v1.GetRewardsRequest\x1a\x18.plexsvc.v1.RewardsReply\x12\x46\n\nAddProgram\x12\x1d.plexsvc.v1.AddProgramRequest\x1a\x19.plexsvc.v1.RewardProgram\x12L\n\rRemoveProgram\x12 .plexsvc.v1.RemoveProgramRequest\x1a\x19.plexsvc.v1.RewardProgram\x12\x42\n\x08UseHosts\x12\x1b.plexsvc.v1.UseHostsRequest\x1a\x19.plexsvc.v1.UseHostsReply2L\n\nRewardHost\x12>\n\x04Work\x12\x18.plexsvc.v1.RewardParcel\x1a\x18.plexsvc.v1.RewardParcel(\x01\x30\x01\x32G\n\rRewardPlanner\x12\x36\n\x04Plan\x12\x17.plexsvc.v1.PlanRequest\x1a\x15.plexsvc.v1.PlanReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,40 +36,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREPLY_FILESENTRY']._serialized_options = b'8\001'
   _globals['_ADDPROGRAMREQUEST_FILESENTRY']._loaded_options = None
   _globals['_ADDPROGRAMREQUEST_FILESENTRY']._serialized_options = b'8\001'
-  _globals['_PLANREQUEST']._serialized_start=39
-  _globals['_PLANREQUEST']._serialized_end=67
-  _globals['_PLANREPLY']._serialized_start=69
-  _globals['_PLANREPLY']._serialized_end=96
-  _globals['_SCOREREQUEST']._serialized_start=99
-  _globals['_SCOREREQUEST']._serialized_end=277
-  _globals['_SCORESAMPLE']._serialized_start=279
-  _globals['_SCORESAMPLE']._serialized_end=340
-  _globals['_SCOREREPLY']._serialized_start=343
-  _globals['_SCOREREPLY']._serialized_end=582
-  _globals['_SCOREREPLY_FILESENTRY']._serialized_start=538
-  _globals['_SCOREREPLY_FILESENTRY']._serialized_end=582
-  _globals['_ADDPROGRAMREQUEST']._serialized_start=585
-  _globals['_ADDPROGRAMREQUEST']._serialized_end=825
-  _globals['_ADDPROGRAMREQUEST_FILESENTRY']._serialized_start=538
-  _globals['_ADDPROGRAMREQUEST_FILESENTRY']._serialized_end=582
-  _globals['_PROGRAMSTAGE']._serialized_start=828
-  _globals['_PROGRAMSTAGE']._serialized_end=986
-  _globals['_REMOVEPROGRAMREQUEST']._serialized_start=988
-  _globals['_REMOVEPROGRAMREQUEST']._serialized_end=1040
-  _globals['_GETREWARDSREQUEST']._serialized_start=1042
-  _globals['_GETREWARDSREQUEST']._serialized_end=1098
-  _globals['_REWARDSREPLY']._serialized_start=1101
-  _globals['_REWARDSREPLY']._serialized_end=1258
-  _globals['_REWARDPROGRAM']._serialized_start=1260
-  _globals['_REWARDPROGRAM']._serialized_end=1384
-  _globals['_REWARDSTAGE']._serialized_start=1386
-  _globals['_REWARDSTAGE']._serialized_end=1510
-  _globals['_REWARDPOOL']._serialized_start=1513
-  _globals['_REWARDPOOL']._serialized_end=1682
-  _globals['_REWARDBATCH']._serialized_start=1685
-  _globals['_REWARDBATCH']._serialized_end=1887
-  _globals['_REWARD']._serialized_start=1890
-  _globals['_REWARD']._serialized_end=2180
-  _globals['_REWARDPLANNER']._serialized_start=2182
-  _globals['_REWARDPLANNER']._serialized_end=2253
+  _globals['_REWARDPARCEL']._serialized_start=64
+  _globals['_REWARDPARCEL']._serialized_end=92
+  _globals['_USEHOSTSREQUEST']._serialized_start=94
+  _globals['_USEHOSTSREQUEST']._serialized_end=183
+  _globals['_USEHOSTSREPLY']._serialized_start=185
+  _globals['_USEHOSTSREPLY']._serialized_end=200
+  _globals['_HOSTFACTS']._serialized_start=202
+  _globals['_HOSTFACTS']._serialized_end=314
+  _globals['_PLANREQUEST']._serialized_start=316
+  _globals['_PLANREQUEST']._serialized_end=344
+  _globals['_PLANREPLY']._serialized_start=346
+  _globals['_PLANREPLY']._serialized_end=373
+  _globals['_SCOREREQUEST']._serialized_start=376
+  _globals['_SCOREREQUEST']._serialized_end=554
+  _globals['_SCORESAMPLE']._serialized_start=556
+  _globals['_SCORESAMPLE']._serialized_end=617
+  _globals['_SCOREREPLY']._serialized_start=620
+  _globals['_SCOREREPLY']._serialized_end=859
+  _globals['_SCOREREPLY_FILESENTRY']._serialized_start=815
+  _globals['_SCOREREPLY_FILESENTRY']._serialized_end=859
+  _globals['_ADDPROGRAMREQUEST']._serialized_start=862
+  _globals['_ADDPROGRAMREQUEST']._serialized_end=1102
+  _globals['_ADDPROGRAMREQUEST_FILESENTRY']._serialized_start=815
+  _globals['_ADDPROGRAMREQUEST_FILESENTRY']._serialized_end=859
+  _globals['_PROGRAMSTAGE']._serialized_start=1105
+  _globals['_PROGRAMSTAGE']._serialized_end=1263
+  _globals['_REMOVEPROGRAMREQUEST']._serialized_start=1265
+  _globals['_REMOVEPROGRAMREQUEST']._serialized_end=1317
+  _globals['_GETREWARDSREQUEST']._serialized_start=1319
+  _globals['_GETREWARDSREQUEST']._serialized_end=1375
+  _globals['_REWARDSREPLY']._serialized_start=1378
+  _globals['_REWARDSREPLY']._serialized_end=1535
+  _globals['_REWARDPROGRAM']._serialized_start=1537
+  _globals['_REWARDPROGRAM']._serialized_end=1661
+  _globals['_REWARDSTAGE']._serialized_start=1663
+  _globals['_REWARDSTAGE']._serialized_end=1787
+  _globals['_REWARDPOOL']._serialized_start=1790
+  _globals['_REWARDPOOL']._serialized_end=1959
+  _globals['_REWARDBATCH']._serialized_start=1962
+  _globals['_REWARDBATCH']._serialized_end=2164
+  _globals['_REWARD']._serialized_start=2167
+  _globals['_REWARD']._serialized_end=2525
+  _globals['_REWARDHOST']._serialized_start=2527
+  _globals['_REWARDHOST']._serialized_end=2603
+  _globals['_REWARDPLANNER']._serialized_start=2605
+  _globals['_REWARDPLANNER']._serialized_end=2676
 # @@protoc_insertion_point(module_scope)

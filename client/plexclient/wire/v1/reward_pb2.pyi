@@ -1,3 +1,4 @@
+from plexclient.wire.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -5,6 +6,40 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class RewardParcel(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class UseHostsRequest(_message.Message):
+    __slots__ = ("fence", "hosts")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    hosts: _containers.RepeatedCompositeFieldContainer[HostFacts]
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., hosts: _Optional[_Iterable[_Union[HostFacts, _Mapping]]] = ...) -> None: ...
+
+class UseHostsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HostFacts(_message.Message):
+    __slots__ = ("node_id", "address", "cpus", "memory_bytes", "gpus", "is_open")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    cpus: int
+    memory_bytes: int
+    gpus: int
+    is_open: bool
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[int] = ..., is_open: _Optional[bool] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
     __slots__ = ("query",)

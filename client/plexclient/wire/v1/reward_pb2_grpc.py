@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RewardStub:
-    """Called by routers only.
+    """Called by routers; UseHosts by the scheduler, again and again.
     """
 
     def __init__(self, channel):
@@ -55,10 +55,15 @@ class RewardStub:
                 request_serializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
                 _registered_method=True)
+        self.UseHosts = channel.unary_unary(
+                '/plexsvc.v1.Reward/UseHosts',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.UseHostsRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.UseHostsReply.FromString,
+                _registered_method=True)
 
 
 class RewardServicer:
-    """Called by routers only.
+    """Called by routers; UseHosts by the scheduler, again and again.
     """
 
     def Score(self, request, context):
@@ -80,6 +85,12 @@ class RewardServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UseHosts(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +119,11 @@ def add_RewardServicer_to_server(servicer, server):
                     request_deserializer=plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardProgram.SerializeToString,
             ),
+            'UseHosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.UseHosts,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.UseHostsRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.UseHostsReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'plexsvc.v1.Reward', rpc_method_handlers)
@@ -117,7 +133,7 @@ def add_RewardServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Reward:
-    """Called by routers only.
+    """Called by routers; UseHosts by the scheduler, again and again.
     """
 
     @staticmethod
@@ -218,6 +234,111 @@ class Reward:
             '/plexsvc.v1.Reward/RemoveProgram',
             plexsvc_dot_v1_dot_reward__pb2.RemoveProgramRequest.SerializeToString,
             plexsvc_dot_v1_dot_reward__pb2.RewardProgram.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UseHosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.Reward/UseHosts',
+            plexsvc_dot_v1_dot_reward__pb2.UseHostsRequest.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.UseHostsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class RewardHostStub:
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Work = channel.stream_stream(
+                '/plexsvc.v1.RewardHost/Work',
+                request_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardParcel.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardParcel.FromString,
+                _registered_method=True)
+
+
+class RewardHostServicer:
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    def Work(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RewardHostServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=plexsvc_dot_v1_dot_reward__pb2.RewardParcel.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_reward__pb2.RewardParcel.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plexsvc.v1.RewardHost', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plexsvc.v1.RewardHost', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RewardHost:
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/plexsvc.v1.RewardHost/Work',
+            plexsvc_dot_v1_dot_reward__pb2.RewardParcel.SerializeToString,
+            plexsvc_dot_v1_dot_reward__pb2.RewardParcel.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RewardStub:
-    """Called by routers only."""
+    """Called by routers; UseHosts by the scheduler, again and again."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,21 @@ class RewardStub:
     GetRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]
     AddProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]
     RemoveProgram: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]
+    UseHosts: _grpc.UnaryUnaryMultiCallable[_reward_pb2.UseHostsRequest, _reward_pb2.UseHostsReply]
 
 @_typing.type_check_only
 class RewardAsyncStub(RewardStub):
-    """Called by routers only."""
+    """Called by routers; UseHosts by the scheduler, again and again."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryStreamMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     GetRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.GetRewardsRequest, _reward_pb2.RewardsReply]  # type: ignore[assignment]
     AddProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.AddProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
     RemoveProgram: _aio.UnaryUnaryMultiCallable[_reward_pb2.RemoveProgramRequest, _reward_pb2.RewardProgram]  # type: ignore[assignment]
+    UseHosts: _aio.UnaryUnaryMultiCallable[_reward_pb2.UseHostsRequest, _reward_pb2.UseHostsReply]  # type: ignore[assignment]
 
 class RewardServicer:
-    """Called by routers only."""
+    """Called by routers; UseHosts by the scheduler, again and again."""
 
     def Score(
         self,
@@ -75,7 +77,46 @@ class RewardServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.RewardProgram, _abc.Awaitable[_reward_pb2.RewardProgram]]: ...
 
+    def UseHosts(
+        self,
+        request: _reward_pb2.UseHostsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.UseHostsReply, _abc.Awaitable[_reward_pb2.UseHostsReply]]: ...
+
 def add_RewardServicer_to_server(servicer: RewardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RewardHostStub:
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RewardHostAsyncStub: ...
+    Work: _grpc.StreamStreamMultiCallable[_reward_pb2.RewardParcel, _reward_pb2.RewardParcel]
+
+@_typing.type_check_only
+class RewardHostAsyncStub(RewardHostStub):
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Work: _aio.StreamStreamMultiCallable[_reward_pb2.RewardParcel, _reward_pb2.RewardParcel]  # type: ignore[assignment]
+
+class RewardHostServicer:
+    """Called by the reward proxy only: the workers of one node, which end with the call. Both ends are of one
+    version: `data` is a piece of a stream of messages of plexsvc/reward/messages.py.
+    """
+
+    def Work(
+        self,
+        request_iterator: _MaybeAsyncIterator[_reward_pb2.RewardParcel],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_reward_pb2.RewardParcel], _abc.AsyncIterator[_reward_pb2.RewardParcel]]: ...
+
+def add_RewardHostServicer_to_server(servicer: RewardHostServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class RewardPlannerStub:
     """Called by the reward proxy only. Both ends are of one version: the bodies are msgpack of

@@ -476,6 +476,41 @@ def test_workers_start_where_there_is_most_room() -> None:
     assert not core.has_room_for(Resource(cpus=4))
 
 
+def core_on(places: dict[str, Resource]) -> RewardCore:
+    core = RewardCore(PoolLimits(min_workers=0))
+    core.handle(PlacesKnown(at_us=0, places=places))
+    return core
+
+
+def test_workers_of_a_node_that_takes_no_more_end_after_their_request() -> None:
+    room = Resource(cpus=2, memory_bytes=4 << 30)
+    core = core_on({"a": room})
+    core.handle(arrived(0, 1))
+    core.handle(WorkerReady(at_us=0, worker=W1))
+    assert core.handle(PlacesKnown(at_us=1, places={})) == []
+    assert core.handle(WorkerReady(at_us=2, worker=W2)) == [StopWorker(worker=W2)]
+    ended = core.handle(SampleScored(at_us=S, worker=W1, score=1.0))
+    assert [type(order) for order in ended] == [StopWorker, AnswerRequest]
+    (start,) = core.handle(PlacesKnown(at_us=2 * S, places={"b": room}))
+    assert isinstance(start, StartWorker)
+    assert start.place == "b"
+    core.handle(WorkerReady(at_us=2 * S, worker=start.worker))
+    core.handle(SampleScored(at_us=3 * S, worker=start.worker, score=1.0))
+    assert core.handle(PlacesKnown(at_us=4 * S, places={})) == [StopWorker(worker=start.worker)]
+
+
+def test_workers_that_start_on_a_node_that_is_lost_are_no_failed_starts() -> None:
+    room = Resource(cpus=9, memory_bytes=16 << 30)
+    core = core_on({"a": room})
+    assert started(core.handle(arrived(*range(9)))) == 9
+    assert core.handle(PlacesKnown(at_us=1, places={})) == []
+    for worker in list(core.workers):
+        assert core.handle(WorkerLost(at_us=2, worker=worker, reason="node lost")) == []
+    orders = core.handle(PlacesKnown(at_us=3, places={"b": room}))
+    assert {order.place for order in orders if isinstance(order, StartWorker)} == {"b"}
+    assert len(core.batches[BATCH].requests) == 9
+
+
 def test_the_planner_is_told_what_waits_and_what_runs() -> None:
     core = core_with_a_worker()
     core.handle(arrived(0, 1, at_us=S))
