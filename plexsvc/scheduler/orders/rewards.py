@@ -29,6 +29,8 @@ log = Log(__name__)
 KIND: Final = "reward"
 LOOK_US: Final = 500_000
 """How often hosts are looked at, and the proxy is told."""
+PAUSE_US: Final = 2_000_000
+"""After a host that did not come up, before the next is started."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
 
@@ -41,6 +43,8 @@ class RewardHosts:
         self._reach, self._clock, self._is_open = reach, clock, is_open
         self._procs: dict[NodeId, str] = {}
         self._spawned = 0
+        self._again_us: dict[NodeId, int] = {}
+        """When a node whose host did not come up is looked at again."""
         self._has_told = True
 
     async def run(self, proxy: str) -> None:
@@ -73,10 +77,11 @@ class RewardHosts:
         devices = [d for d in link.description.devices if d.kind == KIND]
         slots = [device for device in devices if not device.is_reward_gpu]
         address = ""
-        if link.is_up:
+        if link.is_up and self._again_us.get(link.node_id, 0) <= self._clock.monotonic_us():
             try:
                 address = await self._address(link)
             except (PlexError, grpc.aio.AioRpcError) as error:
+                self._again_us[link.node_id] = self._clock.monotonic_us() + PAUSE_US
                 log.warning("no host of reward workers", node=link.node_id, error=error)
         return pb.HostFacts(
             node_id=link.node_id,
@@ -88,11 +93,11 @@ class RewardHosts:
         )
 
     async def _address(self, link: NodeLink) -> str:
-        """Return where the host of a node serves; start one where none lives.
+        """Return where the host of a node serves, empty until it does; start one where none lives.
 
         Raises:
             PlexError: why it did not come up.
-            AioRpcError: the agent does not answer.
+            AioRpcError: the agent does not answer, or the host takes its time, which goes on.
         """
         reach = self._reach
         found = await link.agent.Describe(node_pb2.NodeDescribeRequest(), timeout=reach.rpc_s)
@@ -105,7 +110,7 @@ class RewardHosts:
         proc_id = self._procs[link.node_id] = f"{wpg_id}/0"
         spec = node_pb2.ProcSpec(proc_id=proc_id, image=KIND, wpg_id=wpg_id)
         request = node_pb2.SpawnRequest(fence=reach.fence(lease_no=0), spec=spec)
-        reply = await link.agent.Spawn(request, timeout=reach.config.spawn_timeout_us / 1e6)
+        reply = await link.agent.Spawn(request, timeout=reach.rpc_s)
         if reply.HasField("error"):
             raise error_of(fault_from_wire(reply.error))
         log.info("host of reward workers started", node=link.node_id, proc=proc_id)
