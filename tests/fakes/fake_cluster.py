@@ -234,6 +234,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         self.specs: list[node_pb2.ProcSpec] = []
         self.ranks: dict[str, grpc.aio.Server] = {}
         self.incarnations: dict[str, int] = {}
+        self.addresses: dict[str, str] = {}
         self.log: list[node_pb2.NodeEvent] = []
         self.more = asyncio.Event()
         self.state_address = ""
@@ -294,6 +295,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         await server.start()
         self.ranks[request.spec.proc_id] = server
         self.incarnations[request.spec.proc_id] = request.fence.incarnation
+        self.addresses[request.spec.proc_id] = address
         return node_pb2.SpawnReply(pid=1, address=address)
 
     async def Stop(self, request: node_pb2.StopRequest, context: Any) -> node_pb2.StopReply:
@@ -328,7 +330,12 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
         return node_pb2.NodeDescription(
             node_id=self.node_id,
             devices=[
-                node_pb2.DeviceDescription(index=i, kind=kind, bytes_total=self.bytes_total)
+                node_pb2.DeviceDescription(
+                    index=i,
+                    kind=kind,
+                    bytes_total=self.bytes_total,
+                    cpus=2 if kind == "reward" else 0,
+                )
                 for i, kind in enumerate(kinds)
             ],
             host_bytes=1000,
@@ -340,6 +347,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
                     proc_id=proc_id,
                     wpg_id=proc_id.rpartition("/")[0],
                     rank=int(proc_id.rpartition("/")[2]),
+                    address=self.addresses[proc_id],
                 )
                 for proc_id in self.ranks
             ],
