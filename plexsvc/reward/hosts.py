@@ -40,7 +40,7 @@ Told = Callable[[Mapping[str, Resource]], None]
 
 
 @dataclass(slots=True)
-class Line:
+class HostLine:
     """The call to the host of one node."""
 
     facts: pb.HostFacts
@@ -59,7 +59,7 @@ class HostedWorkers:
         self._clock = clock
         self._told = told
         self._tasks = asyncio.TaskGroup()
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, HostLine] = {}
         self._places: dict[WorkerId, str] = {}
 
     async def __aenter__(self) -> Self:
@@ -92,7 +92,7 @@ class HostedWorkers:
         for node_id, facts in known.items():
             if facts.address and node_id not in self._lines:
                 task = self._tasks.create_task(self._keep(node_id))
-                self._lines[node_id] = Line(facts, task)
+                self._lines[node_id] = HostLine(facts, task)
         if self._open() != before:
             self._told(self._open())
 
@@ -151,7 +151,7 @@ class HostedWorkers:
             self._down(node_id, line, reason)
             await self._clock.sleep(RETRY_US)
 
-    async def _follow(self, node_id: str, line: Line) -> None:
+    async def _follow(self, node_id: str, line: HostLine) -> None:
         """Tell what a host's workers say until the line breaks."""
         outbox, inbox = Outbox(), Inbox()
         async with open_channel(line.facts.address, self._keys) as channel:
@@ -164,7 +164,7 @@ class HostedWorkers:
                 for said in inbox.take(parcel):
                     self._hear(line, said)
 
-    def _hear(self, line: Line, said: Said) -> None:
+    def _hear(self, line: HostLine, said: Said) -> None:
         worker = WorkerId(said.worker)
         if worker not in line.workers:
             return
@@ -172,7 +172,7 @@ class HostedWorkers:
             self._forget(line, worker)
         self._heard(worker, said.what)
 
-    def _down(self, node_id: str, line: Line, reason: str) -> None:
+    def _down(self, node_id: str, line: HostLine, reason: str) -> None:
         """Take a line out of use: its workers are lost."""
         if line.outbox is None:
             return
@@ -182,7 +182,7 @@ class HostedWorkers:
             self._forget(line, worker)
             self._heard(worker, f"node {node_id} lost its workers: {reason}")
 
-    def _forget(self, line: Line, worker: WorkerId) -> None:
+    def _forget(self, line: HostLine, worker: WorkerId) -> None:
         del line.workers[worker], self._places[worker]
 
 
