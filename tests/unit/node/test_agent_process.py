@@ -16,7 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.node.agent_process import AgentProcess
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-PROGRAM = "import sys, time; print('hello', flush=True); print('log', file=sys.stderr); {}"
+PROGRAM = "import sys, time; print('log', file=sys.stderr); print('hello', flush=True); {}"
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
