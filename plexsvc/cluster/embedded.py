@@ -1,7 +1,7 @@
-"""The embedded cluster: node agents, scheduler, rollout manager and router from one process.
+"""The embedded cluster: node agents, rollout managers, scheduler and router from one process.
 
 Theory of operation. Coming up: take the state directory's lock, open the store, start the agents,
-run the rollout manager and the scheduler, serve, publish the card. Going down is the same
+rewards and rollout managers, run the scheduler, serve, publish the card. Going down is the same
 in reverse, whatever stopped it. Agents are tied to this process, so a kill -9 of it leaves none.
 """
 
@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Final, Self
 
 import grpc.aio
 
-from plexclient.wire.v1 import worker_pb2_grpc
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.cluster.places import (
     Card,
@@ -32,7 +31,7 @@ from plexsvc.cluster.places import (
     remove_card,
     write_card,
 )
-from plexsvc.cluster.rewards import RewardProcess
+from plexsvc.cluster.services import ServiceProcess
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
@@ -41,7 +40,7 @@ from plexsvc.node.launcher import LocalLauncher
 from plexsvc.node.restarts import restart_rate
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
-from plexsvc.rollout.manager import RolloutManager
+from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
@@ -57,7 +56,10 @@ from plexsvc.store.store import open_store
 DEFAULT_TENANT: Final = "default"
 _MAX_RUNTIME_PATH: Final = 70
 """Longest runtime directory that leaves room for the name of a Unix socket in it (107 bytes)."""
-_REWARD_PROCESSES: Final = (("planner", "plexsvc.reward.planner"), ("proxy", "plexsvc.reward.main"))
+_REWARD_PROCESSES: Final = (
+    ("reward planner", "plexsvc.reward.planner"),
+    ("reward proxy", "plexsvc.reward.main"),
+)
 _STOP_GRACE_S: Final = 2.0
 _WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
@@ -115,9 +117,8 @@ class ClusterConfig:
     listen: str = "127.0.0.1:50051"
     """Where clients connect; port 0 takes a free one."""
     scheduler_listen: str = ""
-    """Where routers that run apart, with the cluster's keys, reach the scheduler and the rollout
-    manager: `HOST:PORT` or `unix:PATH`. For a wildcard such as 0.0.0.0 set
-    `scheduler.rollout_address`, too."""
+    """Where routers that run apart, with the cluster's keys, reach the scheduler: `HOST:PORT` or
+    `unix:PATH`. For routers on other hosts set `rollout.address`, too."""
     database: str = ""
     """SQLAlchemy URL of the store; empty: SQLite in the state directory."""
     nodes: tuple[NodeConfig, ...] = DEFAULT_NODES
@@ -134,7 +135,7 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """The rollout manager's limits."""
+    """The rollout managers' limits; `listen`, `keys_file` and `records_dir` are not used here."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The reward service's limits. `listen` is where routers of other hosts reach it, with a port;
     empty: a Unix socket. `on_nodes`, `keys_file`, `planner` and the directories are not used."""
@@ -219,20 +220,20 @@ class EmbeddedCluster:
         keys = keep_keys(keys_file(state_dir))
         agents = await self._start_agents(stack)
         rewards = await self._start_rewards(stack)
+        rollout = await self._start_managers(stack, keys)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        rollout = RolloutManager(self._config.rollout, self._clock, keys)
         _run_beside(stack, tasks.create_task(rollout.run()))
         inner = _open_inner(self._config, keys)
-        told = replace(self._config.scheduler, rollout_address=inner.rollout_address)
-        live = LiveScheduler(told, store, self._clock, agents, rollout, keys)
+        live = LiveScheduler(self._config.scheduler, store, self._clock, agents, rollout, keys)
         self.live = live
         _run_beside(stack, tasks.create_task(live.run()))
         await live.nodes.ready()
         _run_beside(stack, tasks.create_task(live.reward_hosts.run(rewards)))
-        _run_beside(stack, tasks.create_task(rollout.use(live.spot_hosts, changes).run()))
+        spot = rollout.use(live.spot_hosts, changes, config=self._config.rollout.spot)
+        _run_beside(stack, tasks.create_task(spot.run()))
         scheduler = SchedulerServicer(live)
-        await inner.serve(stack, scheduler=scheduler, rollout=rollout)
-        router = self._router(scheduler, rollout=rollout, keys=keys, rewards=rewards)
+        await inner.serve(stack, scheduler)
+        router = self._router(scheduler, keys=keys, rewards=rewards)
         stack.push_async_callback(router.aclose)
         await self._serve(stack, router, inner=inner.address)
 
@@ -267,11 +268,37 @@ class EmbeddedCluster:
         )
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         for name, module in _REWARD_PROCESSES:
-            process = RewardProcess(name, module, config, directory=directory, logs=place)
+            process = ServiceProcess(name, module, config, directory=directory, logs=place)
             await process.start()
             stack.push_async_callback(process.stop)
             _run_beside(stack, tasks.create_task(process.replace(self._clock)))
         return config.listen
+
+    async def _start_managers(self, stack: AsyncExitStack, keys: ClusterKeys) -> Managers:
+        """Start the rollout managers and keep them running; return who leads them."""
+        place, given = self._config.state_dir / "rollout", self._config.rollout
+        directory = _runtime_dir(place, stack)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        led: list[tuple[str, Callable[[], None]]] = []
+        for number in range(given.managers):
+            name, records = f"manager-{number}", place.absolute() / f"records-{number}"
+            shutil.rmtree(records, ignore_errors=True)  # of jobs that ended with their cluster
+            records.mkdir(mode=0o700, parents=True)
+            config = replace(
+                given,
+                listen=f"{given.address}:0" if given.address else f"unix:{directory / name}.sock",
+                keys_file=keys_file(self._config.state_dir),
+                records_dir=records,
+            )
+            process = ServiceProcess(
+                name, "plexsvc.rollout.main", config, directory=directory, logs=place
+            )
+            address = await process.start()
+            process.config = replace(config, listen=address)
+            stack.push_async_callback(process.stop)
+            _run_beside(stack, tasks.create_task(process.replace(self._clock)))
+            led.append((address, process.kill))
+        return Managers(led, clock=self._clock, keys=keys)
 
     def _agent_config(self, node: NodeConfig, stack: AsyncExitStack) -> AgentConfig:
         place = self._config.state_dir / "nodes" / node.node_id
@@ -292,7 +319,6 @@ class EmbeddedCluster:
         self,
         scheduler: SchedulerServicer,
         *,
-        rollout: RolloutManager,
         keys: ClusterKeys,
         rewards: str,
     ) -> RouterServicer:
@@ -307,9 +333,7 @@ class EmbeddedCluster:
             model_roots=self._model_roots(),
             checkpoint_root=named.checkpoint_root or state_dir / "checkpoints",
         )
-        return RouterServicer(
-            scheduler, config=config, clock=self._clock, keys=keys, frames=rollout
-        )
+        return RouterServicer(scheduler, config=config, clock=self._clock, keys=keys)
 
     async def _serve(self, stack: AsyncExitStack, router: RouterServicer, *, inner: str) -> None:
         config = self._config.router
@@ -350,16 +374,12 @@ class _Inner:
 
     server: grpc.aio.Server | None = None
     address: str = ""
-    rollout_address: str = ""
 
-    async def serve(
-        self, stack: AsyncExitStack, *, scheduler: SchedulerServicer, rollout: RolloutManager
-    ) -> None:
-        """Serve both until the stack unwinds; nothing without a port."""
+    async def serve(self, stack: AsyncExitStack, scheduler: SchedulerServicer) -> None:
+        """Serve the scheduler until the stack unwinds; nothing without a port."""
         if self.server is None:
             return
         add_scheduler(scheduler, self.server)
-        worker_pb2_grpc.add_WorkerServicer_to_server(rollout, self.server)
         stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
         stack.callback(scheduler.streams.stop)
         await self.server.start()
@@ -369,20 +389,16 @@ def _open_inner(config: ClusterConfig, keys: ClusterKeys) -> _Inner:
     """Bind the port for routers apart, if the configuration names one."""
     if not config.scheduler_listen:
         return _Inner()
-    told = config.scheduler.rollout_address
-    if not told and config.scheduler_listen.startswith(_WILDCARDS):
+    if not config.rollout.address and config.scheduler_listen.startswith(_WILDCARDS):
         raise PlexError(
             ErrorCode.BAD_REQUEST,
-            f"scheduler_listen = {config.scheduler_listen!r} names no address that routers could "
-            "be told; set scheduler.rollout_address to HOST:PORT as they reach it",
+            f"scheduler_listen = {config.scheduler_listen!r} is for routers on other hosts, which "
+            "read tokens from the rollout managers; set rollout.address to this host's address as "
+            "they reach it",
         )
     server = new_server(keys)
     address = listen(server, config.scheduler_listen, keys, key="scheduler_listen")
-    return _Inner(
-        server=server,
-        address=address,
-        rollout_address=told or address,
-    )
+    return _Inner(server=server, address=address)
 
 
 async def _replace_agents(

@@ -1,4 +1,4 @@
-"""Configuration: of an instance (from the scheduler) and of the manager (from the cluster)."""
+"""Configuration: of an instance (from the scheduler) and of managers (from the cluster)."""
 
 from __future__ import annotations
 
@@ -84,8 +84,19 @@ def _bad(message: str) -> PlexError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """Bounds and cadence of the rollout manager."""
+    """Bounds and cadence of each rollout manager, and how many there are."""
 
+    managers: int = 1
+    """Processes that collect tokens; jobs are spread over them."""
+    address: str = ""
+    """This host's address as routers on other hosts reach its managers, without a port; empty: they
+    listen on Unix sockets alone."""
+    listen: str = ""
+    """Where a manager serves: `HOST:PORT` or `unix:PATH`."""
+    keys_file: Path = Path()
+    """The cluster's keys."""
+    records_dir: Path = Path()
+    """Where a manager keeps its token records for its successor."""
     frame_us: int = 20_000
     """Deltas are gathered for so long before they become a frame."""
     record_bytes: int = 512 << 20
@@ -125,3 +136,7 @@ class RolloutConfig:
     """Requests sent to an instance in one call."""
     spot: SpotConfig = field(default_factory=SpotConfig)
     """Spot devices."""
+
+    def __post_init__(self) -> None:
+        if self.managers < 1:
+            raise _bad(f"rollout.managers is {self.managers}; it must be at least 1")

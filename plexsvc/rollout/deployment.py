@@ -13,7 +13,6 @@ from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.fleet import Fleet, Gone
 from plexsvc.rollout.generation import Generation, metrics_of
-from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rollout.validation import GenerateLimits, check_generate
 from plexsvc.rpc.keys import ClusterKeys
@@ -125,8 +124,8 @@ class RolloutDeployment:
         operation = request.operation
         check_generate(operation.generate, self._limits)
         self.fleet.fence.CopyFrom(request.fence)
-        record = OperationRecord(operation)
-        record.open_samples()
+        record = records.open(operation)
+        record.open_samples(operation)
         sampling = operation.generate.sampling
         most_tokens = len(record.samples) * sampling.max_tokens * (1 + sampling.texts)
         records.admit(record, most_tokens=most_tokens)

@@ -62,9 +62,12 @@ class Generation:
         Raises:
             PlexError: `worker_died`, or what an instance refused the request with.
         """
+        found = self._record.samples.items()
+        samples = {key: len(one.tokens) for key, one in found if not one.is_complete}
+        if not samples:  # a manager before had all of them, and no time to say so
+            return 0
         self._answer = asyncio.get_running_loop().create_future()
         self._fleet.begin(self._id, self.perform)
-        samples = {key: len(one.tokens) for key, one in self._record.samples.items()}
         prompts = self._record.operation.generate.prompts
         submitted = events.SamplesSubmitted(
             operation_id=self._id,

@@ -1,33 +1,33 @@
-"""The rollout manager: the `Worker` service of rollout deployments, inside the control process.
+"""A rollout manager: the `Worker` service of rollout deployments, and what leads it.
 
 Theory of operation. A deployment is known from its `Initialize`, which brings the addresses of its
 instances. An operation runs once, in a task of its own; every `Execute` of its id waits for that
 task or is answered from its record. A generate's tokens go into its token record, which any number
 of `StreamFrames` read; the record is kept until it is acknowledged (`Cancel` of a finished
-operation, `forget`) or newer ones need its room. `run` must be running: all tasks live in it.
+operation, or of a WPG) or newer ones need its room. `run` must be running: all tasks live in it.
+A manager that follows another knows no deployment; until a deployment is initialised again its
+orders are refused with `unavailable`, and `managers` repeats them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
-import grpc.aio
-
-from plexclient.wire.v1 import operations_pb2, service_pb2, worker_pb2, worker_pb2_grpc
+from plexclient.wire.v1 import operations_pb2, rollout_pb2, worker_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
-from plexsvc.ids import DeploymentId, VersionId, show
+from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import orders
-from plexsvc.rollout.core.instances import DEDICATED, SPOT
-from plexsvc.rollout.core.pool import SlotClosed, SlotOpened, Wanted
+from plexsvc.rollout.core.instances import DEDICATED
 from plexsvc.rollout.deployment import (
     FAILED,
     REFUSED,
@@ -35,27 +35,20 @@ from plexsvc.rollout.deployment import (
     failure,
     success,
 )
-from plexsvc.rollout.fleet import Fleet, Gone
-from plexsvc.rollout.providers.base import Hosts
-from plexsvc.rollout.providers.trace import Change
-from plexsvc.rollout.records import OperationRecord
-from plexsvc.rollout.spot import SpotInstances, provider_of
+from plexsvc.rollout.fleet import Gone
 from plexsvc.rollout.store import RecordStore
 from plexsvc.rpc.keys import ClusterKeys
-from plexsvc.rpc.status import abort_with
 from plexsvc.slots import Limit, Slots
 
 log = Log(__name__)
 
 T = TypeVar("T")
 
-GivenUp = Callable[[str, str, str], None]
-"""Takes a WPG, the address of one of its instances, and why that is given up."""
+BEAT_S: Final = 1.0
+"""How often who leads a manager hears from it."""
 
 MAX_ANSWERS: Final = 4096
 """Finished operations whose answer is kept, beside their token records."""
-
-Context: TypeAlias = "grpc.aio.ServicerContext[object, object] | None"
 
 
 @dataclass(slots=True)
@@ -69,8 +62,8 @@ class _Execution:
     is_cancelled: bool = False
 
 
-class RolloutManager(worker_pb2_grpc.WorkerServicer):
-    """Runs operations of rollout deployments. Methods take `context=None` when embedded."""
+class RolloutManager:
+    """Runs operations of rollout deployments."""
 
     def __init__(self, config: RolloutConfig, clock: Clock, keys: ClusterKeys) -> None:
         self._config, self._clock, self._keys = config, clock, keys
@@ -79,7 +72,8 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         self._gates: dict[str, Gate] = {}
         self._executions: OrderedDict[bytes, _Execution] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
-        self._report: GivenUp | None = None
+        self._incarnation = 1 + secrets.randbits(62)
+        self._news: asyncio.Queue[rollout_pb2.InstanceGone] = asyncio.Queue()
         self._operations = Limit(
             total=config.max_operations, what="operations", key="rollout.max_operations"
         )
@@ -88,7 +82,6 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         )
         self._streams: Counter[str] = Counter()
         """Open streams by deployment."""
-        self.spot: SpotInstances | None = None
 
     async def run(self) -> None:
         """Host all work of this manager until cancelled; cancellation ends it."""
@@ -101,15 +94,13 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 for deployment in self._deployments.values():
                     await deployment.fleet.close()
 
-    async def Execute(  # noqa: N802 - named by the service
-        self, request: worker_pb2.ExecuteRequest, context: Context
-    ) -> worker_pb2.ExecuteReply:
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Run an operation, or wait for or repeat the answer of one that was run.
 
         Errors are in the reply's result; a refused order leaves no record.
         """
-        del context
         try:
+            self._check_known(request.operation)
             gate, what = self._gate(request.wpg_id), _what(request)
             execution = self._executions.get(request.operation.operation_id)
             if execution is not None:
@@ -123,76 +114,59 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             return failure(request.operation, error, state=REFUSED)
         return await asyncio.shield(execution.answer)
 
-    async def Cancel(  # noqa: N802 - named by the service
-        self, request: worker_pb2.CancelRequest, context: Context
-    ) -> worker_pb2.CancelReply:
+    async def cancel(self, request: worker_pb2.CancelRequest) -> worker_pb2.CancelReply:
         """End a running operation with `cancelled`, or release the record of a finished one.
 
         Without an operation id the whole WPG is forgotten.
-        """
-        try:
-            self._gate(request.wpg_id).admit_leader(request.fence, what="cancel")
-            if not request.operation_id:
-                for deployment_id in [
-                    d.deployment_id
-                    for d in self._deployments.values()
-                    if d.wpg_id == request.wpg_id
-                ]:
-                    await self.forget(deployment_id)
-            else:
-                self._cancel(request.operation_id)
-        except PlexError as error:
-            await abort_with(context, error)
-        return worker_pb2.CancelReply()
-
-    async def StreamFrames(  # noqa: N802 - named by the service
-        self, request: worker_pb2.StreamFramesRequest, context: Context
-    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
-        """Yield the frames after `after_cursor`, then live, up to the one with the result.
-
-        Waits for an operation that has not started.
 
         Raises:
-            PlexError: (embedded; on the wire as status) `result_gone`, `not_found`, `queue_full`.
+            PlexError: `stale_fence`.
         """
-        try:
-            with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
-                record = await self._records.wait_for(
-                    request.operation_id, deployment_id=request.deployment_id
-                )
-                async for frame in record.read(request.after_cursor):
-                    yield frame
-        except PlexError as error:
-            await abort_with(context, error)
+        self._gate(request.wpg_id).admit_leader(request.fence, what="cancel")
+        if request.operation_id:
+            self._cancel(request.operation_id)
+        else:
+            for deployment in [d for d in self._deployments.values() if d.wpg_id == request.wpg_id]:
+                await self._forget(deployment.deployment_id)
+        return worker_pb2.CancelReply()
 
-    async def Sample(  # noqa: N802 - named by the service
-        self, request: operations_pb2.Operation, context: Context
-    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+    async def sample(
+        self, request: operations_pb2.Operation
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame | bytes]:
         """Generate beside the order of operations; it ends when its reader leaves.
 
         The first frame has the prompts as token ids, the last one the result. Its token record is
         one like others, and goes with it.
 
         Raises:
-            PlexError: (embedded; on the wire as status) `not_found` without a deployment or
-                weights, `queue_full`, `bad_request`, `unavailable`; `operation_timeout` when no
-                token comes for `rollout.stall_us`.
+            PlexError: `unavailable` without a deployment, `not_found` without weights,
+                `queue_full`, `bad_request`; `operation_timeout` when no token comes for
+                `rollout.stall_us`.
         """
-        try:
-            deployment = self._deployment(request)
-            with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
-                await deployment.prepare(request)
-                async with aclosing(self._sampled(request, deployment)) as frames:
-                    async for frame in frames:
-                        yield frame
-        except PlexError as error:
-            await abort_with(context, error)
+        deployment = self._deployment(request)
+        with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+            await deployment.prepare(request)
+            async with aclosing(self._sampled(request, deployment)) as frames:
+                async for frame in frames:
+                    yield frame
 
-    async def Describe(  # noqa: N802 - named by the service
-        self, request: worker_pb2.DescribeRequest, context: Context
-    ) -> worker_pb2.DescribeReply:
+    async def frames(self, request: worker_pb2.StreamFramesRequest) -> AsyncGenerator[bytes]:
+        """Yield the frames after `after_cursor`, then live, up to the one with the result.
+
+        They are serialised. Waits for an operation that has not started.
+
+        Raises:
+            PlexError: `result_gone`, `not_found`, `queue_full`.
+        """
+        with self._slots.hold(request.tenant), self._stream_of(request.deployment_id):
+            record = await self._records.wait_for(
+                request.operation_id, deployment_id=request.deployment_id
+            )
+            async for frame in record.read(request.after_cursor):
+                yield frame
+
+    async def describe(self, request: worker_pb2.DescribeRequest) -> worker_pb2.DescribeReply:
         """Return the facts of a WPG's instances; `initialized` is false for an unknown one."""
-        del context
         reply = worker_pb2.DescribeReply(wpg_id=request.wpg_id)
         for deployment in self._deployments.values():
             if deployment.wpg_id == request.wpg_id:
@@ -200,79 +174,56 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
                 reply.applied_seq = deployment.applied_seq
         return reply
 
-    def use(self, hosts: Hosts, changes: Sequence[Change]) -> SpotInstances:
-        """Give deployments spot instances from now on, while what this returns runs."""
-        provider = provider_of(self._config.spot, changes, hosts=hosts, clock=self._clock)
-        self.spot = SpotInstances(hosts, provider, clock=self._clock, fleet_of=self._fleet)
-        return self.spot
+    async def follow(
+        self, request: rollout_pb2.FollowRequest
+    ) -> AsyncGenerator[rollout_pb2.ManagerNews]:
+        """Yield a beat every `BEAT_S`, and each instance that is gone, until the caller leaves."""
+        del request
+        gone: rollout_pb2.InstanceGone | None = None
+        while True:
+            yield rollout_pb2.ManagerNews(incarnation=self._incarnation, gone=gone)
+            gone = None
+            with suppress(TimeoutError):
+                gone = await asyncio.wait_for(self._news.get(), BEAT_S)
 
-    def instances(self) -> list[service_pb2.InstanceView]:
-        """Return every instance and spot device; `device` of a dedicated one is its address."""
-        found: list[service_pb2.InstanceView] = []
+    async def change_instance(
+        self, request: rollout_pb2.ChangeInstanceRequest
+    ) -> rollout_pb2.ChangeInstanceReply:
+        """Take an instance, or let one go.
+
+        Raises:
+            PlexError: `stale_fence`; `unavailable` when a new instance does not answer, or the
+                deployment is not known yet.
+        """
+        self._gate(request.wpg_id).admit_leader(request.fence, what="a change of instances")
+        deployment = self._deployments.get(request.deployment_id)
+        if deployment is None:
+            raise _unknown(request.deployment_id)
+        fleet, address = deployment.fleet, request.address
+        match request.WhichOneof("change"):
+            case "replaces":
+                await fleet.replace(request.replaces, address)
+            case "joins_as":
+                await fleet.add(address, kind=request.joins_as)
+            case "drains":
+                fleet.drain(address)
+            case "ended":
+                fleet.drop(address, because=request.ended)
+            case _:
+                raise PlexError(ErrorCode.BAD_REQUEST, f"no change of instance {address} was named")
+        return rollout_pb2.ChangeInstanceReply()
+
+    async def inspect(self, request: rollout_pb2.InspectRequest) -> rollout_pb2.ManagerFacts:
+        """Return every instance, and a count that grows while an operation gets on."""
+        facts = rollout_pb2.ManagerFacts(progress=self.progress(request.operation_id))
         for deployment in self._deployments.values():
             for address, view in deployment.fleet.views():
                 view.device = address
-                if self.spot is not None:
-                    self.spot.describe(address, view)
-                found.append(view)
-        return found + (self.spot.without_instance() if self.spot is not None else [])
+                facts.instances.append(view)
+        return facts
 
-    def drain(self, device: str) -> None:
-        """Have the samples of a spot instance go on elsewhere, and close its device.
-
-        Raises:
-            PlexError: `not_found` when there is no such spot device.
-        """
-        self._spot(device).post(SlotClosed(slot_id=device))
-
-    def open(self, device: str) -> None:
-        """Open a spot device that `drain` closed.
-
-        Raises:
-            PlexError: `not_found` when there is no such spot device; `bad_request` when it is not
-                closed.
-        """
-        spot = self._spot(device)
-        if device not in spot.pool.closed:
-            is_leaving = spot.pool.slots[device].is_noticed
-            was = "to be taken back by its provider" if is_leaving else "open"
-            raise PlexError(
-                ErrorCode.BAD_REQUEST,
-                f"spot device {device} was not drained by `plexctl instance drain`: it is {was}",
-            )
-        spot.post(SlotOpened(slot_id=device))
-
-    def _spot(self, device: str) -> SpotInstances:
-        spot = self.spot
-        if spot is None or device not in {*spot.pool.slots, *spot.pool.closed}:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"no spot device {device!r}; `plexctl instance list` shows them. Dedicated "
-                "instances leave with `plexctl node drain`",
-            )
-        return spot
-
-    def _fleet(self, deployment_id: str) -> Fleet | None:
-        deployment = self._deployments.get(deployment_id)
-        return deployment.fleet if deployment is not None else None
-
-    def report_to(self, given_up: GivenUp) -> None:
-        """Say from now on which instances do not come back by themselves."""
-        self._report = given_up
-
-    async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
-        """Let a new instance take the place of one that was lost.
-
-        Raises:
-            PlexError: `not_found`; `unavailable` when the new one does not answer.
-        """
-        deployment = self._deployments.get(deployment_id)
-        if deployment is None:
-            raise PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
-        await deployment.fleet.replace(index, address)
-
-    async def forget(self, deployment_id: str) -> None:
-        """End a deployment: cancel what runs, drop its records and connections. Safe to repeat."""
+    async def _forget(self, deployment_id: str) -> None:
+        """End a deployment: cancel what runs, drop its records and connections."""
         for operation_id, execution in list(self._executions.items()):
             if execution.deployment_id == deployment_id:
                 self._stop(execution)
@@ -282,26 +233,9 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         for record in self._records.of_deployment(deployment_id):
             self._records.drop(record.operation.operation_id)
         deployment = self._deployments.pop(deployment_id, None)
-        if self.spot is not None:
-            self.spot.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
         if deployment is not None:
             self._gates.pop(deployment.wpg_id, None)
             await deployment.fleet.close()
-
-    def release(self, operation_id: bytes) -> None:
-        """Drop the answer and the token record of a finished operation that was acknowledged."""
-        execution = self._executions.get(operation_id)
-        if execution is not None and execution.answer.done():
-            del self._executions[operation_id]
-            self._records.drop(operation_id)
-
-    def versions_in_use(self) -> set[VersionId]:
-        """Return the versions that instances serve or load, or would after a restart."""
-        return {
-            version
-            for deployment in self._deployments.values()
-            for version in deployment.fleet.sources
-        }
 
     def progress(self, operation_id: bytes) -> int:
         """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""
@@ -315,7 +249,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     async def _sampled(
         self, operation: operations_pb2.Operation, deployment: RolloutDeployment
-    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame | bytes]:
         """Yield the frames of a generate that lives as long as they are read."""
         operation_id = operation.operation_id
         if operation_id in self._executions:
@@ -340,10 +274,15 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             ) from error
         finally:
             self._stop(execution)
-            execution.answer.add_done_callback(lambda _: self.release(operation_id))
+            execution.answer.add_done_callback(lambda _: self._cancel(operation_id))
 
     def _gate(self, wpg_id: str) -> Gate:
         return self._gates.setdefault(wpg_id, Gate())
+
+    def _check_known(self, operation: operations_pb2.Operation) -> None:
+        known = operation.deployment_id in self._deployments
+        if not known and operation.WhichOneof("body") != "initialize":
+            raise _unknown(operation.deployment_id)
 
     def _begin(self, request: worker_pb2.ExecuteRequest) -> _Execution:
         """Start the task of an operation that was not seen before."""
@@ -357,6 +296,10 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
         loop = asyncio.get_running_loop()
         execution = _Execution(loop.create_future(), operation.deployment_id, operation.tenant)
         self._executions[operation.operation_id] = execution
+        record = self._records.get(operation.operation_id)
+        if record is not None and record.result is not None:  # of the manager before
+            execution.answer.set_result(worker_pb2.ExecuteReply(result=record.result))
+            return execution
         started_us = self._clock.monotonic_us()
         execution.task = group.create_task(self._carry(execution, request, started_us=started_us))
         # A task that is cancelled before its first step never gets to its own cleanup.
@@ -427,11 +370,13 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             deployment.applied_seq = max(deployment.applied_seq, operation.seq)
             reply.applied_seq = deployment.applied_seq
         record = self._records.get(operation.operation_id)
-        if record is None and reply.result.error.retryable and operation.seq:
+        if self._group is None:  # it stops: the record is its successor's
+            pass
+        elif record is None and reply.result.error.retryable and operation.seq:
             self._executions.pop(operation.operation_id, None)  # a repeat is a new try
         elif operation.WhichOneof("body") == "generate":
             if record is None:
-                record = OperationRecord(operation)
+                record = self._records.open(operation)
                 self._records.add(record)
             record.finish(reply.result)
             self._records.settle(record)
@@ -439,10 +384,11 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
 
     def _cancel(self, operation_id: bytes) -> None:
         execution = self._executions.get(operation_id)
-        if execution is None or execution.task is None:
-            self.release(operation_id)
-            return
-        self._stop(execution)
+        if execution is not None and execution.task is not None:
+            self._stop(execution)
+        else:
+            self._executions.pop(operation_id, None)
+            self._records.drop(operation_id)
 
     def _stop(self, execution: _Execution) -> None:
         if execution.task is not None:
@@ -470,12 +416,7 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
     def _deployment(self, operation: operations_pb2.Operation) -> RolloutDeployment:
         deployment = self._deployments.get(operation.deployment_id)
         if deployment is None:
-            raise PlexError(
-                ErrorCode.NOT_FOUND,
-                f"{show(operation.operation_id)}: rollout deployment {operation.deployment_id} is "
-                f"not initialised here",
-                deployment_id=operation.deployment_id,
-            )
+            raise _unknown(operation.deployment_id)
         return deployment
 
     async def _initialize(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
@@ -498,18 +439,16 @@ class RolloutManager(worker_pb2_grpc.WorkerServicer):
             self._gates.pop(deployment.wpg_id, None)
             deployment.wpg_id = request.wpg_id
         self._deployments[deployment_id] = deployment
-        if self.spot is not None:
-            self.spot.post(_wanted(deployment_id, request.deployment.spec))
+        if request.HasField("published"):  # wanted from here on, so nothing is sampled from another
+            await deployment.fleet.load(request.published)
         return reply
 
     def _gone(self, deployment: RolloutDeployment, order: Gone) -> None:
-        """Have a dedicated instance that was given up replaced; note that a spot one is gone."""
-        because = order.because if isinstance(order, orders.GiveUpInstance) else ""
-        is_dedicated = isinstance(order, orders.GiveUpInstance) and order.kind == DEDICATED.name
-        if is_dedicated and self._report is not None:
-            self._report(deployment.wpg_id, order.address, because)
-        elif not is_dedicated and self.spot is not None:
-            self.spot.gone(order.address, because=because)
+        """Say that an instance was given up or has been drained."""
+        gone = rollout_pb2.InstanceGone(wpg_id=deployment.wpg_id, address=order.address)
+        if isinstance(order, orders.GiveUpInstance):
+            gone.because, gone.is_dedicated = order.because, order.kind == DEDICATED.name
+        self._news.put_nowait(gone)
 
     @contextmanager
     def _stream_of(self, deployment_id: str) -> Iterator[None]:
@@ -535,16 +474,9 @@ async def _within(limit_us: int, awaited: Awaitable[T]) -> T:
         return await awaited
 
 
-def _wanted(deployment_id: str, spec: service_pb2.DeploymentSpec) -> Wanted:
-    """Return how many spot instances a deployment asks for."""
-    asked = next((one for one in spec.instances if one.kind == SPOT.name), None)
-    if asked is None:
-        return Wanted(deployment_id=DeploymentId(deployment_id), most=0)
-    return Wanted(
-        deployment_id=DeploymentId(deployment_id),
-        least=asked.least,
-        most=asked.most,
-        price=asked.price if asked.HasField("price") else None,
+def _unknown(deployment_id: str) -> PlexError:
+    return PlexError(
+        ErrorCode.UNAVAILABLE, f"rollout deployment {deployment_id} is not initialised here yet"
     )
 
 
@@ -553,7 +485,8 @@ def _what(request: worker_pb2.ExecuteRequest) -> str:
 
 
 def _stopped(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
+    """Return the reply of an operation that the manager's successor goes on with."""
     error = PlexError(
         ErrorCode.UNAVAILABLE, f"{show(operation.operation_id)}: the rollout manager stopped"
     )
-    return failure(operation, error)
+    return failure(operation, error, state=REFUSED)

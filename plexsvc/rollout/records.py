@@ -2,15 +2,17 @@
 
 Theory of operation. The rollout core says how much of a delta is new; the record adds that. Added
 deltas are *pending* until they are *sealed* into frames numbered 1, 2, 3, ...; a sealed frame never
-changes, so any number of readers replay the same stream from any cursor. The last frame carries the
-result. Generation does not depend on readers, of which there may be none.
+changes, so any number of readers replay the same stream from any cursor. It is in the record's file
+before a reader gets it: when the manager is killed, its successor takes the frames from there, and
+samples go on from the positions that they have. The last frame carries the result. Generation does
+not depend on readers, of which there may be none.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +22,7 @@ from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import VersionId
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import extend_spans
+from plexsvc.rollout.recordfiles import Entry, RecordFile
 
 FRAME_BYTES: Final = 1 << 20
 """A frame is closed at this size; far below the largest gRPC message."""
@@ -36,30 +39,45 @@ class SampleRecord:
     """Carries only the spans of all tokens so far."""
     has_prompt_logprobs: bool = False
     pending: operations_pb2.SampleDelta | None = None
+    is_complete: bool = False
+    num_kept: int = 0
+    """Spans of versions whose beginning is in the record's file."""
 
 
 class OperationRecord:
     """The token record of one generate. Owned by the event loop."""
 
-    def __init__(self, operation: operations_pb2.Operation) -> None:
+    def __init__(
+        self, operation: operations_pb2.Operation, *, file: RecordFile, kept: Sequence[Entry] = ()
+    ) -> None:
+        """Begin with the frames `kept` of a manager before."""
         self.operation = operation
-        self.frames: list[operations_pb2.GenerateFrame] = []
+        self.frames = [entry.frame for entry in kept]
+        """Serialised."""
         self.result: operations_pb2.OperationResult | None = None
-        self.nbytes = 0
+        self.nbytes = sum(map(len, self.frames))
         self.generated = 0
+        self._file, self._kept = file, kept
+        for frame in map(operations_pb2.GenerateFrame.FromString, self.frames):
+            self.generated += sum(len(delta.token_ids) for delta in frame.deltas)
+            if frame.HasField("result"):
+                self.result = frame.result
         self.dirty = asyncio.Event()
         self.samples: dict[SampleKey, SampleRecord] = {}
         self._pending: list[SampleRecord] = []
         self._changed = asyncio.Event()
 
-    def open_samples(self) -> None:
-        """Register every sample of the operation's prompts, with the tokens they came with."""
-        generate = self.operation.generate
+    def open_samples(self, operation: operations_pb2.Operation) -> None:
+        """Register every sample of the operation's prompts, with all tokens that they have."""
+        self.operation = operation
+        generate = operation.generate
         for index, prompt in enumerate(generate.prompts):
             for sample in range(max(1, generate.sampling.n)):
                 record = SampleRecord((index, sample), array("I", prompt.generated))
                 record.had = len(prompt.generated)
                 self.samples[record.key] = record
+        for entry in self._kept:
+            self._restore(entry)
 
     def add(
         self, key: SampleKey, delta: operations_pb2.SampleDelta, *, known: int, is_last: bool
@@ -80,9 +98,11 @@ class OperationRecord:
         """Close the pending deltas into frames, if there are any."""
         self.dirty.clear()
         taken, self._pending = self._pending, []
+        spans = _new_spans(taken)
         for deltas in _cut(taken):
             frame = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, deltas=deltas)
-            self._add(frame)
+            self._add(frame, spans=spans)
+            spans = b""
 
     def finish(self, result: operations_pb2.OperationResult) -> None:
         """Seal what is pending and end the stream with `result`."""
@@ -91,7 +111,11 @@ class OperationRecord:
         last = operations_pb2.GenerateFrame(cursor=len(self.frames) + 1, result=result)
         self._add(last)
 
-    async def read(self, after_cursor: int) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+    def discard(self) -> None:
+        """Delete what a successor would read."""
+        self._file.remove()
+
+    async def read(self, after_cursor: int) -> AsyncGenerator[bytes]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result."""
         at = min(after_cursor, len(self.frames))
         while True:
@@ -110,6 +134,24 @@ class OperationRecord:
         for sample in self.samples.values():
             hasher.update(sample.tokens.tobytes())
         return hasher.digest()
+
+    def _restore(self, entry: Entry) -> None:
+        """Add what a frame of the manager before has to its samples."""
+        spans = operations_pb2.GenerateFrame.FromString(entry.spans)
+        for delta in spans.deltas:
+            sample = self.samples[delta.prompt_index, delta.sample_index]
+            sample.versions.versions.extend(delta.versions)
+            sample.num_kept = len(sample.versions.versions)
+        for delta in operations_pb2.GenerateFrame.FromString(entry.frame).deltas:
+            sample = self.samples[delta.prompt_index, delta.sample_index]
+            sample.tokens.extend(delta.token_ids)
+            sample.has_prompt_logprobs |= bool(delta.prompt_logprobs)
+            sample.is_complete = delta.finish_reason != operations_pb2.FINISH_REASON_UNSPECIFIED
+            starts = [span.start for span in sample.versions.versions[1:]]
+            for span, end in zip(
+                sample.versions.versions, [*starts, len(sample.tokens)], strict=True
+            ):
+                span.end = end
 
     def _append(
         self, sample: SampleRecord, delta: operations_pb2.SampleDelta, *, known: int
@@ -131,6 +173,7 @@ class OperationRecord:
             )
 
     def _finish(self, sample: SampleRecord, delta: operations_pb2.SampleDelta) -> None:
+        sample.is_complete = True
         pending = self._pend(sample)
         pending.finish_reason = delta.finish_reason
         pending.stop_reason = delta.stop_reason
@@ -146,10 +189,27 @@ class OperationRecord:
             self.dirty.set()
         return sample.pending
 
-    def _add(self, frame: operations_pb2.GenerateFrame) -> None:
-        self.frames.append(frame)
-        self.nbytes += frame.ByteSize()
+    def _add(self, frame: operations_pb2.GenerateFrame, *, spans: bytes = b"") -> None:
+        data = frame.SerializeToString()
+        self._file.append(Entry(data, spans))
+        self.frames.append(data)
+        self.nbytes += len(data)
+        if self.result is not None:
+            self._file.close()
         self._changed.set()
+
+
+def _new_spans(samples: Iterable[SampleRecord]) -> bytes:
+    """Return where the samples' versions changed since the last frame, as deltas of a frame."""
+    changed = operations_pb2.GenerateFrame()
+    for sample in samples:
+        spans = sample.versions.versions
+        if len(spans) > sample.num_kept:
+            prompt, index = sample.key
+            new = spans[sample.num_kept :]
+            changed.deltas.add(prompt_index=prompt, sample_index=index, versions=new)
+            sample.num_kept = len(spans)
+    return changed.SerializeToString()
 
 
 def _cut(samples: Sequence[SampleRecord]) -> Iterator[list[operations_pb2.SampleDelta]]:

@@ -1,11 +1,14 @@
-"""The driver of the pool of spot devices: starts, drains and stops instances as the core orders."""
+"""The driver of the pool of spot devices: starts, drains and stops instances as the core orders.
+
+It stays in the scheduler's process, whichever managers have the instances.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
@@ -16,7 +19,6 @@ from plexsvc.rollout.config import SpotConfig
 from plexsvc.rollout.core import pool
 from plexsvc.rollout.core.instances import SPOT
 from plexsvc.rollout.core.pool import SlotId, SpotPool, State
-from plexsvc.rollout.fleet import Fleet
 from plexsvc.rollout.providers.base import Hosts, Provider
 from plexsvc.rollout.providers.local import LocalProvider
 from plexsvc.rollout.providers.trace import Change, TraceProvider, read_trace
@@ -25,7 +27,28 @@ log = Log(__name__)
 
 TICK_US: Final = 500_000
 
-FleetOf = Callable[[DeploymentId], Fleet | None]
+
+class SpotFleet(Protocol):
+    """The instances of a deployment."""
+
+    async def add(self, address: str, *, kind: str) -> None:
+        """Take one more instance.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer.
+        """
+        ...
+
+    async def drain(self, address: str) -> None:
+        """Have an instance's samples go on elsewhere, and let it go then."""
+        ...
+
+    async def drop(self, address: str, *, because: str) -> None:
+        """Forget an instance whose process has ended."""
+        ...
+
+
+FleetOf = Callable[[DeploymentId], SpotFleet | None]
 """Returns the instances of a deployment, None if it is gone."""
 
 
@@ -55,7 +78,7 @@ def provider_of(
 
 
 class SpotInstances:
-    """Spot instances of all deployments of a manager. `run` must be running."""
+    """Spot instances of all deployments. `run` must be running."""
 
     def __init__(
         self, hosts: Hosts, provider: Provider, *, clock: Clock, fleet_of: FleetOf
@@ -95,7 +118,7 @@ class SpotInstances:
             view.device, view.price = slot_id, self.pool.slots[slot_id].price
 
     def without_instance(self) -> list[service_pb2.InstanceView]:
-        """Return the devices whose instance no manager has yet, or which have none."""
+        """Return the devices whose instance has not joined yet, or which have none."""
         return [
             service_pb2.InstanceView(
                 device=slot_id,
@@ -131,7 +154,7 @@ class SpotInstances:
             case pool.StartInstance():
                 self._starts[order.slot_id] = self._group.create_task(self._start(order))
             case pool.DrainInstance():
-                self._drain(order)
+                self._group.create_task(self._drain(order))
             case pool.StopInstance():
                 self._group.create_task(self._stop(order))
 
@@ -149,13 +172,13 @@ class SpotInstances:
             failed = pool.InstanceFailed(slot_id=slot_id, number=number, because=error.message)
             self.post(failed)
 
-    def _drain(self, order: pool.DrainInstance) -> None:
+    async def _drain(self, order: pool.DrainInstance) -> None:
         log.info("spot instance noticed", slot=order.slot_id, deployment=order.deployment_id)
         fleet = self._fleet_of(order.deployment_id)
         if fleet is None:
             self.post(pool.SlotDrained(slot_id=order.slot_id, number=order.number))
         else:
-            fleet.drain(self.addresses[order.slot_id])
+            await fleet.drain(self.addresses[order.slot_id])
 
     async def _stop(self, order: pool.StopInstance) -> None:
         """Kill a process, then have its fleet forget it: its calls break as they would by then."""
@@ -165,5 +188,5 @@ class SpotInstances:
         await self._hosts.stop(slot_id, number=order.number, deployment_id=order.deployment_id)
         address, fleet = self.addresses.pop(slot_id, ""), self._fleet_of(order.deployment_id)
         if address and fleet is not None:
-            fleet.drop(address, because="its spot device was taken back, or it was stopped")
+            await fleet.drop(address, because="its spot device was taken back, or it was stopped")
         self.post(pool.InstanceStopped(slot_id=slot_id, number=order.number))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
+from plexclient.wire.v1 import operations_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import show
 from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.recordfiles import Entry, RecordFile, recover
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.slots import Limit
 
@@ -39,6 +42,21 @@ class RecordStore:
         self._gone = Newest[bytes, None](REMEMBERED_IDS)
         self._arrivals: dict[bytes, asyncio.Event] = {}
         self._waiting: dict[bytes, int] = {}
+        for operation, kept in recover(config.records_dir):
+            record = self._make(operation, kept=kept)
+            if not operation.seq:  # beside the order: it ended with its reader's stream
+                record.discard()
+                continue
+            self.add(record)
+            if record.result is not None:
+                self.settle(record)
+
+    def open(self, operation: operations_pb2.Operation) -> OperationRecord:
+        """Return the record of an operation: what a manager before has left of it, else a new one.
+
+        A new one is not kept before it is admitted or added.
+        """
+        return self._records.get(operation.operation_id) or self._make(operation)
 
     def admit(self, record: OperationRecord, *, most_tokens: int) -> None:
         """Take a record that may grow to `most_tokens`, dropping old finished ones for it.
@@ -84,6 +102,7 @@ class RecordStore:
         """Forget a record that was acknowledged; safe to repeat."""
         record = self._records.pop(operation_id, None)
         if record is not None:
+            record.discard()
             self._release(record)
             self._gone[operation_id] = None
 
@@ -132,6 +151,12 @@ class RecordStore:
             self._waiting[operation_id] -= 1
             if not self._waiting[operation_id]:
                 del self._waiting[operation_id], self._arrivals[operation_id]
+
+    def _make(
+        self, operation: operations_pb2.Operation, *, kept: Sequence[Entry] = ()
+    ) -> OperationRecord:
+        file = RecordFile(self._config.records_dir, operation)
+        return OperationRecord(operation, file=file, kept=kept)
 
     def _release(self, record: OperationRecord) -> None:
         """Give a record's bytes back, reserved or kept."""

@@ -1,8 +1,8 @@
-"""The router's scheduler and rollout manager, in this process or by wire."""
+"""The router's scheduler, in this process or by wire."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final, Protocol, TypeVar
 
 import grpc.aio
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from plexclient.operations import Operations
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
-from plexclient.wire.v1 import service_pb2_grpc, worker_pb2
+from plexclient.wire.v1 import service_pb2_grpc
 from plexsvc.router.config import RouterConfig
 from plexsvc.rpc import services
 
@@ -41,22 +41,6 @@ class SchedulerApi(Protocol):
         The operation's own refusal or failure is in the result. Raises `PlexError` when the
         scheduler cannot be reached.
         """
-        ...
-
-
-class FrameSource(Protocol):
-    """The rollout manager, when it lives in this process."""
-
-    def StreamFrames(  # noqa: N802 - named as in the wire's service
-        self, request: worker_pb2.StreamFramesRequest, context: None, /
-    ) -> AsyncGenerator[ops.GenerateFrame]:
-        """Yield the frames of a generate after a cursor, to the last."""
-        ...
-
-    def Sample(  # noqa: N802 - named as in the wire's service
-        self, request: ops.Operation, context: None, /
-    ) -> AsyncGenerator[ops.GenerateFrame]:
-        """Yield the frames of a generate beside the order, to the last."""
         ...
 
 

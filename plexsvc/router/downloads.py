@@ -21,7 +21,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.families import MODEL_FILES
 from plexsvc.ids import TenantId, show
 from plexsvc.paths import Place
-from plexsvc.router.api import FrameSource, SchedulerApi
+from plexsvc.router.api import SchedulerApi
 from plexsvc.router.channels import READ_STAGED, SAMPLE, STREAM_FRAMES, ChannelPool
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.deployments import DeploymentCache
@@ -40,14 +40,12 @@ class Downloads:
         deployments: DeploymentCache,
         channels: ChannelPool,
         config: RouterConfig,
-        frames: FrameSource | None,
         rules: OperationRules,
     ) -> None:
         self._scheduler = scheduler
         self._deployments = deployments
         self._channels = channels
         self._timeout_s = config.wait_timeout_us / 1e6
-        self._frames = frames
         self._rules = rules
 
     async def result(
@@ -88,7 +86,7 @@ class Downloads:
         """Yield a generate's frames after a cursor, serialised.
 
         Raises:
-            PlexError: `not_found` for an operation that nobody knows; what the rollout manager
+            PlexError: `not_found` for an operation that nobody knows; what its rollout manager
                 refused, or why it could not be reached.
         """
         check_operation_id(request.operation_id)
@@ -123,11 +121,8 @@ class Downloads:
         )
         operation.tenant = tenant
         self._rules.admit(operation, deployment)
-        if self._frames is not None:
-            stream = _serialised(self._frames.Sample(operation, None))
-        else:
-            sent = operation.SerializeToString()
-            stream = self._stream(deployment.executor_address, SAMPLE, sent)
+        sent = operation.SerializeToString()
+        stream = self._stream(deployment.executor_address, SAMPLE, sent)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
@@ -167,8 +162,6 @@ class Downloads:
             raise bad_request(
                 f"deployment {deployment.name!r} streams no tokens; generate on one in role rollout"
             )
-        if self._frames is not None:
-            return _serialised(self._frames.StreamFrames(ask, None))
         return self._stream(deployment.executor_address, STREAM_FRAMES, ask.SerializeToString())
 
     async def _shard(
@@ -200,14 +193,6 @@ class Downloads:
 
     def _stream(self, target: str, method: str, request: bytes) -> AsyncGenerator[bytes]:
         return self._channels.stream(target, method, request, timeout_s=self._timeout_s)
-
-
-async def _serialised(
-    frames: AsyncGenerator[operations_pb2.GenerateFrame],
-) -> AsyncGenerator[bytes]:
-    async with aclosing(frames):
-        async for frame in frames:
-            yield frame.SerializeToString()
 
 
 def _holder(staged: common_pb2.StagedBundle, deployment: service_pb2.Deployment) -> str | None:

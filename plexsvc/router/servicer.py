@@ -23,7 +23,7 @@ from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds, models, names
-from plexsvc.router.api import FrameSource, SchedulerApi
+from plexsvc.router.api import SchedulerApi
 from plexsvc.router.auth import Tenants
 from plexsvc.router.channels import ChannelPool
 from plexsvc.router.config import RouterConfig
@@ -53,7 +53,6 @@ class RouterServicer:
         config: RouterConfig,
         clock: Clock,
         keys: ClusterKeys,
-        frames: FrameSource | None = None,
     ) -> None:
         self.tenants = Tenants(config.tokens, ends=config.token_ends, clock=clock)
         self.control = Control(scheduler, config=config)
@@ -76,7 +75,6 @@ class RouterServicer:
             deployments=self._deployments,
             channels=self._channels,
             config=config,
-            frames=frames,
             rules=self._rules,
         )
         self.rewards = Rewards(self._channels, config=config)

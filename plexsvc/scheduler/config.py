@@ -71,5 +71,3 @@ class SchedulerConfig(Limits):
     """Sequences a rollout instance runs at once; 0: 64 on a CPU, 256 on a GPU."""
     max_model_len: int = 2048
     """Context of a rollout deployment that does not say, if its model allows it."""
-    rollout_address: str = ""
-    """gRPC target of the rollout manager, told to routers that run apart; empty when embedded."""

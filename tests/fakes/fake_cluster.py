@@ -356,7 +356,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
 
 
 class FakeRolloutManager:
-    """Answers what a rollout manager would, from the same behaviour as the ranks."""
+    """Answers what the rollout managers would, from the same behaviour as the ranks."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
@@ -370,19 +370,14 @@ class FakeRolloutManager:
         self.used: set[VersionId] = set()
         """Versions that instances serve."""
 
-    async def Execute(
-        self, request: worker_pb2.ExecuteRequest, context: None = None
-    ) -> worker_pb2.ExecuteReply:
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         self.addresses.extend(request.instance_addresses)
         if request.operation.WhichOneof("body") == "pull":
             self.used = {VersionId.of(request.published)}
         return await self._behaviour.execute(request)
 
-    async def Cancel(
-        self, request: worker_pb2.CancelRequest, context: None = None
-    ) -> worker_pb2.CancelReply:
+    async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         self.cancelled.append(request.operation_id)
-        return worker_pb2.CancelReply()
 
     async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
         if self.replace_errors:
@@ -392,7 +387,11 @@ class FakeRolloutManager:
     def report_to(self, given_up: GivenUp) -> None:
         self.given_up = given_up
 
-    def instances(self) -> list[service_pb2.InstanceView]:
+    def address_of(self, deployment_id: str) -> str:
+        del deployment_id
+        return "manager:1"
+
+    async def instances(self) -> list[service_pb2.InstanceView]:
         return []
 
     def drain(self, device: str) -> None:
@@ -408,11 +407,12 @@ class FakeRolloutManager:
         self.forgotten.append(deployment_id)
         self.used.clear()
 
-    def progress(self, operation_id: bytes) -> int:
-        del operation_id
+    async def progress(self, deployment_id: str, operation_id: bytes) -> int:
+        del deployment_id, operation_id
         return self._behaviour.progress
 
-    def release(self, operation_id: bytes) -> None:
+    async def release(self, deployment_id: str, operation_id: bytes) -> None:
+        del deployment_id
         self.released.append(operation_id)
 
 

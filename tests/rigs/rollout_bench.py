@@ -1,25 +1,45 @@
-"""A rollout manager with fake engines behind the real servicer, and operations for it."""
+"""A rollout manager that serves, with fake engines behind the real servicer, and operations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, worker_pb2
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    service_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
 from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.main import serve
 from plexsvc.rollout.manager import RolloutManager
+from plexsvc.rollout.managers import Managers
+from plexsvc.rollout.recordfiles import RecordFile
+from plexsvc.rollout.records import OperationRecord
+from plexsvc.rpc.channels import open_channel
 from tests.fakes.fake_instances import FakeInstance, publish, start_instance
 from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
 FAST = RolloutConfig(frame_us=1000, probe_us=2000, frames_wait_us=300_000)
+KEPT = tempfile.TemporaryDirectory()
+"""Where records that no manager has are kept."""
+
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9]]
+
+
+def new_record(operation: operations_pb2.Operation) -> OperationRecord:
+    return OperationRecord(operation, file=RecordFile(Path(KEPT.name), operation))
 
 
 @dataclass(slots=True)
@@ -27,7 +47,16 @@ class Bench:
     """A running manager and its instances."""
 
     manager: RolloutManager
+    managers: Managers
+    """Who leads it, by gRPC."""
     instances: list[FakeInstance]
+    config: RolloutConfig
+    """Of the manager."""
+    killed: asyncio.Event
+    """Whether a manager was to be killed because it hangs."""
+    worker: worker_pb2_grpc.WorkerAsyncStub
+    """The manager by gRPC."""
+    serving: AsyncExitStack
     seq: int = 0
     wpg_id: str = "wpg"
     source: str = ""
@@ -74,7 +103,7 @@ class Bench:
         request = worker_pb2.ExecuteRequest(
             fence=self.fence, wpg_id=self.wpg_id, operation=operation, **more
         )
-        return (await self.manager.Execute(request, None)).result
+        return (await self.managers.execute(request)).result
 
     async def initialize(self) -> operations_pb2.OperationResult:
         operation = self.operation(initialize=operations_pb2.Initialize())
@@ -97,13 +126,24 @@ class Bench:
         body = operations_pb2.Pull(source_deployment_id="actor", version=version)
         return await self.execute(self.operation(pull=body), published=publish(version, **manifest))
 
+    async def stream(
+        self, request: worker_pb2.StreamFramesRequest
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+        async for frame in self.manager.frames(request):
+            yield operations_pb2.GenerateFrame.FromString(frame)
+
+    async def kill_manager(self) -> None:
+        """End the manager and start its successor at the same address."""
+        await self.serving.aclose()
+        self.manager, _ = await self.serving.enter_async_context(serve(self.config, KEYS))
+
     async def frames(
         self, operation_id: bytes, *, after: int = 0
     ) -> list[operations_pb2.GenerateFrame]:
         request = worker_pb2.StreamFramesRequest(
             operation_id=operation_id, after_cursor=after, deployment_id="rollout"
         )
-        return [frame async for frame in self.manager.StreamFrames(request, None)]
+        return [frame async for frame in self.stream(request)]
 
     async def answers(self, operation: operations_pb2.Operation) -> dict[tuple[int, int], Answer]:
         frames = await self.frames(operation.operation_id)
@@ -116,19 +156,43 @@ async def bench(
     instances: int = 1,
     held: bool = False,
     config: RolloutConfig = FAST,
+    managers: int = 1,
     source: str = "",
 ) -> AsyncIterator[Bench]:
-    manager = RolloutManager(config, SystemClock(), KEYS)
-    async with asyncio.TaskGroup() as group:
-        host = group.create_task(manager.run())
+    async with AsyncExitStack() as stack:
+        configs = [
+            replace(
+                config,
+                listen=f"unix:{stack.enter_context(tempfile.TemporaryDirectory())}/manager.sock",
+                records_dir=Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            )
+            for _ in range(managers)
+        ]
+        for further in configs[1:]:
+            await stack.enter_async_context(serve(further, KEYS))
+        killed = asyncio.Event()
+        leads = Managers(
+            [(one.listen, killed.set) for one in configs], clock=SystemClock(), keys=KEYS
+        )
+        serving = await stack.enter_async_context(AsyncExitStack())
+        manager, address = await serving.enter_async_context(serve(configs[0], KEYS))
+        worker = await stack.enter_async_context(open_channel(address, KEYS))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        stack.callback(group.create_task(leads.run()).cancel)
         made = Bench(
-            manager, [await start_instance(held=held) for _ in range(instances)], source=source
+            manager,
+            leads,
+            [await start_instance(held=held) for _ in range(instances)],
+            config=configs[0],
+            killed=killed,
+            worker=worker_pb2_grpc.WorkerStub(worker),
+            serving=serving,
+            source=source,
         )
         assert (await made.initialize()).state == APPLIED
         try:
             yield made
         finally:
-            host.cancel()
             for instance in made.instances:
                 await instance.kill()
 
@@ -137,7 +201,7 @@ async def recorded(b: Bench, operation: operations_pb2.Operation, *, tokens: int
     """Return when the stream of `operation` has brought `tokens` tokens."""
     request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
     async with asyncio.timeout(10):
-        async for frame in b.manager.StreamFrames(request, None):
+        async for frame in b.stream(request):
             tokens -= sum(len(delta.token_ids) for delta in frame.deltas)
             if tokens <= 0:
                 return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import numpy as np
@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from plexclient.ids import new_operation_id
 from plexclient.wire import tensors
-from plexclient.wire.v1 import common_pb2, service_pb2_grpc
+from plexclient.wire.v1 import common_pb2, service_pb2_grpc, worker_pb2
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.clock import SystemClock
-from plexsvc.router.api import FrameSource, SchedulerApi
+from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig
 from plexsvc.router.servicer import RouterServicer, add_to_server
-from plexsvc.rpc.channels import new_server, open_channel
+from plexsvc.rpc.channels import listen, new_server, open_channel
+from plexsvc.rpc.services import add_service
 from tests.fakes import fake_staging
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_staging import FakeStaging
@@ -168,11 +169,33 @@ class Rig:
     client: RawClient
 
 
+class Frames(Protocol):
+    """A rollout manager, as far as the router calls it."""
+
+    def StreamFrames(  # noqa: N802 - named by the wire
+        self, request: worker_pb2.StreamFramesRequest, _: object
+    ) -> AsyncGenerator[ops.GenerateFrame]: ...
+
+
+@asynccontextmanager
+async def serving_frames(frames: Frames) -> AsyncIterator[str]:
+    """Serve the frames; yield the address."""
+    server = new_server(KEYS)
+    worker = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
+    add_service(server, worker, calls={}, streams={"StreamFrames": frames.StreamFrames})
+    address = listen(server, "127.0.0.1:0", KEYS, key="listen")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
 @asynccontextmanager
 async def start_rig(
     *,
     config: RouterConfig | None = None,
-    frames: FrameSource | None = None,
+    frames: Frames | None = None,
     model: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """Start a router with one job and one ready actor deployment."""
@@ -185,13 +208,15 @@ async def start_rig(
             node_id="n0", state_manager=await stack.enter_async_context(fake_staging.serve(staging))
         )
         deployed = scheduler.deploy(actor(staging_nodes=[node]))
+        if frames is not None:
+            told = await stack.enter_async_context(serving_frames(frames))
+            deployed.executor_address = told
         deployed.spec.model, deployed.spec.model_root = str(model or ""), str(ROOT)
         router = RouterServicer(
             cast("SchedulerApi", scheduler),  # operators' methods are not asked for here
             config=config,
             clock=SystemClock(),
             keys=KEYS,
-            frames=frames,
         )
         stack.push_async_callback(router.aclose)
         server = new_server(router.tenants)

@@ -100,6 +100,9 @@ def ports(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
                 "StateManager": address.state_manager,
                 "Worker": at[wpgs[actor.deployment_id]],
                 "RolloutInstance": at[wpgs[rollout.deployment_id]],
+                "RolloutManager": next(
+                    d.executor_address for d in live.status().deployments if d.executor_address
+                ),
                 "Scheduler": live.scheduler,
                 "Reward": rewards_address(live),
                 "RewardHost": next(
@@ -223,7 +226,8 @@ def _known(ports: Ports, service: str, field: str) -> str:
             .Describe(node_pb2.NodeDescribeRequest(), timeout=CALL_S)
             .procs
         )
-    address = ports.addresses["RolloutInstance" if service == "RolloutInstance" else "Worker"]
+    is_rollout = service in {"RolloutInstance", "RolloutManager"}
+    address = ports.addresses["RolloutInstance" if is_rollout else "Worker"]
     proc = next(proc for proc in procs if proc.address == address)
     return {"wpg_id": proc.wpg_id, "proc_id": proc.proc_id}.get(
         field, next(iter(ports.live.jobs()))

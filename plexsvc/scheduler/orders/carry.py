@@ -72,7 +72,7 @@ async def carry(reach: Reach, action: CarryState) -> Event:
 async def drop(reach: Reach, action: DropCarried) -> None:
     """Free the copies of a relocation that is over.
 
-    If it failed, the rollout manager is told to use the deployment's instances again: it may have
+    If it failed, its rollout manager is told to use the deployment's instances again: it may have
     gone over to others just before those died.
     """
     copies = reach.recorder.carried_dropped(action.move_id)
@@ -90,7 +90,7 @@ async def drop(reach: Reach, action: DropCarried) -> None:
         deployment=messages.deployment(record.deployment),
         instance_addresses=[rank.address for rank in reach.ranks.of(record.wpg_id)],
     )
-    await reach.rollout.Execute(request, None)
+    await reach.rollout.execute(request)
 
 
 def cut_over(reach: Reach, action: CutOver) -> Work:

@@ -1,4 +1,4 @@
-"""Client for node agents, state managers and the rollout manager: addresses, fences, deadlines."""
+"""Client for node agents, state managers and rollout managers: addresses, fences, deadlines."""
 
 from __future__ import annotations
 
@@ -35,17 +35,13 @@ GivenUp = Callable[[str, str, str], None]
 
 
 class RolloutPort(Protocol):
-    """The rollout manager: the `Worker` service's methods, called without a context."""
+    """The rollout managers."""
 
-    async def Execute(  # noqa: N802 - the wire's name
-        self, request: worker_pb2.ExecuteRequest, context: None, /
-    ) -> worker_pb2.ExecuteReply:
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
         """Run an operation of a rollout deployment."""
         ...
 
-    async def Cancel(  # noqa: N802 - the wire's name
-        self, request: worker_pb2.CancelRequest, context: None, /
-    ) -> worker_pb2.CancelReply:
+    async def cancel(self, request: worker_pb2.CancelRequest) -> None:
         """End a generate early."""
         ...
 
@@ -61,7 +57,11 @@ class RolloutPort(Protocol):
         """End a deployment: drop its records and connections."""
         ...
 
-    def instances(self) -> list[service_pb2.InstanceView]:
+    def address_of(self, deployment_id: str) -> str:
+        """Return where a deployment's tokens are streamed from; empty before it is initialised."""
+        ...
+
+    async def instances(self) -> list[service_pb2.InstanceView]:
         """Return every instance and spot device; `device` of a dedicated one is its address."""
         ...
 
@@ -77,11 +77,11 @@ class RolloutPort(Protocol):
         """Return the versions that instances serve or load, or would after a restart."""
         ...
 
-    def progress(self, operation_id: bytes) -> int:
+    async def progress(self, deployment_id: str, operation_id: bytes) -> int:
         """Return a count that grows while an operation gets on: tokens recorded, weights loaded."""
         ...
 
-    def release(self, operation_id: bytes) -> None:
+    async def release(self, deployment_id: str, operation_id: bytes) -> None:
         """Drop the record of an acknowledged operation."""
         ...
 

@@ -1,4 +1,4 @@
-"""Release of operations: their records with the rollout manager, and their staged bytes."""
+"""Release of operations: their records with rollout managers, and their staged bytes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,13 @@ async def _release(
     staged: Sequence[bytes],
     record: DeploymentRecord | None,
 ) -> None:
-    reach.rollout.release(action.operation_id)
-    if staged and record is not None:
+    if record is None:
+        return
+    try:
+        await reach.rollout.release(record.deployment_id, action.operation_id)
+    except PlexError as error:  # it goes when others need its room
+        log.warning("token record not dropped", error=error)
+    if staged:
         await _drop_staged(reach, staged, record=record)
 
 

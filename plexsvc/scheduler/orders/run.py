@@ -1,10 +1,11 @@
-"""Runs of operations: on ranks, by state managers, or by the rollout manager."""
+"""Runs of operations: on ranks, by state managers, or by rollout managers."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -95,10 +96,10 @@ def cancel(reach: Reach, action: CancelOperation) -> Work | None:
 
 
 async def _cancel_generate(reach: Reach, action: CancelOperation, held: Held | None) -> None:
-    """Ask the rollout manager to end a running generate early.
+    """Ask a rollout manager to end a running generate early.
 
     Raises:
-        AioRpcError, PlexError: it did not; the operation ends by itself, only later.
+        PlexError: it did not; the operation ends by itself, only later.
     """
     record = reach.registry.by_wpg.get(action.wpg_id)
     fence = reach.fence(
@@ -108,7 +109,7 @@ async def _cancel_generate(reach: Reach, action: CancelOperation, held: Held | N
     request = worker_pb2.CancelRequest(
         operation_id=action.operation_id, wpg_id=action.wpg_id, fence=fence
     )
-    await reach.rollout.Cancel(request, None)
+    await reach.rollout.cancel(request)
 
 
 def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -> Event:
@@ -159,17 +160,18 @@ async def _execute(
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """The rollout manager, as the carrier of one operation."""
+    """A rollout manager, as the carrier of one operation."""
 
     rollout: RolloutPort
+    deployment_id: str
     operation_id: bytes
     name: str = "the rollout manager"
 
     def is_alive(self) -> bool:
-        return True  # it watches over its instances itself
+        return True  # it watches over its instances itself, and one that hangs is replaced
 
     async def progress(self) -> int:
-        return self.rollout.progress(self.operation_id)
+        return await self.rollout.progress(self.deployment_id, self.operation_id)
 
 
 async def _sample(
@@ -181,13 +183,14 @@ async def _sample(
         PlexError: `operation_timeout` when it got stuck.
     """
     operation_id = request.operation.operation_id
-    sampler = _Sampler(reach.rollout, operation_id)
+    sampler = _Sampler(reach.rollout, request.operation.deployment_id, operation_id)
     try:
         async with reach.watch.over(what, [sampler], stuck=ErrorCode.OPERATION_TIMEOUT):
-            return await reach.rollout.Execute(request, None)
+            return await reach.rollout.execute(request)
     except PlexError:
         ended = worker_pb2.CancelRequest(
             operation_id=operation_id, wpg_id=request.wpg_id, fence=request.fence
         )
-        await reach.rollout.Cancel(ended, None)
+        with suppress(PlexError):  # the first error says more
+            await reach.rollout.cancel(ended)
         raise

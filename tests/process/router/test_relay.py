@@ -277,7 +277,7 @@ class TwoFrames:
     """A rollout manager with two frames for everybody."""
 
     async def StreamFrames(  # noqa: N802 - gRPC names it
-        self, request: worker_pb2.StreamFramesRequest, _: None
+        self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         for cursor in (1, 2):
             if cursor > request.after_cursor:
@@ -325,7 +325,7 @@ async def test_a_sample_that_takes_a_number_or_is_of_others_is_refused(
         assert error_from(failure.value).code is code
 
 
-async def test_frames_are_relayed_from_the_manager_in_the_process() -> None:
+async def test_frames_are_relayed_from_the_manager_of_the_deployment() -> None:
     async with start_rig(frames=TwoFrames()) as rig:
         operation = rig.client.operation(noop=ops.Noop())
         await rig.client.submit(operation)

@@ -87,7 +87,7 @@ async def test_a_stream_opened_before_its_operation_starts_follows_it_live() -> 
     async with bench(held=True) as b:
         operation = b.generate()
         request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
-        stream = b.manager.StreamFrames(request, None)
+        stream = b.stream(request)
         async with asyncio.TaskGroup() as group:
             first = group.create_task(next_frame(stream))
             running = group.create_task(b.execute(operation))
@@ -142,7 +142,7 @@ async def test_samples_wait_for_the_only_instance_to_come_back_with_its_version(
 async def test_a_generate_goes_on_with_the_successor_of_its_only_instance() -> None:
     async with bench(held=True) as b:
         given_up: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
-        b.manager.report_to(lambda *told: given_up.put_nowait(told))
+        b.managers.report_to(lambda *told: given_up.put_nowait(told))
         await b.pull(4)
         before, operation = b.instances[0], b.generate(seed=3)
         async with asyncio.TaskGroup() as group:
@@ -152,7 +152,7 @@ async def test_a_generate_goes_on_with_the_successor_of_its_only_instance() -> N
             await before.kill()
             assert (await given_up.get())[:2] == ("wpg", before.address)
             b.instances = [await start_instance()]
-            await b.manager.replace("rollout", index=0, address=b.instances[0].address)
+            await b.managers.replace("rollout", index=0, address=b.instances[0].address)
         answers = await b.answers(operation)
     assert running.result().state == APPLIED
     assert all(a.versions == [4] * 12 for a in answers.values())
@@ -165,7 +165,7 @@ async def test_a_pull_that_loses_its_only_instance_is_done_by_the_successor() ->
         async with asyncio.TaskGroup() as group:
             pulling = group.create_task(b.pull(4))
             successor = await start_instance()
-            await b.manager.replace("rollout", index=0, address=successor.address)
+            await b.managers.replace("rollout", index=0, address=successor.address)
         b.instances = [successor]
         assert pulling.result().state == APPLIED
         assert len(pulling.result().texts["checksum"]) == 32
@@ -175,7 +175,7 @@ async def test_a_pull_that_loses_its_only_instance_is_done_by_the_successor() ->
 async def test_an_instance_whose_engine_broke_is_not_taken_back() -> None:
     async with bench(instances=2) as b:
         lost: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
-        b.manager.report_to(lambda *told: lost.put_nowait(told))
+        b.managers.report_to(lambda *told: lost.put_nowait(told))
         b.instances[0].engine.break_down("out of blocks")
         assert (await b.execute(b.generate())).state == APPLIED
         assert "out of blocks" in (await lost.get())[2]
@@ -226,11 +226,10 @@ async def test_cancelling_ends_a_generate_and_the_instance_drops_it() -> None:
             running = group.create_task(b.execute(operation))
             b.instances[0].engine.allow(1)
             await recorded(b, operation, tokens=4)
-            await b.manager.Cancel(
+            await b.manager.cancel(
                 worker_pb2.CancelRequest(
                     operation_id=operation.operation_id, wpg_id="wpg", fence=b.fence
-                ),
-                None,
+                )
             )
         assert running.result().error.code == ErrorCode.CANCELLED
         assert (await b.frames(operation.operation_id))[-1].result == running.result()
@@ -311,7 +310,7 @@ async def test_a_released_record_is_gone_and_an_unknown_one_not_found() -> None:
     async with bench() as b:
         operation = b.generate()
         await b.execute(operation)
-        b.manager.release(operation.operation_id)
+        await b.managers.release("rollout", operation.operation_id)
         for operation_id, code in (
             (operation.operation_id, ErrorCode.RESULT_GONE),
             (new_operation_id(), ErrorCode.NOT_FOUND),
@@ -402,11 +401,10 @@ async def test_a_repeat_or_cancellation_under_an_older_lease_is_still_heard() ->
             await recorded(b, first, tokens=4)
             b.fence.lease_no = 1
             again = group.create_task(b.execute(first))
-            await b.manager.Cancel(
+            await b.manager.cancel(
                 worker_pb2.CancelRequest(
                     operation_id=first.operation_id, wpg_id="wpg", fence=b.fence
-                ),
-                None,
+                )
             )
             b.instances[0].engine.release()
         assert running.result().error.code == ErrorCode.CANCELLED
@@ -428,10 +426,12 @@ async def test_forgetting_a_wpg_ends_its_work_and_its_records() -> None:
             running = group.create_task(b.execute(operation))
             b.instances[0].engine.allow(1)
             await recorded(b, operation, tokens=4)
-            await b.manager.Cancel(worker_pb2.CancelRequest(wpg_id="wpg", fence=b.fence), None)
+            await b.managers.forget("rollout")
         assert running.result().error.code == ErrorCode.CANCELLED
-        assert (await b.execute(b.generate())).error.code == ErrorCode.NOT_FOUND
-        described = await b.manager.Describe(worker_pb2.DescribeRequest(wpg_id="wpg"), None)
+        with pytest.raises(PlexError) as caught:
+            await b.execute(b.generate())
+        assert caught.value.code == ErrorCode.NOT_FOUND
+        described = await b.manager.describe(worker_pb2.DescribeRequest(wpg_id="wpg"))
         assert not described.initialized
 
 
@@ -475,7 +475,7 @@ async def test_streams_of_one_deployment_leave_room_for_others() -> None:
         with pytest.raises(PlexError, match=r"2 streams of rollout .*per_deployment"):
             await b.frames(b"3" * 16)
         request = worker_pb2.StreamFramesRequest(operation_id=b"4" * 16, deployment_id="other")
-        other = group.create_task(next_frame(b.manager.StreamFrames(request, None)))
+        other = group.create_task(next_frame(b.stream(request)))
         await asyncio.sleep(0)
         assert not other.done()
         for task in (*waiting, other):
@@ -493,7 +493,7 @@ async def test_streams_of_one_tenant_leave_room_for_others() -> None:
             request = worker_pb2.StreamFramesRequest(
                 operation_id=name * 16, deployment_id=f"{tenant}/{name!r}", tenant=tenant
             )
-            return next_frame(b.manager.StreamFrames(request, None))
+            return next_frame(b.stream(request))
 
         waiting = [group.create_task(frame(name, "greedy")) for name in (b"1", b"2")]
         await asyncio.sleep(0)
@@ -590,7 +590,7 @@ async def test_an_instance_that_is_replaced_while_it_loads_ends_nothing_else() -
             pulling = group.create_task(b.pull(4))
             await begun.wait()
             b.instances.append(await start_instance())
-            await b.manager.replace("rollout", index=0, address=b.instances[1].address)
+            await b.managers.replace("rollout", index=0, address=b.instances[1].address)
         assert pulling.result().state == APPLIED
 
 

@@ -10,21 +10,25 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
 from plexsvc.rollout.generation import arrival_of
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
+from tests.rigs.rollout_bench import new_record
 from tests.rigs.rollout_requests import collect
 
 TOKENS = list(range(100, 140))
 
 
+def frames_of(made: OperationRecord) -> list[operations_pb2.GenerateFrame]:
+    return [operations_pb2.GenerateFrame.FromString(frame) for frame in made.frames]
+
+
 def record(*, generated: int = 0, samples: int = 1) -> OperationRecord:
     prompt = operations_pb2.Prompt(token_ids=[1], generated=TOKENS[:generated])
     sampling = operations_pb2.SamplingParams(n=samples, max_tokens=40)
-    made = OperationRecord(
-        operations_pb2.Operation(
-            operation_id=bytes(16),
-            generate=operations_pb2.Generate(prompts=[prompt], sampling=sampling),
-        )
+    operation = operations_pb2.Operation(
+        operation_id=bytes(16),
+        generate=operations_pb2.Generate(prompts=[prompt], sampling=sampling),
     )
-    made.open_samples()
+    made = new_record(operation)
+    made.open_samples(operation)
     return made
 
 
@@ -65,7 +69,7 @@ def test_whatever_is_repeated_each_position_is_recorded_once(
             made.seal()
     add(made, delta(len(made.samples[0, 0].tokens), 40, finish=FINISH_LENGTH))
     made.finish(operations_pb2.OperationResult())
-    answer = collect(d for frame in made.frames for d in frame.deltas)[0, 0]
+    answer = collect(d for frame in frames_of(made) for d in frame.deltas)[0, 0]
     assert answer.tokens == TOKENS
     assert answer.logprobs == [-t for t in TOKENS]
     assert answer.versions == [1] * 40
@@ -77,10 +81,10 @@ def test_versions_come_on_the_last_delta_and_span_instances() -> None:
     add(made, delta(0, 5, version=3))
     add(made, delta(3, 8, version=4))
     made.seal()
-    assert not made.frames[0].deltas[0].versions
+    assert not frames_of(made)[0].deltas[0].versions
     add(made, delta(8, 9, version=4, finish=FINISH_LENGTH))
     made.seal()
-    spans = [(s.version, s.start, s.end) for s in made.frames[1].deltas[0].versions]
+    spans = [(s.version, s.start, s.end) for s in frames_of(made)[1].deltas[0].versions]
     assert spans == [(3, 0, 5), (4, 5, 9)]
 
 
@@ -92,7 +96,7 @@ def test_an_aborted_call_does_not_finish_its_sample() -> None:
     made.seal()
     add(made, complete)
     made.seal()
-    reasons = [frame.deltas[0].finish_reason for frame in made.frames]
+    reasons = [frame.deltas[0].finish_reason for frame in frames_of(made)]
     assert reasons == [operations_pb2.FINISH_REASON_UNSPECIFIED, FINISH_LENGTH]
 
 
@@ -100,8 +104,8 @@ def test_a_sample_that_came_with_tokens_starts_after_them() -> None:
     made = record(generated=6)
     add(made, delta(6, 9, finish=FINISH_LENGTH))
     made.seal()
-    assert made.frames[0].deltas[0].position == 6
-    assert list(made.frames[0].deltas[0].token_ids) == TOKENS[6:9]
+    assert frames_of(made)[0].deltas[0].position == 6
+    assert list(frames_of(made)[0].deltas[0].token_ids) == TOKENS[6:9]
     assert made.generated == 3
 
 
@@ -113,8 +117,8 @@ def test_a_frame_is_cut_before_it_grows_too_large() -> None:
         )
         add(made, many)
     made.seal()
-    assert [len(frame.deltas) for frame in made.frames] == [1, 1, 1]
-    assert [frame.cursor for frame in made.frames] == [1, 2, 3]
+    assert [len(frame.deltas) for frame in frames_of(made)] == [1, 1, 1]
+    assert [frame.cursor for frame in frames_of(made)] == [1, 2, 3]
 
 
 async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
@@ -123,8 +127,8 @@ async def test_a_reader_that_comes_late_or_never_changes_nothing() -> None:
     made.seal()
     add(made, delta(3, 4, finish=FINISH_LENGTH))
     made.finish(operations_pb2.OperationResult(weight_version=9))
-    frames = [frame async for frame in made.read(0)]
+    frames = [operations_pb2.GenerateFrame.FromString(frame) async for frame in made.read(0)]
     assert [frame.cursor for frame in frames] == [1, 2, 3]
-    assert [frame async for frame in made.read(2)] == frames[2:]
+    assert [frame async for frame in made.read(2)] == made.frames[2:]
     assert [frame async for frame in made.read(99)] == []
     assert made.nbytes == sum(frame.ByteSize() for frame in frames)

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from plexclient.wire.v1 import operations_pb2, service_pb2
+from plexclient.wire.v1 import service_pb2
 from plexsvc.errors import PlexError
 from plexsvc.ids import VersionId
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import RolloutConfig, SpotConfig
 from plexsvc.rollout.spot import SpotInstances
 from tests.fakes.fake_hosts import FakeHosts
 from tests.rigs.rollout_bench import APPLIED, FAST, Bench, bench, recorded
@@ -28,7 +28,7 @@ async def spot_bench(
 ) -> AsyncIterator[Bench]:
     """A manager with one dedicated instance and those of `hosts`."""
     async with bench(held=held, config=config) as b, asyncio.TaskGroup() as group:
-        spot = b.manager.use(hosts, ())
+        spot = b.managers.use(hosts, (), config=SpotConfig())
         running = group.create_task(spot.run())
         b.ranges = [SPOT]
         assert (await b.initialize()).state == APPLIED
@@ -41,15 +41,15 @@ async def spot_bench(
 
 
 def of(b: Bench) -> SpotInstances:
-    assert b.manager.spot is not None
-    return b.manager.spot
+    assert b.managers.spot is not None
+    return b.managers.spot
 
 
 async def until(b: Bench, *, serving: int, closed: int = 0) -> None:
     """Return when so many spot instances serve, and so many spot devices are closed."""
     async with asyncio.timeout(10):
         while True:
-            found = [one.phase for one in b.manager.instances() if one.kind == "spot"]
+            found = [one.phase for one in await b.managers.instances() if one.kind == "spot"]
             if (found.count("serving"), found.count("closed")) == (serving, closed):
                 return
             await asyncio.sleep(0.005)
@@ -108,7 +108,7 @@ async def test_a_notice_moves_samples_with_the_tokens_and_draws_they_have() -> N
                 engine.allow(12)
             await recorded(b, operation, tokens=6 * 3)
             made = engines[1].generated
-            b.manager.drain("n:0")
+            b.managers.drain("n:0")
             engines[0].release()
         assert running.result().state == APPLIED
         assert running.result().metrics["instances_lost"] == 0
@@ -123,12 +123,12 @@ async def test_a_device_that_was_drained_is_opened_again_and_no_other() -> None:
     async with spot_bench(hosts) as b:
         await until(b, serving=2)
         with pytest.raises(PlexError, match=r"n:0 was not drained by .* it is open"):
-            b.manager.open("n:0")
+            b.managers.open("n:0")
         with pytest.raises(PlexError, match="no spot device 'n:7'"):
-            b.manager.open("n:7")
-        b.manager.drain("n:0")
+            b.managers.open("n:7")
+        b.managers.drain("n:0")
         await until(b, serving=1, closed=1)
-        b.manager.open("n:0")
+        b.managers.open("n:0")
         await until(b, serving=2)
 
 
@@ -149,7 +149,9 @@ async def test_a_spot_instance_killed_without_notice_loses_no_token() -> None:
             b.instances[0].engine.release()
         assert running.result().state == APPLIED
         assert tokens(await b.answers(operation)) == tokens(expected)
-        assert "spot" not in {one.kind for one in b.manager.instances() if one.phase == "serving"}
+        assert "spot" not in {
+            one.kind for one in await b.managers.instances() if one.phase == "serving"
+        }
 
 
 async def test_a_version_waits_for_no_spot_instance() -> None:
@@ -165,7 +167,7 @@ async def test_a_version_waits_for_no_spot_instance() -> None:
         assert (await b.pull(7)).state == APPLIED
         operation = b.generate(PROMPTS, seed=3)
         assert (await b.execute(operation)).weight_version == 7
-        phases = {one.kind: one.phase for one in b.manager.instances()}
+        phases = {one.kind: one.phase for one in await b.managers.instances()}
         assert phases == {"dedicated": "serving", "spot": "catching up"}
 
 
@@ -177,7 +179,7 @@ async def test_a_provider_whose_instances_never_come_costs_a_job_nothing() -> No
                 await asyncio.sleep(0.001)
         result = await b.execute(b.generate(PROMPTS))
         assert (result.state, result.metrics["instances_lost"]) == (APPLIED, 0)
-        (told,) = [one for one in b.manager.instances() if one.kind == "spot"]
+        (told,) = [one for one in await b.managers.instances() if one.kind == "spot"]
         assert told.because == "n:0 was announced and never came"
         assert hosts.tries == 1, "it is left alone for a while"
 
@@ -200,10 +202,10 @@ async def test_a_job_that_ends_gives_its_spot_devices_back() -> None:
     hosts = FakeHosts(["n:0", "n:1"])
     async with spot_bench(hosts, held=False) as b:
         await until(b, serving=2)
-        await b.manager.forget("rollout")
+        await b.managers.forget("rollout")
         async with asyncio.timeout(10):
             while hosts.instances:  # noqa: ASYNC110 - what is awaited tells nobody
                 await asyncio.sleep(0.001)
-        assert {one.phase for one in b.manager.instances()} <= {"free", "stopping"}
-        refused = await b.execute(b.generate(PROMPTS))
-        assert refused.state == operations_pb2.OPERATION_STATE_FAILED
+        assert {one.phase for one in await b.managers.instances()} <= {"free", "stopping"}
+        with pytest.raises(PlexError, match="is gone"):
+            await b.execute(b.generate(PROMPTS))

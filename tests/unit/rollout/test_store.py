@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,15 +15,13 @@ from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.store import TOKEN_BYTES, RecordStore
-from tests.rigs.rollout_bench import FAST
+from tests.rigs.rollout_bench import FAST, KEPT, new_record
 
-CONFIG = replace(FAST, record_bytes=100 * TOKEN_BYTES)
+CONFIG = replace(FAST, records_dir=Path(KEPT.name), record_bytes=100 * TOKEN_BYTES)
 
 
 def record(number: int, tenant: str) -> OperationRecord:
-    return OperationRecord(
-        operations_pb2.Operation(operation_id=number.to_bytes(16), tenant=tenant)
-    )
+    return new_record(operations_pb2.Operation(operation_id=number.to_bytes(16), tenant=tenant))
 
 
 def finish(store: RecordStore, made: OperationRecord, *, nbytes: int) -> None:

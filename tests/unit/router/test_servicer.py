@@ -45,7 +45,6 @@ def make_faulty(rig: Rig, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> No
     scheduler = FaultyProxy(rig.scheduler, faults)
     for part in (router, router.control, router.uploads, router.downloads, router._deployments):
         part._scheduler = scheduler
-    router.downloads._frames = FaultyProxy(router.downloads._frames, faults)
     router._rules = router.uploads._rules = FaultyProxy(router._rules, faults)
     router._roots = FaultyProxy(router._roots, faults)
     deployments = FaultyProxy(router._deployments, faults)
@@ -161,7 +160,7 @@ class FakeFrames:
         self._frame = faults.over("frame", lambda cursor: ops.GenerateFrame(cursor=cursor))
 
     async def StreamFrames(  # noqa: N802 - named by the wire
-        self, request: worker_pb2.StreamFramesRequest, _: None
+        self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         assert request.tenant == TENANT
         self.open += 1

@@ -1,5 +1,6 @@
 from plexclient.wire.v1 import common_pb2 as _common_pb2
 from plexclient.wire.v1 import operations_pb2 as _operations_pb2
+from plexclient.wire.v1 import service_pb2 as _service_pb2
 from plexclient.wire.v1 import statemanager_pb2 as _statemanager_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -108,3 +109,65 @@ class InstanceStats(_message.Message):
     broken: _common_pb2.Error
     progress: int
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., version: _Optional[_Union[_statemanager_pb2.VersionId, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., broken: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ManagerNews(_message.Message):
+    __slots__ = ("incarnation", "gone")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    gone: InstanceGone
+    def __init__(self, incarnation: _Optional[int] = ..., gone: _Optional[_Union[InstanceGone, _Mapping]] = ...) -> None: ...
+
+class InstanceGone(_message.Message):
+    __slots__ = ("wpg_id", "address", "because", "is_dedicated")
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    IS_DEDICATED_FIELD_NUMBER: _ClassVar[int]
+    wpg_id: str
+    address: str
+    because: str
+    is_dedicated: bool
+    def __init__(self, wpg_id: _Optional[str] = ..., address: _Optional[str] = ..., because: _Optional[str] = ..., is_dedicated: _Optional[bool] = ...) -> None: ...
+
+class ChangeInstanceRequest(_message.Message):
+    __slots__ = ("fence", "wpg_id", "deployment_id", "address", "replaces", "joins_as", "drains", "ended")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WPG_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    JOINS_AS_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    fence: _common_pb2.Fence
+    wpg_id: str
+    deployment_id: str
+    address: str
+    replaces: int
+    joins_as: str
+    drains: bool
+    ended: str
+    def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., wpg_id: _Optional[str] = ..., deployment_id: _Optional[str] = ..., address: _Optional[str] = ..., replaces: _Optional[int] = ..., joins_as: _Optional[str] = ..., drains: _Optional[bool] = ..., ended: _Optional[str] = ...) -> None: ...
+
+class ChangeInstanceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("operation_id",)
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    operation_id: bytes
+    def __init__(self, operation_id: _Optional[bytes] = ...) -> None: ...
+
+class ManagerFacts(_message.Message):
+    __slots__ = ("instances", "progress")
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    instances: _containers.RepeatedCompositeFieldContainer[_service_pb2.InstanceView]
+    progress: int
+    def __init__(self, instances: _Optional[_Iterable[_Union[_service_pb2.InstanceView, _Mapping]]] = ..., progress: _Optional[int] = ...) -> None: ...

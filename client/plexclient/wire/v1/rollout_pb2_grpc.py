@@ -270,3 +270,165 @@ class RolloutInstance:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RolloutManagerStub:
+    """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Follow = channel.unary_stream(
+                '/plexsvc.v1.RolloutManager/Follow',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.FollowRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerNews.FromString,
+                _registered_method=True)
+        self.ChangeInstance = channel.unary_unary(
+                '/plexsvc.v1.RolloutManager/ChangeInstance',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceReply.FromString,
+                _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/plexsvc.v1.RolloutManager/Inspect',
+                request_serializer=plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.SerializeToString,
+                response_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.FromString,
+                _registered_method=True)
+
+
+class RolloutManagerServicer:
+    """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments.
+    """
+
+    def Follow(self, request, context):
+        """A beat every second, and each instance that is gone, until the caller leaves. One caller at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inspect(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RolloutManagerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.FollowRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerNews.SerializeToString,
+            ),
+            'ChangeInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeInstance,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceReply.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.FromString,
+                    response_serializer=plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plexsvc.v1.RolloutManager', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plexsvc.v1.RolloutManager', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RolloutManager:
+    """Beside this a manager serves Worker: Execute, Cancel, Describe and StreamFrames of its deployments.
+    """
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/Follow',
+            plexsvc_dot_v1_dot_rollout__pb2.FollowRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.ManagerNews.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/ChangeInstance',
+            plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.ChangeInstanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plexsvc.v1.RolloutManager/Inspect',
+            plexsvc_dot_v1_dot_rollout__pb2.InspectRequest.SerializeToString,
+            plexsvc_dot_v1_dot_rollout__pb2.ManagerFacts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

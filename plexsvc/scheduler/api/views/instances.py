@@ -15,7 +15,7 @@ async def list_instances(
     scheduler: LiveScheduler, request: service_pb2.ListInstancesRequest
 ) -> service_pb2.ListInstancesReply:
     """Return the instances of a tenant's jobs, with spot devices; operators see everybody's."""
-    return _listed(scheduler, request)
+    return await _listed(scheduler, request)
 
 
 async def drain_instance(
@@ -28,7 +28,7 @@ async def drain_instance(
     """
     scheduler.check_open()
     scheduler.reach.rollout.drain(request.device)
-    return _one(scheduler, request)
+    return await _one(scheduler, request)
 
 
 async def open_instance(
@@ -42,20 +42,20 @@ async def open_instance(
     """
     scheduler.check_open()
     scheduler.reach.rollout.open(request.device)
-    return _one(scheduler, request)
+    return await _one(scheduler, request)
 
 
-def _one(
+async def _one(
     scheduler: LiveScheduler,
     asked: service_pb2.DrainInstanceRequest | service_pb2.OpenInstanceRequest,
 ) -> service_pb2.ListInstancesReply:
-    found = _listed(scheduler, asked).instances
+    found = (await _listed(scheduler, asked)).instances
     return service_pb2.ListInstancesReply(
         instances=[one for one in found if one.device == asked.device]
     )
 
 
-def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstancesReply:
+async def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstancesReply:
     lens, registry = Lens(scheduler.registry, asked), scheduler.registry
     devices = {
         rank.address: f"{rank.node_id}:{rank.device}"
@@ -64,7 +64,7 @@ def _listed(scheduler: LiveScheduler, asked: Asked) -> service_pb2.ListInstances
         for rank in scheduler.reach.ranks.of(wpg.wpg_id)
     }
     shown: list[service_pb2.InstanceView] = []
-    for view in scheduler.reach.rollout.instances():
+    for view in await scheduler.reach.rollout.instances():
         record = registry.deployments.get(DeploymentId(view.deployment_id))
         if record is None or not lens.sees(record.job_id):
             if view.deployment_id and not lens.sees_all:

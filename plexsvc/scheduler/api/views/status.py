@@ -41,7 +41,7 @@ def deployment(scheduler: LiveScheduler, record: DeploymentRecord) -> service_pb
         if scheduler.nodes.is_up(node_id):
             view.former_nodes.append(scheduler.nodes.link(node_id).address)
     if record.is_rollout:
-        view.executor_address = scheduler.config.rollout_address
+        view.executor_address = scheduler.reach.rollout.address_of(record.deployment_id)
     return view
 
 

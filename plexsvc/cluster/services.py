@@ -1,4 +1,4 @@
-"""Processes of the reward service below a cluster: started, and started again when they die."""
+"""Processes below a cluster that only serve: started, and started again when they die."""
 
 from __future__ import annotations
 
@@ -12,56 +12,62 @@ from plexsvc.errors import PlexError
 from plexsvc.log import Log
 from plexsvc.node import toml
 from plexsvc.node.agent_process import AgentProcess
-from plexsvc.reward.config import RewardConfig
 
 log = Log(__name__)
 
 START_S: Final = 60.0
 STOP_S: Final = 5.0
 PAUSE_US: Final = 500_000
-"""Between the death of a proxy and its successor."""
+"""Between the death of a process and its successor."""
 
 
-class RewardProcess:
-    """The proxy or the planner of one cluster. Its successor listens at the same address."""
+class ServiceProcess:
+    """One such process of a cluster. Its successor listens at the same address."""
 
     def __init__(
-        self, name: str, module: str, config: RewardConfig, *, directory: Path, logs: Path
+        self, name: str, module: str, config: object, *, directory: Path, logs: Path
     ) -> None:
+        """Have `python -m module` serve by `config`, a dataclass."""
         self._name = name
         self._module = module
-        self._config = config
+        self.config = config
         self._config_path = directory / f"{name}.toml"
         self._log_path = logs / f"{name}.log"
         self._process: AgentProcess | None = None
 
-    async def start(self) -> None:
-        """Start the process; return when it serves.
+    async def start(self) -> str:
+        """Start the process; return its address when it serves.
 
         Raises:
             PlexError: `unavailable` with its log's tail when it does not come up.
         """
         for directory in (self._config_path.parent, self._log_path.parent):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._config_path.write_text(toml.dumps(self._config))
+        self._config_path.write_text(toml.dumps(self.config))
         module = (sys.executable, "-m", self._module, "--config", str(self._config_path))
         argv = (*module, "--parent-death", str(os.getpid()))
         process = self._process = AgentProcess(argv, log_path=self._log_path)
-        await process.announcement(f"the reward {self._name}", timeout_s=START_S)
+        said = await process.announcement(f"the {self._name}", timeout_s=START_S)
+        return str(said["address"])
 
     async def replace(self, clock: Clock) -> None:
         """Start a successor whenever the process dies, until cancelled."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
-            log.error("starting a process of rewards again", process=self._name, exit_code=code)
+            log.error("starting a process again", process=self._name, exit_code=code)
             await clock.sleep(PAUSE_US)
             try:
                 await self.start()
             except PlexError as error:
-                log.error("no process of rewards", process=self._name, error=error)  # noqa: TRY400
+                log.error("no process", process=self._name, error=error)  # noqa: TRY400
+
+    def kill(self) -> None:
+        """Kill the process, which `replace` then starts again."""
+        if self._process is not None:
+            self._process.kill()
 
     async def stop(self) -> None:
-        """End the process, and the workers with the proxy."""
+        """End the process, and what it started."""
         if self._process is not None:
             await self._process.end(grace_s=STOP_S)

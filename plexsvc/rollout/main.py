@@ -1,0 +1,80 @@
+"""Process of a rollout manager: `python -m plexsvc.rollout.main --config FILE --parent-death PID`.
+
+The file holds the keys of `RolloutConfig`. When others can connect it prints one JSON line with the
+address; it dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from plexclient.wire.v1 import rollout_pb2, worker_pb2
+from plexsvc.clock import SystemClock
+from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.manager import RolloutManager
+from plexsvc.rpc import loops
+from plexsvc.rpc.channels import listen, new_server
+from plexsvc.rpc.keys import ClusterKeys, read_keys
+from plexsvc.rpc.services import add_service
+
+WORKER: Final = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
+MANAGER: Final = rollout_pb2.DESCRIPTOR.services_by_name["RolloutManager"]
+STOP_GRACE_S: Final = 0.5
+
+
+@asynccontextmanager
+async def serve(
+    config: RolloutConfig, keys: ClusterKeys
+) -> AsyncIterator[tuple[RolloutManager, str]]:
+    """Serve a manager; yield it and its address.
+
+    Raises:
+        PlexError: `bad_request` when it cannot listen.
+    """
+    manager = RolloutManager(config, SystemClock(), keys)
+    server = new_server(keys)
+    add_service(
+        server,
+        WORKER,
+        calls={
+            "Execute": lambda request, _: manager.execute(request),
+            "Cancel": lambda request, _: manager.cancel(request),
+            "Describe": lambda request, _: manager.describe(request),
+        },
+        streams={
+            "StreamFrames": lambda request, _: manager.frames(request),
+            "Sample": lambda request, _: manager.sample(request),
+        },
+    )
+    add_service(
+        server,
+        MANAGER,
+        calls={
+            "ChangeInstance": lambda request, _: manager.change_instance(request),
+            "Inspect": lambda request, _: manager.inspect(request),
+        },
+        streams={"Follow": lambda request, _: manager.follow(request)},
+    )
+    address = listen(server, config.listen, keys, key="rollout.listen")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(manager.run())
+        await server.start()
+        try:
+            yield manager, address
+        finally:
+            await server.stop(STOP_GRACE_S)
+            running.cancel()
+
+
+@asynccontextmanager
+async def _address(config: RolloutConfig) -> AsyncIterator[str]:
+    async with serve(config, read_keys(config.keys_file)) as (_, address):
+        yield address
+
+
+if __name__ == "__main__":
+    sys.exit(loops.serve(RolloutConfig, _address))

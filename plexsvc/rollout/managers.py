@@ -1,0 +1,511 @@
+"""Rollout managers of a cluster, as the scheduler reaches them: one process for all, or several.
+
+Theory of operation. A job's deployments are all with one manager, that which had the fewest jobs
+when the first of them came. What a manager would need after a restart is kept here: how each
+deployment was initialised, its instances, and the version they serve. Every manager is followed: it
+sends a beat every second. One that sends none for `SILENT_LOOKS` looks is killed, and whoever
+started it starts a successor at the same address. A new incarnation is told of each deployment
+again; orders that were under way are repeated until it takes them, and it goes on from the token
+records of the one before. The pool of spot devices is here, because all managers share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from plexclient.wire.errors import from_wire
+from plexclient.wire.v1 import (
+    common_pb2,
+    operations_pb2,
+    rollout_pb2,
+    rollout_pb2_grpc,
+    service_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from plexsvc.clock import Clock
+from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.ids import DeploymentId, VersionId, new_operation_id
+from plexsvc.log import Log
+from plexsvc.rollout.config import SpotConfig
+from plexsvc.rollout.core.instances import SPOT
+from plexsvc.rollout.core.pool import SlotClosed, SlotOpened, Wanted
+from plexsvc.rollout.providers.base import Hosts
+from plexsvc.rollout.providers.trace import Change
+from plexsvc.rollout.spot import SpotInstances, provider_of
+from plexsvc.rpc.channels import open_channel
+from plexsvc.rpc.errors import error_from
+from plexsvc.rpc.keys import ClusterKeys
+
+log = Log(__name__)
+
+GivenUp = Callable[[str, str, str], None]
+"""Takes a WPG, the address of one of its instances, and why that is given up."""
+
+LOOK_US: Final = 1_000_000
+"""How often beats are looked for."""
+
+SILENT_LOOKS: Final = 15
+"""Looks in a row that find no beat before a manager is killed."""
+
+RETRY_US: Final = 100_000
+"""Pause before a call to a manager that is not there, or not told yet, is made again."""
+
+CALL_S: Final = 30.0
+"""Deadline of calls that do no work on tokens or weights."""
+
+GONE: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}
+)
+"""What a call ends with when the process behind it dies."""
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """One manager."""
+
+    address: str
+    channel: grpc.aio.Channel
+    kill: Callable[[], None]
+    jobs: dict[str, set[str]] = field(default_factory=dict)
+    """Its jobs, and the deployments of each."""
+    incarnation: int = 0
+    has_beaten: bool = False
+    silent_looks: int = 0
+
+    @property
+    def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
+        return worker_pb2_grpc.WorkerStub(self.channel)
+
+    @property
+    def manager(self) -> rollout_pb2_grpc.RolloutManagerAsyncStub:
+        return rollout_pb2_grpc.RolloutManagerStub(self.channel)
+
+
+@dataclass(eq=False, slots=True)
+class _Deployment:
+    """What the successor of a manager is told of a deployment; a fleet, as the pool sees it."""
+
+    deployment_id: str
+    job_id: str
+    link: _Link
+    initialized: worker_pb2.ExecuteRequest | None = None
+    addresses: list[str] = field(default_factory=list)
+    """Of its dedicated instances."""
+    spot: list[str] = field(default_factory=list)
+    fence: common_pb2.Fence = field(default_factory=common_pb2.Fence)
+    """Of the newest order that runs alone: instances refuse older ones."""
+    pulled: worker_pb2.ExecuteRequest | None = None
+    """The pull of the version that is served."""
+    versions: set[VersionId] = field(default_factory=set)
+    """What instances may serve or load."""
+
+    @property
+    def wpg_id(self) -> str:
+        return "" if self.initialized is None else self.initialized.wpg_id
+
+    async def add(self, address: str, *, kind: str) -> None:
+        """Take one more instance.
+
+        Raises:
+            PlexError: `unavailable` when it does not answer, or its manager does not.
+        """
+        await self.change(address, joins_as=kind)
+        self.spot.append(address)
+
+    async def drain(self, address: str) -> None:
+        """Have an instance's samples go on elsewhere, and let it go then."""
+        await self._tell(address, drains=True)
+
+    async def drop(self, address: str, *, because: str) -> None:
+        """Forget an instance whose process has ended."""
+        if address in self.spot:
+            self.spot.remove(address)
+        await self._tell(address, ended=because)
+
+    async def change(self, address: str, **change: str | int | bool) -> None:
+        """Take an instance, or let one go.
+
+        Raises:
+            PlexError: what the manager refused, or `unavailable`.
+        """
+        request = rollout_pb2.ChangeInstanceRequest(
+            fence=self.fence,
+            wpg_id=self.wpg_id,
+            deployment_id=self.deployment_id,
+            address=address,
+            **change,  # type: ignore[arg-type]  # one of the oneof's fields
+        )
+        try:
+            await self.link.manager.ChangeInstance(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error) from error
+
+    async def _tell(self, address: str, **change: str | int | bool) -> None:
+        """Let an instance go; a manager that is not there finds it gone by itself."""
+        try:
+            await self.change(address, **change)
+        except PlexError as error:
+            log.warning("manager not told of an instance", address=address, error=error)
+
+
+class Managers:
+    """All managers of a cluster. `run` must be running."""
+
+    def __init__(
+        self, managers: Sequence[tuple[str, Callable[[], None]]], *, clock: Clock, keys: ClusterKeys
+    ) -> None:
+        """Lead the managers at these addresses; each is killed by the function beside."""
+        self._links = [
+            _Link(address, open_channel(address, keys), kill) for address, kill in managers
+        ]
+        self._clock = clock
+        self._deployments: dict[str, _Deployment] = {}
+        self._report: GivenUp | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self.spot: SpotInstances | None = None
+
+    async def run(self) -> None:
+        """Follow every manager until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                for link in self._links:
+                    self._group.create_task(self._follow(link))
+                while True:
+                    await self._clock.sleep(LOOK_US)
+                    for link in self._links:
+                        _look(link)
+        finally:
+            for link in self._links:
+                await link.channel.close()
+
+    # ---- what the scheduler orders
+
+    async def execute(self, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply:
+        """Run an operation of a rollout deployment, with the successor if its manager dies.
+
+        Raises:
+            PlexError: `not_found` for a deployment that is gone.
+        """
+        operation, body = request.operation, request.operation.WhichOneof("body")
+        deployment = self._deployments.get(operation.deployment_id)
+        if deployment is None and body == "initialize":
+            deployment = self._place(operation)
+        if deployment is None:
+            raise _gone(operation.deployment_id)
+        if body in {"initialize", "pull"}:
+            deployment.fence.CopyFrom(request.fence)
+        if body == "pull":
+            deployment.versions.add(VersionId.of(request.published))
+        reply = await self._insist(deployment, request)
+        if not reply.result.HasField("error"):
+            self._note(deployment, request, body)
+        return reply
+
+    async def cancel(self, request: worker_pb2.CancelRequest) -> None:
+        """End a generate early; one whose manager just died is cancelled at the successor.
+
+        Raises:
+            PlexError: the manager is not there.
+        """
+        found = [d for d in self._deployments.values() if d.wpg_id == request.wpg_id]
+        for deployment in found:
+            await _cancel(deployment.link, request)
+
+    async def release(self, deployment_id: str, operation_id: bytes) -> None:
+        """Drop the record of an acknowledged operation.
+
+        Raises:
+            PlexError: the manager is not there; the record goes when others need its room.
+        """
+        deployment = self._deployments.get(deployment_id)
+        if deployment is not None:
+            request = worker_pb2.CancelRequest(
+                operation_id=operation_id, wpg_id=deployment.wpg_id, fence=deployment.fence
+            )
+            await _cancel(deployment.link, request)
+
+    async def replace(self, deployment_id: str, *, index: int, address: str) -> None:
+        """Let a new instance take the place of one that was lost.
+
+        Raises:
+            PlexError: `not_found`; `unavailable` when the new one does not answer.
+        """
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            raise _gone(deployment_id)
+        deployment.addresses[index] = address
+        incarnation = deployment.link.incarnation
+        try:
+            await deployment.change(address, replaces=index)
+        except PlexError:
+            await self._clock.sleep(RETRY_US)
+            if deployment.link.incarnation == incarnation and deployment.link.has_beaten:
+                raise  # else the manager died, and its successor is told of the new one
+
+    async def forget(self, deployment_id: str) -> None:
+        """End a deployment: drop its records and connections. Safe to repeat."""
+        deployment = self._deployments.pop(deployment_id, None)
+        if deployment is None:
+            return
+        jobs = deployment.link.jobs
+        jobs[deployment.job_id].discard(deployment_id)
+        if not jobs[deployment.job_id]:
+            del jobs[deployment.job_id]
+        if self.spot is not None:
+            self.spot.post(Wanted(deployment_id=DeploymentId(deployment_id), most=0))
+        request = worker_pb2.CancelRequest(wpg_id=deployment.wpg_id, fence=deployment.fence)
+        try:
+            await _cancel(deployment.link, request)
+        except PlexError as error:  # a successor is not told of it
+            log.warning("rollout deployment not forgotten", deployment=deployment_id, error=error)
+
+    # ---- what the scheduler is told
+
+    def report_to(self, given_up: GivenUp) -> None:
+        """Say from now on which instances do not come back by themselves."""
+        self._report = given_up
+
+    def address_of(self, deployment_id: str) -> str:
+        """Return where a deployment's tokens are streamed from; empty before it is initialised."""
+        deployment = self._deployments.get(deployment_id)
+        return "" if deployment is None else deployment.link.address
+
+    def versions_in_use(self) -> set[VersionId]:
+        """Return the versions that instances serve or load, or would after a restart."""
+        return {one for held in self._deployments.values() for one in held.versions}
+
+    async def progress(self, deployment_id: str, operation_id: bytes) -> int:
+        """Return a count that grows while an operation gets on: tokens recorded, weights loaded.
+
+        Raises:
+            AioRpcError: its manager did not say.
+        """
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:
+            return 0
+        request = rollout_pb2.InspectRequest(operation_id=operation_id)
+        found = await deployment.link.manager.Inspect(request, timeout=CALL_S)
+        return found.progress
+
+    async def instances(self) -> list[service_pb2.InstanceView]:
+        """Return every instance and spot device; `device` of a dedicated one is its address.
+
+        Those of a manager that is not there are left out until its successor has them.
+        """
+        found: list[service_pb2.InstanceView] = []
+        for link in self._links:
+            try:
+                request = rollout_pb2.InspectRequest()
+                found += (await link.manager.Inspect(request, timeout=CALL_S)).instances
+            except grpc.aio.AioRpcError as error:
+                log.warning("manager does not answer", address=link.address, error=error)
+        if self.spot is None:
+            return found
+        for view in found:
+            self.spot.describe(view.device, view)
+        return found + self.spot.without_instance()
+
+    # ---- spot devices
+
+    def use(self, hosts: Hosts, changes: Sequence[Change], *, config: SpotConfig) -> SpotInstances:
+        """Give deployments spot instances from now on, while what this returns runs."""
+        provider = provider_of(config, changes, hosts=hosts, clock=self._clock)
+        self.spot = SpotInstances(
+            hosts, provider, clock=self._clock, fleet_of=self._deployments.get
+        )
+        return self.spot
+
+    def drain(self, device: str) -> None:
+        """Have the samples of a spot instance go on elsewhere, and close its device.
+
+        Raises:
+            PlexError: `not_found` when there is no such spot device.
+        """
+        self._spot(device).post(SlotClosed(slot_id=device))
+
+    def open(self, device: str) -> None:
+        """Open a spot device that `drain` closed.
+
+        Raises:
+            PlexError: `not_found` when there is no such spot device; `bad_request` when it is not
+                closed.
+        """
+        spot = self._spot(device)
+        if device not in spot.pool.closed:
+            is_leaving = spot.pool.slots[device].is_noticed
+            was = "to be taken back by its provider" if is_leaving else "open"
+            raise PlexError(
+                ErrorCode.BAD_REQUEST,
+                f"spot device {device} was not drained by `plexctl instance drain`: it is {was}",
+            )
+        spot.post(SlotOpened(slot_id=device))
+
+    def _spot(self, device: str) -> SpotInstances:
+        spot = self.spot
+        if spot is None or device not in {*spot.pool.slots, *spot.pool.closed}:
+            raise PlexError(
+                ErrorCode.NOT_FOUND,
+                f"no spot device {device!r}; `plexctl instance list` shows them. Dedicated "
+                "instances leave with `plexctl node drain`",
+            )
+        return spot
+
+    # ---- managers that come and go
+
+    def _place(self, operation: operations_pb2.Operation) -> _Deployment:
+        """Return a new deployment, with the manager of its job or the one with the fewest jobs."""
+        job_id, deployment_id = operation.job_id, operation.deployment_id
+        theirs = (link for link in self._links if job_id in link.jobs)
+        link = next(theirs, None) or min(self._links, key=lambda link: len(link.jobs))
+        link.jobs.setdefault(job_id, set()).add(deployment_id)
+        made = self._deployments[deployment_id] = _Deployment(deployment_id, job_id, link)
+        return made
+
+    async def _insist(
+        self, deployment: _Deployment, request: worker_pb2.ExecuteRequest
+    ) -> worker_pb2.ExecuteReply:
+        """Return the answer to an order, given again while its manager is away or not told yet."""
+        while True:
+            try:
+                reply = await deployment.link.worker.Execute(request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in GONE:
+                    raise error_from(error) from error
+            else:
+                if not _is_early(reply.result):
+                    return reply
+            if self._deployments.get(deployment.deployment_id) is not deployment:
+                raise _gone(deployment.deployment_id)
+            await self._clock.sleep(RETRY_US)
+
+    def _note(
+        self, deployment: _Deployment, request: worker_pb2.ExecuteRequest, body: str | None
+    ) -> None:
+        """Keep what a successor must be told."""
+        if body == "initialize":
+            deployment.initialized = request
+            deployment.addresses = list(request.instance_addresses)
+            if self.spot is not None:
+                self.spot.post(_wanted(deployment.deployment_id, request.deployment.spec))
+        elif body == "pull":
+            deployment.pulled = request
+            deployment.versions = {VersionId.of(request.published)}
+
+    async def _follow(self, link: _Link) -> None:
+        """Hear a manager, and each successor, until cancelled."""
+        while True:
+            try:
+                async for news in link.manager.Follow(rollout_pb2.FollowRequest()):
+                    link.has_beaten = True
+                    if news.incarnation != link.incarnation:
+                        self._begin(link, incarnation=news.incarnation)
+                    if news.HasField("gone"):
+                        self._lose(news.gone)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in GONE:
+                    log.error("manager cannot be followed", error=error)  # noqa: TRY400 - no bug
+            await self._clock.sleep(RETRY_US)
+
+    def _begin(self, link: _Link, *, incarnation: int) -> None:
+        """Tell a new process of every deployment that it has."""
+        assert self._group is not None
+        link.incarnation = incarnation
+        held = [one for one in self._deployments.values() if one.link is link and one.initialized]
+        if held:
+            log.warning("rollout manager started again", deployments=len(held))
+        for deployment in held:
+            self._group.create_task(self._restore(deployment, incarnation=incarnation))
+
+    async def _restore(self, deployment: _Deployment, *, incarnation: int) -> None:
+        """Initialise a deployment again, until that is done or there is another successor."""
+        while (
+            self._deployments.get(deployment.deployment_id) is deployment
+            and deployment.link.incarnation == incarnation
+        ):
+            try:
+                reply = await deployment.link.worker.Execute(_restoring(deployment))
+            except grpc.aio.AioRpcError as error:
+                log.warning("rollout deployment not restored yet", error=error)
+            else:
+                if not reply.result.HasField("error"):
+                    await self._restore_spot(deployment)
+                    return
+                because = from_wire(reply.result.error)
+                log.warning("rollout deployment not restored yet", error=because)
+            await self._clock.sleep(RETRY_US)
+
+    async def _restore_spot(self, deployment: _Deployment) -> None:
+        for address in list(deployment.spot):
+            try:
+                await deployment.change(address, joins_as=SPOT.name)
+            except PlexError as error:
+                if self.spot is not None:
+                    self.spot.gone(address, because=error.message)
+
+    def _lose(self, gone: rollout_pb2.InstanceGone) -> None:
+        """Have a dedicated instance that was given up replaced; note that a spot one is gone."""
+        if not gone.is_dedicated:
+            if self.spot is not None:
+                self.spot.gone(gone.address, because=gone.because)
+        elif self._report is not None:
+            self._report(gone.wpg_id, gone.address, gone.because)
+
+
+def _look(link: _Link) -> None:
+    """Kill a manager that was silent for too long."""
+    link.silent_looks = 0 if link.has_beaten else link.silent_looks + 1
+    link.has_beaten = False
+    if link.silent_looks >= SILENT_LOOKS:
+        log.error("rollout manager hangs and is killed", address=link.address)
+        link.silent_looks = 0
+        link.kill()
+
+
+async def _cancel(link: _Link, request: worker_pb2.CancelRequest) -> None:
+    try:
+        await link.worker.Cancel(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from error
+
+
+def _restoring(deployment: _Deployment) -> worker_pb2.ExecuteRequest:
+    """Return what initialises a deployment with the instances and the version that it has now."""
+    assert deployment.initialized is not None, deployment
+    request = worker_pb2.ExecuteRequest()
+    request.CopyFrom(deployment.initialized)
+    request.operation.operation_id = new_operation_id()
+    request.fence.CopyFrom(deployment.fence)
+    request.instance_addresses[:] = deployment.addresses
+    if deployment.pulled is not None:
+        request.published.CopyFrom(deployment.pulled.published)
+    return request
+
+
+def _is_early(result: operations_pb2.OperationResult) -> bool:
+    """Whether an order came before its manager was told of the deployment, or as it stopped."""
+    is_refused = result.state == operations_pb2.OPERATION_STATE_REFUSED
+    return is_refused and result.error.code == ErrorCode.UNAVAILABLE.value
+
+
+def _gone(deployment_id: str) -> PlexError:
+    return PlexError(ErrorCode.NOT_FOUND, f"rollout deployment {deployment_id} is gone")
+
+
+def _wanted(deployment_id: str, spec: service_pb2.DeploymentSpec) -> Wanted:
+    """Return how many spot instances a deployment asks for."""
+    asked = next((one for one in spec.instances if one.kind == SPOT.name), None)
+    if asked is None:
+        return Wanted(deployment_id=DeploymentId(deployment_id), most=0)
+    return Wanted(
+        deployment_id=DeploymentId(deployment_id),
+        least=asked.least,
+        most=asked.most,
+        price=asked.price if asked.HasField("price") else None,
+    )
