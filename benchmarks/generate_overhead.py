@@ -116,7 +116,7 @@ def direct(engine: Any, samples: int, max_tokens: int) -> int:  # noqa: ANN401 -
     return took_us
 
 
-# -- the control process
+# -- the manager
 
 
 async def through_service(manager: RolloutManager, samples: int, max_tokens: int) -> int:
@@ -134,7 +134,8 @@ async def through_service(manager: RolloutManager, samples: int, max_tokens: int
     async with asyncio.TaskGroup() as group:
         group.create_task(execute(manager, operation))
         request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
-        async for frame in manager.StreamFrames(request, None):
+        async for data in manager.frames(request):
+            frame = operations_pb2.GenerateFrame.FromString(data)
             tokens += sum(len(delta.token_ids) for delta in frame.deltas)
     took_us = clock.monotonic_us() - started_us
     assert tokens == samples * max_tokens, tokens
@@ -145,7 +146,7 @@ async def execute(
     manager: RolloutManager, operation: operations_pb2.Operation, **more: object
 ) -> None:
     request = worker_pb2.ExecuteRequest(fence=FENCE, wpg_id="wpg", operation=operation, **more)
-    reply = await manager.Execute(request, None)
+    reply = await manager.execute(request)
     assert not reply.result.HasField("error"), reply.result.error
 
 
@@ -155,7 +156,8 @@ async def measure(child: subprocess.Popen[str], options: argparse.Namespace) -> 
     address = (await asyncio.to_thread(child.stdout.readline)).strip()
     direct_us, service_us = [], []
     async with asyncio.TaskGroup() as group:
-        manager = RolloutManager(RolloutConfig(), SystemClock(), KEYS)
+        config = RolloutConfig(records_dir=Path(tempfile.mkdtemp()))
+        manager = RolloutManager(config, SystemClock(), KEYS)
         host = group.create_task(manager.run())
         await asyncio.sleep(0)
         initialize = operations_pb2.Operation(

@@ -90,7 +90,7 @@ def test_jobs_go_on_when_their_managers_are_killed(
             assert [seen[key] for key in sorted(seen)] == undisturbed
             assert {v for one in finished for v in one.versions} == {version}
         before = managers(cluster)
-        batches = []
+        batches: list[plex.Sample] = []
         for batch in rollout.generate.micro_batches(PROMPTS, min_samples=1, **OPTIONS):
             if not batches:
                 kill_all(cluster)

@@ -1,0 +1,122 @@
+"""Managers that die and their successors: samples go on from their records."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from plexclient.wire.v1 import operations_pb2, worker_pb2
+from plexsvc.errors import ErrorCode, PlexError
+from tests.rigs.rollout_bench import APPLIED, Bench, bench
+from tests.rigs.rollout_requests import collect
+
+
+async def frames_until(b: Bench, operation: operations_pb2.Operation) -> list[bytes]:
+    """Return the frames that a client reads until its stream breaks."""
+    request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
+    found: list[bytes] = []
+    stream = b.worker.StreamFrames(request)
+    async for frame in stream:
+        found.append(frame.SerializeToString())
+        if sum(len(d.token_ids) for f in map(parse, found) for d in f.deltas) >= 12:
+            break
+    stream.cancel()
+    return found
+
+
+def parse(data: bytes) -> operations_pb2.GenerateFrame:
+    return operations_pb2.GenerateFrame.FromString(data)
+
+
+async def test_a_successor_goes_on_from_the_tokens_that_readers_were_given() -> None:
+    async with bench() as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        await b.execute(operation)
+        expected = await b.answers(operation)
+    async with bench(held=True) as b:
+        await b.pull(4)
+        operation = b.generate(seed=3)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(3)
+            given = await frames_until(b, operation)
+            made = b.instances[0].engine.generated
+            await b.kill_manager()
+            b.instances[0].engine.release()
+        assert b.instances[0].engine.generated - made <= 48 - 12, "nothing given is made again"
+        result = running.result()
+        assert result.state == APPLIED
+        assert result.weight_version == 4
+        frames = await b.frames(operation.operation_id)
+        assert [frame.SerializeToString() for frame in frames[: len(given)]] == given
+        assert frames[-1].result == result
+        answers = collect(delta for frame in frames for delta in frame.deltas)
+        assert {key: one.tokens for key, one in answers.items()} == {
+            key: one.tokens for key, one in expected.items()
+        }
+        assert all(one.versions == [4] * 12 for one in answers.values())
+        assert (await b.execute(b.generate())).weight_version == 4
+
+
+async def test_a_generate_that_had_ended_is_answered_from_its_record() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        answered = await b.execute(operation)
+        before = b.instances[0].engine.generated
+        frames = await b.frames(operation.operation_id)
+        await b.kill_manager()
+        assert await b.execute(operation) == answered
+        assert await b.frames(operation.operation_id) == frames
+        assert b.instances[0].engine.generated == before
+
+
+async def test_a_released_record_is_not_there_for_a_successor() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        await b.execute(operation)
+        await b.managers.release("rollout", operation.operation_id)
+        await b.kill_manager()
+        with pytest.raises(PlexError) as caught:
+            await b.frames(operation.operation_id)
+        assert caught.value.code == ErrorCode.NOT_FOUND
+
+
+async def test_a_pull_under_way_is_done_by_the_successor() -> None:
+    async with bench(instances=2) as b:
+        await b.pull(1)
+        await b.kill_manager()
+        assert (await b.pull(2)).weight_version == 2
+        assert (await b.execute(b.generate())).weight_version == 2
+
+
+async def test_jobs_are_spread_and_a_job_stays_together() -> None:
+    async with bench(managers=2) as b:
+        addresses = set()
+        for number in range(4):
+            operation = b.operation(initialize=operations_pb2.Initialize())
+            operation.job_id, operation.deployment_id = f"job {number}", f"other {number}"
+            request = worker_pb2.ExecuteRequest(
+                fence=b.fence,
+                wpg_id=f"wpg {number}",
+                operation=operation,
+                instance_addresses=[b.instances[0].address],
+            )
+            assert (await b.managers.execute(request)).result.state == APPLIED
+            addresses.add(b.managers.address_of(f"other {number}"))
+            twin = worker_pb2.ExecuteRequest()
+            twin.CopyFrom(request)
+            twin.operation.operation_id = bytes([number]) * 16
+            twin.operation.deployment_id, twin.wpg_id = f"twin {number}", f"twin {number}"
+            assert (await b.managers.execute(twin)).result.state == APPLIED
+            of = b.managers.address_of
+            assert of(f"twin {number}") == of(f"other {number}")
+        assert len(addresses) == 2
+
+
+async def test_a_manager_that_sends_no_beat_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plexsvc.rollout.managers.LOOK_US", 1000)
+    async with bench() as b:
+        async with asyncio.timeout(10):
+            await b.killed.wait()  # it beats every second, and is looked at a thousand times
