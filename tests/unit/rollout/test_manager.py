@@ -281,7 +281,7 @@ async def test_an_instance_that_sends_garbage_is_given_up_and_its_samples_go_on_
         given_up.append(because)
 
     async with bench(instances=2) as b:
-        b.manager.report_to(note)
+        b.managers.report_to(note)
         b.instances[1].engine.spoils = spoil
         operation = b.generate(seed=3)
         assert (await b.execute(operation)).state == APPLIED
