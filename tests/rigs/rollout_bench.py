@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,14 @@ class Bench:
     ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
         async for frame in self.manager.frames(request):
             yield operations_pb2.GenerateFrame.FromString(frame)
+
+    async def sample(
+        self, operation: operations_pb2.Operation
+    ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
+        async with aclosing(self.manager.sample(operation)) as frames:
+            async for frame in frames:
+                parse = operations_pb2.GenerateFrame.FromString
+                yield parse(frame) if isinstance(frame, bytes) else frame
 
     async def kill_manager(self) -> None:
         """End the manager and start its successor at the same address."""

@@ -599,7 +599,7 @@ async def sampled(
     operation: operations_pb2.Operation,
 ) -> list[operations_pb2.GenerateFrame]:
     async with asyncio.timeout(10):
-        return [frame async for frame in b.manager.Sample(operation, None)]
+        return [frame async for frame in b.sample(operation)]
 
 
 def turn(
@@ -637,7 +637,7 @@ async def test_samples_go_beside_the_order_of_operations_and_leave_no_record() -
 async def test_a_sample_ends_when_its_reader_leaves() -> None:
     async with bench(held=True) as b:
         (instance,) = b.instances
-        frames = b.manager.Sample(turn(b), None)
+        frames = b.sample(turn(b))
         assert (await anext(frames)).prompts
         instance.engine.allow(1)
         assert (await anext(frames)).deltas
@@ -717,7 +717,7 @@ async def test_a_sample_for_which_there_is_no_room_now_is_refused_and_may_be_tri
             assert last.result.error.code == ErrorCode.QUEUE_FULL
             instance.engine.release()
             await held
-        b.manager.release(first.operation_id)
+        await b.managers.release("rollout", first.operation_id)
         again = turn(b, tenant="")
         again.generate.sampling.max_tokens = 120
         *_, last = await sampled(b, again)
@@ -742,7 +742,7 @@ async def test_each_tenants_prefixes_are_cached_apart() -> None:
 async def test_a_tenants_samples_leave_room_for_others() -> None:
     async with bench(held=True, config=replace(FAST, max_operations=4)) as b:
         (instance,) = b.instances
-        mine = [b.manager.Sample(turn(b, tenant="mine"), None) for _ in range(3)]
+        mine = [b.sample(turn(b, tenant="mine")) for _ in range(3)]
         for frames in mine[:2]:
             await anext(frames)
         with pytest.raises(PlexError) as refused:
