@@ -176,13 +176,18 @@ class Frames(Protocol):
         self, request: worker_pb2.StreamFramesRequest, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]: ...
 
+    def Sample(  # noqa: N802 - named by the wire
+        self, request: ops.Operation, _: object
+    ) -> AsyncGenerator[ops.GenerateFrame]: ...
+
 
 @asynccontextmanager
 async def serving_frames(frames: Frames) -> AsyncIterator[str]:
     """Serve the frames; yield the address."""
     server = new_server(KEYS)
     worker = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
-    add_service(server, worker, calls={}, streams={"StreamFrames": frames.StreamFrames})
+    streams = {"StreamFrames": frames.StreamFrames, "Sample": frames.Sample}
+    add_service(server, worker, calls={}, streams=streams)
     address = listen(server, "127.0.0.1:0", KEYS, key="listen")
     await server.start()
     try:

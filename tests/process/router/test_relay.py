@@ -284,7 +284,7 @@ class TwoFrames:
                 yield ops.GenerateFrame(cursor=cursor)
 
     async def Sample(  # noqa: N802 - gRPC names it
-        self, request: ops.Operation, _: None
+        self, request: ops.Operation, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         yield ops.GenerateFrame(result=ops.OperationResult(texts={"tenant": request.tenant}))
 
@@ -298,7 +298,7 @@ def sampled(rig: Rig, **changes: Any) -> AsyncIterable[ops.GenerateFrame]:  # no
     return rig.client.stub.Sample(operation, metadata=metadata(), timeout=20)
 
 
-async def test_a_sample_is_relayed_from_the_manager_in_the_process_for_its_tenant() -> None:
+async def test_a_sample_is_relayed_from_the_manager_of_the_deployment_for_its_tenant() -> None:
     async with start_rig(frames=TwoFrames()) as rig:
         told = [frame async for frame in sampled(rig)]
         assert [frame.result.texts["tenant"] for frame in told] == [TENANT]

@@ -171,7 +171,7 @@ class FakeFrames:
             self.open -= 1
 
     async def Sample(  # noqa: N802 - named by the wire
-        self, request: ops.Operation, _: None
+        self, request: ops.Operation, _: object
     ) -> AsyncGenerator[ops.GenerateFrame]:
         assert request.tenant == TENANT
         self.open += 1
