@@ -186,7 +186,7 @@ async def serving_frames(frames: Frames) -> AsyncIterator[str]:
     """Serve the frames; yield the address."""
     server = new_server(KEYS)
     worker = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
-    streams = {"StreamFrames": frames.StreamFrames, "Sample": frames.Sample}
+    streams: dict[str, Any] = {"StreamFrames": frames.StreamFrames, "Sample": frames.Sample}
     add_service(server, worker, calls={}, streams=streams)
     address = listen(server, "127.0.0.1:0", KEYS, key="listen")
     await server.start()
