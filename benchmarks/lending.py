@@ -2,7 +2,7 @@
 
     python -m benchmarks.lending [--trace azure_llm_2023_conv.csv.gz] [--rates 1 2 4] [--seconds 30]
 
-A serving engine (a random Qwen3 of about 3 M parameters) gets requests that arrive as in the middle
+A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in the middle
 of the trace, faster or slower by one factor, so that they come at each of the rates a second;
 prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they come by
 chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one after the
@@ -203,7 +203,7 @@ def configured(options: argparse.Namespace) -> Iterator[ServingConfig]:
     """Yield a serving engine's configuration with two models of its own."""
     with tempfile.TemporaryDirectory(prefix="pxl") as place:
         where = Path(place)
-        make_qwen3(where / "chat", seed=1, hidden=256, layers=4, heads=4, head_dim=64, ffn=768)
+        make_qwen3(where / "chat", seed=1, hidden=128, layers=3, heads=4, head_dim=32, ffn=384)
         make_qwen3(
             where / "guest", seed=2, hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64,
             ffn=1536,
@@ -251,7 +251,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--shorter", type=int, default=8)
     parser.add_argument("--ttft", type=float, default=0.5)

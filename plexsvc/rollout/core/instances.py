@@ -32,13 +32,19 @@ class Kind:
     name: str
     is_sought: bool
     """Whether one that is lost may come back at its address; another is gone at once."""
+    hands_back: bool = False
+    """Whether it may stop samples by itself, which then go elsewhere, and is not lost by that."""
 
 
 DEDICATED: Final = Kind(name="dedicated", is_sought=True)
 SPOT: Final = Kind(name="spot", is_sought=False)
 RESERVED: Final = Kind(name="reserved", is_sought=False)
 """An engine on training devices: joins when the seeding window opens, is drained at its end."""
-KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (DEDICATED, SPOT, RESERVED)}
+SERVING: Final = Kind(name="serving", is_sought=False, hands_back=True)
+"""A guest of a serving engine: it runs in what that leaves, which may be nothing for a while."""
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind for kind in (DEDICATED, SPOT, RESERVED, SERVING)
+}
 
 
 class Phase(StrEnum):
@@ -93,6 +99,8 @@ class Instance:
     probes: int = 0
     """Probes since it was lost."""
     lost_because: str = ""
+    rests: int = 0
+    """Ticks for which it gets no samples: it handed some back."""
     load: int = 0
     """Incomplete samples that it has."""
     peak: int = 0

@@ -42,7 +42,7 @@ def check(core: RolloutCore) -> None:
             assert instance.load, "a drained instance without samples is released"
         if instance.is_serving:
             assert instance.version == core.version
-            if len(instance.pending) < core.max_pending:
+            if len(instance.pending) < core.max_pending and not instance.rests:
                 takes_turns = instance.turns < instance.turn_cap
                 idle = [one for one in core.generates.values() if one.waiting]
                 assert not any(takes_turns or not one.is_turn for one in idle)

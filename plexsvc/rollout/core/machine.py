@@ -34,6 +34,9 @@ from plexsvc.rollout.core.instances import DEDICATED, KINDS, Instance, Phase, Tr
 from plexsvc.rollout.core.orders import Order
 from plexsvc.rollout.core.planning import rank
 
+REST_TICKS: Final = 4
+"""An instance that handed samples back gets none for so long."""
+
 MAX_PROBES: Final = 20
 """Probes of a lost instance before it is given up."""
 
@@ -426,7 +429,7 @@ class RolloutCore:
         room = self.max_pending - len(instance.pending)
         if generate is not None and generate.is_turn:
             room = min(room, instance.turn_cap - instance.turns)
-        return max(0, room)
+        return 0 if instance.rests else max(0, room)
 
     def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
         """Give samples that wait to instances that may have got room."""
@@ -461,7 +464,7 @@ class RolloutCore:
                 sample.is_complete = True
                 generate.incomplete -= 1
                 self._unload(operation_id, arrival.key, sample)
-            elif arrival.is_aborted and sample.is_leaving:
+            elif arrival.is_aborted and self._may_leave(sample, event.instance_id):
                 self._unload(operation_id, arrival.key, sample)
                 moved.append(arrival.key)
         ordered: list[Order] = [orders.RecordTokens(operation_id=operation_id, known=known)]
@@ -490,6 +493,15 @@ class RolloutCore:
         if not others or not has_ended or slots < instance.load:
             return []
         return self._drain(instance_id)
+
+    def _may_leave(self, sample: Sample, instance_id: InstanceId) -> bool:
+        """Whether a sample goes elsewhere: it was told to, or its instance handed it back."""
+        sender = self.instances.get(instance_id)
+        if sender is None or not sender.kind.hands_back or sample.instance_id != instance_id:
+            return sample.is_leaving
+        if not sample.is_leaving:
+            sender.rests = REST_TICKS
+        return True
 
     def _grow(self, event: events.TokensArrived, arrival: events.Arrival, sample: Sample) -> None:
         """Count the new tokens of a sample, and for the instance that sent them."""
@@ -593,6 +605,7 @@ class RolloutCore:
         self._ticks += 1
         for instance in self.instances.values():
             instance.measure(elapsed_us=elapsed_us)
+            instance.rests = max(0, instance.rests - 1)
         compare(self.instances.values())
         started = self._spread_waiting()
         draining = [i for i, one in self.instances.items() if one.phase is Phase.DRAINING]

@@ -72,13 +72,15 @@ def arrived(instance_id: InstanceId, *arrivals: Arrival) -> events.TokensArrived
     return events.TokensArrived(operation_id=OP, instance_id=instance_id, arrivals=list(arrivals))
 
 
-def spot(number: int, version: VersionId = MODEL, checksum: str = "") -> events.InstanceJoined:
+def spot(
+    number: int, version: VersionId = MODEL, checksum: str = "", *, kind: str = "spot"
+) -> events.InstanceJoined:
     return events.InstanceJoined(
         instance_id=InstanceId(number),
         address=f"s{number}",
         version=version,
         checksum=checksum,
-        kind="spot",
+        kind=kind,
     )
 
 
@@ -292,6 +294,41 @@ def test_a_drained_instance_stops_its_samples_and_is_released_when_they_are_else
         orders.ReleaseInstance(instance_id=three, address="s3"),
     ]
     assert core.handle(ended(three, (2, 0), call=3)) == [], "its call had nothing left"
+
+
+def test_what_a_serving_instance_hands_back_goes_elsewhere_and_it_rests(core: RolloutCore) -> None:
+    three = InstanceId(3)
+    core.handle(spot(3, kind="serving"))
+    core.handle(submitted((0, 0), (1, 0), (2, 0)))
+    back = Arrival((2, 0), 0, 1, is_last=False, is_aborted=True)
+    assert core.handle(arrived(three, back)) == [
+        orders.RecordTokens(operation_id=OP, known=[0]),
+        started(ONE, (2, 0), call=4),
+    ]
+    assert core.handle(ended(three, (2, 0), call=3)) == [], "that is no loss"
+    assert core.instances[three].is_serving
+    more = submitted_as(OTHER, (0, 0), (1, 0), (2, 0))
+    given = [one for one in core.handle(more) if isinstance(one, orders.StartSamples)]
+    assert {one.instance_id for one in given} <= {ONE, TWO}
+    waiting = core.generates[OTHER].waiting
+    assert list(waiting) == [(1, 0), (2, 0)]
+    begun = [
+        order
+        for at in range(1, 5)
+        for order in core.handle(events.Ticked(at_us=at * 500_000))
+        if isinstance(order, orders.StartSamples)
+    ]
+    assert [(one.instance_id, one.samples) for one in begun] == [(three, [(1, 0), (2, 0)])]
+
+
+def test_a_dedicated_instance_that_stops_a_sample_unasked_keeps_it_until_its_call_ends(
+    core: RolloutCore,
+) -> None:
+    core.handle(submitted((0, 0)))
+    back = Arrival((0, 0), 0, 1, is_last=False, is_aborted=True)
+    core.handle(arrived(ONE, back))
+    assert core.instances[ONE].load == 1
+    assert orders.SeekInstance(instance_id=ONE, probe=1) in core.handle(ended(ONE, (0, 0), call=1))
 
 
 def test_a_spot_instance_whose_call_breaks_is_gone_at_once(core: RolloutCore) -> None:
@@ -631,10 +668,17 @@ class Course(RuleBasedStateMachine):
             )
         )
 
-    @rule(version=st.integers(0, 3))
-    def spot_joins(self, version: int) -> None:
-        self.tell(spot(self.next_instance, v(version)))
+    @rule(version=st.integers(0, 3), kind=st.sampled_from(("spot", "serving")))
+    def one_joins(self, version: int, kind: str) -> None:
+        self.tell(spot(self.next_instance, v(version), kind=kind))
         self.next_instance += 1
+
+    @rule()
+    def lenders_take_everything_back(self) -> None:
+        kinds = {one: instance.kind.name for one, instance in self.core.instances.items()}
+        for call in self.calls:
+            if kinds.get(call.instance_id) == "serving":
+                call.stopped = list(call.at)
 
     @precondition(lambda self: self.core.instances)
     @rule(data=st.data(), is_noticed=st.booleans())
