@@ -2,12 +2,12 @@
 
     python -m benchmarks.lending [--trace azure_llm_2023_conv.csv.gz] [--rates 1 2 4] [--seconds 30]
 
-A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in the middle
-of the trace, faster or slower by one factor, so that they come at each of the rates a second;
-prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they come by
-chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one after the
-other. Policies: `alone` (no guest), `lending`, `alternate` (a step of each in turn) and `priority`
-(the guest steps when serving has nothing to do). All run in one process on one executor.
+A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in the
+middle of the trace, faster or slower by one factor, so that they come at each of the rates a
+second; prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they
+come by chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one
+after the other. Policies: `alone` (no guest), `lending`, `alternate` (a step of each in turn) and
+`priority` (the guest steps when serving has nothing to do). All run in one process on one executor.
 
 Of idle compute, the share harvested is the guest's part of the time that the engine alone did not
 step. TPOT is the mean of a request's tokens after its first. Prints one JSON line.

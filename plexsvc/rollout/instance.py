@@ -267,24 +267,33 @@ async def serve_engine(
     Raises:
         SystemExit: with `EXIT_BROKEN` once the engine broke and its calls have been told.
     """
-    keys = read_keys(config.keys_file)
-    server = new_server(keys)
     servicer = InstanceServicer(engine, config, clock=clock, open_version=open_version)
-    rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
-    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
-    address = listen(server, config.listen, keys, key="listen")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await server.start()
-    log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, address=address)
-    ready(address)
-    try:
+    async with serving_instance(servicer, engine, config) as address:
+        ready(address)
         await _first(stop.wait(), engine.until_broken())
-    finally:
-        await server.stop(STOP_GRACE_S)
     if engine.broken is not None:
         log.error("instance ends: its engine broke", error=engine.broken.message)
         sys.exit(EXIT_BROKEN)
+
+
+@contextlib.asynccontextmanager
+async def serving_instance(
+    servicer: InstanceServicer, engine: Engine, config: InstanceConfig
+) -> AsyncIterator[str]:
+    """Serve an instance to members of the cluster while the context lasts; yield its address."""
+    keys = read_keys(config.keys_file)
+    server = new_server(keys)
+    rollout_pb2_grpc.add_RolloutInstanceServicer_to_server(servicer, server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(DescribeServicer(engine, config), server)
+    address = listen(server, config.listen, keys, key="listen")
+    await server.start()
+    log.info("instance ready", wpg_id=config.wpg_id, rank=config.rank, address=address)
+    try:
+        yield address
+    finally:
+        await server.stop(STOP_GRACE_S)
 
 
 async def _first(*ends: Coroutine[Any, Any, object]) -> None:

@@ -34,6 +34,7 @@ class FakeShared:
     work: bool = False
     limits: list[int] = field(default_factory=list)
     tokens: int = 0
+    version: str = "0"
     handed_back: int = 0
     stepped: Stepped | None = None
     kv: FakeKv = field(default_factory=FakeKv)

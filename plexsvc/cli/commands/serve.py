@@ -48,6 +48,10 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
     ] = None,
     lend_share: Annotated[float, typer.Option(help="Most of time and memory to lend.")] = 1.0,
     lend_hours: Annotated[str, typer.Option(help="When to lend, UTC, as 22:00-06:00.")] = "",
+    keys: Annotated[
+        Path | None, typer.Option(help="The cluster's keys: its managers reach what is lent.")
+    ] = None,
+    instance: Annotated[str, typer.Option(help="Where they do.")] = "127.0.0.1:0",
     max_model_len: Annotated[int, typer.Option(help="Longest sequence; 0: the model's.")] = 0,
     kv_bytes: Annotated[int, typer.Option(help="KV memory, the lent part included.")] = 256 << 20,
     state_dir: StateDir = None,
@@ -75,6 +79,8 @@ def start(  # noqa: PLR0913, PLR0917 - the options of a command
         kv_bytes=kv_bytes,
         guest=(lend_model or model) if lend else None,
         terms=_terms(lend_share, lend_hours),
+        keys_file=keys,
+        instance=instance,
     )
     process.check(config, available_bytes=available_bytes())
 

@@ -31,6 +31,12 @@ from plexsvc.rollout.core.step_times import Step, StepForecast
 RESERVE: Final = 0.3
 """Part of each objective that is never planned with."""
 
+LONGEST_STEP: Final = 0.2
+"""Part of the objective for first tokens that a step of the guest takes at most.
+
+While nothing is served the guest steps all the time, and whoever arrives waits for its step to end.
+"""
+
 LONG_PROMPT: Final = 0.95
 """Quantile of recent prompts that a request to come is taken to have."""
 
@@ -179,6 +185,7 @@ class Lender:
         allowed_us = self.slack_us(serving, now_us=now_us)
         if allowed_us is None:
             return otherwise
+        allowed_us = min(allowed_us, round(LONGEST_STEP * self.objectives.ttft_us))
         tokens = self._tokens(allowed_us, guest, is_idle=not serving.has_work)
         return Decision(turn=Turn.GUEST, tokens=tokens) if tokens else otherwise
 

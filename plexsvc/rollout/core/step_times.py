@@ -29,7 +29,7 @@ RECENT: Final = 128
 """Steps of like length that the quantile is taken of."""
 
 MIN_RECENT: Final = 16
-"""Of fewer, the next shorter steps are asked."""
+"""Of fewer, the worst of other lengths counts."""
 
 QUANTILE: Final = 0.98
 
@@ -117,9 +117,8 @@ class StepForecast:
 
     def _factor(self, length: int) -> float:
         """Return how much longer than plain steps of such length nearly always are at most."""
-        return next(
-            (self._factors[one] for one in range(length, -1, -1) if one in self._factors), 1.0
-        )
+        known = self._factors.get(length)
+        return known if known is not None else max([1.0, *self._factors.values()])
 
     def _plain_us(self, step: Step) -> float:
         assert self._fit is not None

@@ -7,7 +7,7 @@ by replaying a chain of view operations on the whole tensor, for loaders that tr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,10 @@ class _Plan:
     overlaps: Sequence[Overlap]
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
-def fill(targets: Iterable[Target], published: Sequence[Published]) -> int:
-    """Fill every target from `published`; return the bytes written.
+def fill(targets: Iterable[Target], published: Sequence[Published]) -> Iterator[int]:
+    """Fill the targets from `published`, one after the other; yield the bytes of each.
 
-    Coverage of all targets is checked before the first is touched.
+    Coverage of all targets is checked before the first is touched, when the first is asked for.
 
     Raises:
         PlexError: `bad_request` when the version lacks something or has another shape.
@@ -71,15 +70,20 @@ def fill(targets: Iterable[Target], published: Sequence[Published]) -> int:
     reader = VersionReader(published)
     plans = [_plan(target, reader) for target in targets]
     for plan in plans:
-        target, dtype = plan.target, getattr(torch, DTYPES[plan.tensor.dtype].torch)
-        into = target.live if plan.is_direct else torch.empty(target.shape, dtype=dtype)
-        for overlap in plan.overlaps:
-            bits = _from_numpy(reader.view(plan.tensor, overlap))
-            into[overlap.box.within(plan.box)].copy_(bits.view(dtype))
-            progress.advance()
-        if not plan.is_direct:
-            target.live.copy_(replay(into, target.ops).view(target.live.shape))
-    return sum(p.target.live.numel() * p.target.live.element_size() for p in plans)
+        _fill(plan, reader)
+        yield plan.target.live.numel() * plan.target.live.element_size()
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
+def _fill(plan: _Plan, reader: VersionReader) -> None:
+    target, dtype = plan.target, getattr(torch, DTYPES[plan.tensor.dtype].torch)
+    into = target.live if plan.is_direct else torch.empty(target.shape, dtype=dtype)
+    for overlap in plan.overlaps:
+        bits = _from_numpy(reader.view(plan.tensor, overlap))
+        into[overlap.box.within(plan.box)].copy_(bits.view(dtype))
+        progress.advance()
+    if not plan.is_direct:
+        target.live.copy_(replay(into, target.ops).view(target.live.shape))
 
 
 def replay(tensor: torch.Tensor, ops: Iterable[Op]) -> torch.Tensor:

@@ -40,6 +40,10 @@ class ServingConfig:
     guest: Path | None = None
     """Model whose samples are made in what serving leaves; None: nothing is lent."""
     terms: Terms = field(default_factory=Terms)
+    keys_file: Path | None = None
+    """The cluster's keys; with them its rollout managers reach the guest as an instance."""
+    instance: str = "127.0.0.1:0"
+    """Where they reach it: HOST:PORT or unix:PATH."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= MAX_PORT:

@@ -34,6 +34,8 @@ class ServingEngine:
         """vLLM's `AsyncLLM`."""
         self.guest: VllmEngine | None = None
         self.coserving: Coserving | None = None
+        self.instance = ""
+        """Where rollout managers reach the guest."""
         self.executor = StepExecutor(clock=clock)
         self._clock, self._started_us = clock, clock.monotonic_us()
 
@@ -105,6 +107,7 @@ class ServingEngine:
         idle_us = max(1, up_us - harvest.serving_us)
         return found | {
             "is_lent": self.coserving.lender.is_lent,
+            "instance": self.instance,
             "harvested_tokens": self.guest.stats().generated_tokens,
             "harvested_share_of_idle": round(harvest.guest_us / idle_us, 4),
             "serving_share": round(harvest.serving_us / up_us, 4),

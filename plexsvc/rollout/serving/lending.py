@@ -68,6 +68,11 @@ class Shared(Protocol):
         """Return its memory."""
         ...
 
+    @property
+    def version(self) -> str:
+        """Return which weights it has."""
+        ...
+
     def take_step(self) -> Stepped | None:
         """Return the step that ended since the last call."""
         ...
@@ -127,6 +132,7 @@ class Coserving:
         self.guest_us = 0
         """When the guest last stepped."""
         self._applied = -1
+        self._version = guest.version
         self.reclaims_us: deque[int] = deque(maxlen=64)
         """How long it took to take everything back, each time."""
         budget.step_began()
@@ -135,6 +141,9 @@ class Coserving:
         """Return who steps next; None where the guest may not and serving has nothing."""
         now_us = self._clock.monotonic_us()
         self._observe(now_us)
+        if self._guest.version != self._version:
+            self._version = self._guest.version
+            self.begin_step()
         self._share_memory(now_us)
         is_short = self.budget.is_short
         serving = self._serving.as_serving(is_short_of_memory=is_short)
@@ -147,7 +156,7 @@ class Coserving:
     def lend(self) -> None:
         """Let the guest run from now on."""
         self.lender.is_lent = True
-        self.new_step()
+        self.begin_step()
 
     def reclaim(self) -> int:
         """Take time and memory back at once; return how many bytes the guest still has resident."""
@@ -159,8 +168,8 @@ class Coserving:
         self.reclaims_us.append(self._clock.monotonic_us() - started_us)
         return self._guest.kv.resident_bytes()
 
-    def new_step(self) -> None:
-        """Set the guest's memory anew: it begins a step."""
+    def begin_step(self) -> None:
+        """Set the guest's memory anew: it has new weights, so it begins a step."""
         if self.lender.is_lent:
             self.budget.step_began()
             self._apply()

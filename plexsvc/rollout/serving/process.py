@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from plexsvc import log as logs
 from plexsvc.clock import Clock, SystemClock
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.rollout.config import InstanceConfig
+from plexsvc.rollout.instance import InstanceServicer, serving_instance
 from plexsvc.rollout.serving.config import ServingConfig, check_fits
 from plexsvc.rollout.serving.control import switches
 from plexsvc.rollout.serving.engine import ServingEngine
+from plexsvc.statelink.opening import VersionOpener
 from plexsvc.weights.checkpoints import check_model
 
 log = logs.Log(__name__)
@@ -62,10 +67,37 @@ async def serve(
     offered = {"lend": engine.lend, "reclaim": engine.reclaim, "report": engine.report}
     server = uvicorn.Server(uvicorn.Config(await engine.app(), log_level="error"))
     try:
-        async with switches(config.socket, offered):
+        async with switches(config.socket, offered), _as_instance(engine, config, clock=clock):
             host, port = listener.getsockname()[:2]
             log.info("serving", name=config.name, port=port, lends=config.guest is not None)
             ready(f"http://{host}:{port}/v1")  # it listens already: what comes now waits
             await server.serve([listener])
     finally:
         await engine.close()
+
+
+@asynccontextmanager
+async def _as_instance(
+    engine: ServingEngine, config: ServingConfig, *, clock: Clock
+) -> AsyncIterator[None]:
+    """Let the cluster's rollout managers use the guest as they use any instance."""
+    if engine.guest is None or config.keys_file is None:
+        yield
+        return
+    facts = InstanceConfig(
+        wpg_id=f"serving/{config.name}",
+        rank=0,
+        incarnation=0,
+        scheduler_epoch=0,
+        tenant="",
+        job_id="",
+        deployment_id="",
+        model=str(config.guest),
+        listen=config.instance,
+        keys_file=config.keys_file,
+    )
+    with contextlib.closing(VersionOpener(facts)) as opener:
+        servicer = InstanceServicer(engine.guest, facts, clock=clock, open_version=opener.open)
+        async with serving_instance(servicer, engine.guest, facts) as address:
+            engine.instance = address
+            yield

@@ -15,7 +15,8 @@ over a weight update, and tears down process-wide state with the first engine th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -97,6 +98,7 @@ class VllmEngine:
         self._broken: PlexError | None = None
         self._broke = asyncio.Event()
         self._generated = 0
+        self._is_loading = False
         self._version = MODEL
         self._texts = Texts(model)
 
@@ -243,16 +245,9 @@ class VllmEngine:
         checksums = [
             await asyncio.to_thread(verify, part.manifest, part.data) for part in published
         ]
-        targets = self._weights.targets()
-
-        def swap() -> int:
-            written = fill(targets, published)
-            self._core.reset_prefix_cache(reset_running_requests=True)
-            self._core.set_weight_version(_label(version))
-            return written
-
+        filling = fill(self._weights.targets(), published)
         try:
-            nbytes = await asyncio.wrap_future(self._executor.call(swap))
+            nbytes = await asyncio.wrap_future(self._swap(filling, version))
         except PlexError:
             raise
         except Exception as error:
@@ -268,6 +263,33 @@ class VllmEngine:
         await asyncio.wrap_future(self._executor.call(self._core.shutdown))
         self._fail(PlexError(ErrorCode.UNAVAILABLE, "the engine was disposed of"))
 
+    def _swap(self, filling: Iterator[int], version: VersionId) -> Future[int]:
+        """Replace the weights tensor by tensor, so that another engine can step in between.
+
+        This engine does not step meanwhile, and nobody can break it off.
+        """
+        done: Future[int] = Future()
+        done.set_running_or_notify_cancel()
+        written: list[int] = []
+
+        def advance() -> None:
+            try:
+                if (nbytes := next(filling, None)) is not None:
+                    written.append(nbytes)
+                    self._post(lambda: self._executor.call(advance))
+                    return
+                self._core.reset_prefix_cache(reset_running_requests=True)
+                self._core.set_weight_version(_label(version))
+            except BaseException as error:  # noqa: BLE001 - every outcome belongs to the caller
+                done.set_exception(error)
+            else:
+                done.set_result(sum(written))
+            self._is_loading = False
+
+        self._is_loading = True
+        self._executor.call(advance)
+        return done
+
     # -- on the executor's thread
 
     def share(self) -> SharedCore:
@@ -278,15 +300,12 @@ class VllmEngine:
         """End requests at once; their callers hear finish reason `abort`."""
         ids = list(request_ids)
         self._core.abort_requests(ids)
-
-        def tell() -> None:
-            self._end_aborted(ids)
-
-        self._post(tell)
+        self._post(lambda: self._end_aborted(ids))
 
     def has_work(self) -> bool:
         """Return whether the core has requests."""
-        return self._broken is None and self._core.scheduler.has_requests()
+        is_held = self._is_loading or self._broken is not None
+        return not is_held and self._core.scheduler.has_requests()
 
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
@@ -302,7 +321,7 @@ class VllmEngine:
         if outputs:
             self._post(lambda: self._deliver(outputs))
 
-    def _post(self, function: Callable[[], None]) -> None:
+    def _post(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 

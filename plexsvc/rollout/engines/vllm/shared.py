@@ -27,6 +27,7 @@ class SharedCore:
     ) -> None:
         """End requests by `hand_back` when memory is taken from them."""
         self.steppable, self.kv = steppable, KvMemory(core)
+        self._core = core
         self._scheduler, self._clock, self._hand_back = core.scheduler, clock, hand_back
         self._stepped: Stepped | None = None
         self._scheduled: Sequence[str] = ()
@@ -45,6 +46,11 @@ class SharedCore:
             return output
 
         core.scheduler.schedule = observed
+
+    @property
+    def version(self) -> str:
+        """Return the label of the weights in use."""
+        return str(self._core.get_weight_version())
 
     def take_step(self) -> Stepped | None:
         """Return the step that ended since the last call, if any did."""

@@ -23,7 +23,7 @@ def fill(tmp_path: Path, *, ops: tuple[Any, ...], live: object, shards: int = 1)
     manifest = publish_arrays(tmp_path / "v", {"w": ARRAY}, version=1, shards=shards)
     data = memoryview((tmp_path / "v").read_bytes())
     target = Target(live=live, name="w", shape=(6, 4), ops=ops)
-    return fill([target], [Published(manifest=manifest, data=data)])
+    return sum(fill([target], [Published(manifest=manifest, data=data)]))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -61,6 +61,6 @@ def test_nothing_is_touched_when_something_is_missing(tmp_path: Path) -> None:
         Target(live=torch.zeros(3), name="other", shape=(3,), ops=()),
     ]
     with pytest.raises(PlexError) as caught:
-        fill_all(targets, [Published(manifest=manifest, data=data)])
+        next(fill_all(targets, [Published(manifest=manifest, data=data)]))
     assert caught.value.code == ErrorCode.BAD_REQUEST
     assert torch.all(live == -1)

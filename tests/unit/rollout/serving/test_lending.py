@@ -70,7 +70,8 @@ def test_reclaim_takes_time_memory_and_samples_at_once_and_lend_gives_them_again
     assert rig.guest.handed_back == 1
     assert (rig.guest.limits[-1], rig.serving.limits[-1]) == (0, TOTAL)
     assert rig.choose() == "nobody"
-    rig.lending.new_step()  # a step of the guest gives nothing while nothing is lent
+    rig.guest.version = "1"  # a step of the guest gives nothing while nothing is lent
+    assert rig.choose() == "nobody"
     assert rig.guest.limits[-1] == 0
     rig.lending.lend()
     assert rig.guest.limits[-1] == 80_000
@@ -95,3 +96,13 @@ def test_what_was_harvested_is_counted() -> None:
     rig.clock.monotonic += 1500
     rig.choose()
     assert (rig.lending.harvest.steps, rig.lending.harvest.guest_us) == (1, 1500)
+
+
+def test_new_weights_begin_a_step_which_has_its_memory_set_anew() -> None:
+    rig = Rig()
+    rig.serving.kv.used_bytes = 11_000
+    rig.choose()
+    assert rig.guest.limits[-1] == 40_000
+    rig.guest.version = "1"
+    rig.choose()
+    assert rig.guest.limits[-1] == 69_000
