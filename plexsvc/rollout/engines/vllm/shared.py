@@ -76,7 +76,7 @@ class SharedCore:
         now_us = self._clock.monotonic_us()
         newest = [self._newest_us.get(one.request_id, now_us) for one in has_tokens]
         return Serving(
-            queued=len(running) - len(has_tokens) + len(self._scheduler.waiting),
+            queued=sum(self._scheduler.get_request_counts()) - len(has_tokens),
             newest_token_us=newest,
             seats=self._scheduler.max_num_running_reqs,
             is_short_of_memory=is_short_of_memory,
@@ -85,7 +85,10 @@ class SharedCore:
     def as_guest(self) -> Guest:
         """Return what the core has to do, as a guest."""
         samples = sum(one.num_output_tokens > 0 for one in self._scheduler.running)
-        return Guest(has_work=self.steppable.has_work(), samples=samples)
+        # What has ended and is only to be cleared away waits for the next step.
+        is_held = not self.steppable.has_work()
+        has_requests = any(self._scheduler.get_request_counts())
+        return Guest(has_work=has_requests and not is_held, samples=samples)
 
     def allow(self, tokens: int) -> None:
         """Bound the tokens of the next steps."""
