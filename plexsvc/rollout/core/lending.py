@@ -48,6 +48,9 @@ SEATS_KEPT: Final = 0.5
 TRIAL_TOKENS: Final = 16
 """Of the guest's steps while their times are not known: only when nothing is served."""
 
+STALE_US: Final = 2_000_000
+"""A guest that fits in nowhere for so long is tried again: its times may be better by now."""
+
 CREDIT_US: Final = 1_000_000
 """The owner's share of time is kept over about so long."""
 
@@ -162,6 +165,8 @@ class Lender:
     _long_prompt: int = 0
     _credit_us: float = CREDIT_US
     _credited_us: int | None = None
+    _tried_us: int = 0
+    """When the guest was last given a step."""
 
     def prompt_arrived(self, tokens: int) -> None:
         """Take note of a serving request."""
@@ -186,8 +191,15 @@ class Lender:
         if allowed_us is None:
             return otherwise
         allowed_us = min(allowed_us, round(LONGEST_STEP * self.objectives.ttft_us))
-        tokens = self._tokens(allowed_us, guest, is_idle=not serving.has_work)
-        return Decision(turn=Turn.GUEST, tokens=tokens) if tokens else otherwise
+        tokens = self._tokens(allowed_us, guest)
+        is_unknown = self.guest_times.foretell_us(Step()) is None
+        may_try = is_unknown or now_us - self._tried_us >= STALE_US
+        if not tokens and may_try and not serving.has_work and allowed_us > 0:
+            tokens = TRIAL_TOKENS
+        if not tokens:
+            return otherwise
+        self._tried_us = now_us
+        return Decision(turn=Turn.GUEST, tokens=tokens)
 
     def slack_us(self, serving: Serving, *, now_us: int) -> int | None:
         """Return how long the next serving step can wait; None if its time is not known.
@@ -220,9 +232,7 @@ class Lender:
         has_credit = self.terms.share >= 1 or self._credit_us > 0
         return self.is_lent and has_credit and self.terms.is_open(minute)
 
-    def _tokens(self, allowed_us: int, guest: Guest, *, is_idle: bool) -> int:
-        if self.guest_times.foretell_us(Step()) is None:
-            return TRIAL_TOKENS if is_idle and allowed_us > 0 else 0
+    def _tokens(self, allowed_us: int, guest: Guest) -> int:
         return self.guest_times.tokens_within(
             allowed_us, samples=guest.samples, most=self.max_tokens
         )

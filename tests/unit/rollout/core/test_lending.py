@@ -94,6 +94,19 @@ def test_of_an_engine_whose_times_are_unknown_nothing_is_taken() -> None:
     assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
 
 
+def test_a_guest_that_fits_in_nowhere_is_tried_again_while_nothing_is_served() -> None:
+    made = lender()
+    made.guest_times = StepForecast()
+    for i in range(100):
+        made.guest_times.observe(Step(samples=1 + i % 4), took_us=5_000_000)
+    assert made.decide(Serving(), BUSY_GUEST, now_us=1_000_000, minute=0).turn is Turn.NOBODY
+    tried = made.decide(Serving(), BUSY_GUEST, now_us=2_000_000, minute=0)
+    assert (tried.turn, tried.tokens) == (Turn.GUEST, 16)
+    assert made.decide(Serving(), BUSY_GUEST, now_us=3_000_000, minute=0).turn is Turn.NOBODY
+    serving = Serving(newest_token_us=[4_000_000])
+    assert made.decide(serving, BUSY_GUEST, now_us=4_000_000, minute=0).turn is Turn.SERVING
+
+
 def test_what_is_not_lent_is_not_used() -> None:
     assert decide(lender(is_lent=False), Serving()) is Turn.NOBODY
     at_night = Terms(from_min=22 * 60, to_min=6 * 60)
