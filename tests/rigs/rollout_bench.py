@@ -166,7 +166,9 @@ async def bench(
     config: RolloutConfig = FAST,
     managers: int = 1,
     source: str = "",
+    others: Sequence[FakeInstance] = (),
 ) -> AsyncIterator[Bench]:
+    """Yield a bench of fake instances, or of `others` that serve already."""
     async with AsyncExitStack() as stack:
         configs = [
             replace(
@@ -190,7 +192,7 @@ async def bench(
         made = Bench(
             manager,
             leads,
-            [await start_instance(held=held) for _ in range(instances)],
+            list(others) or [await start_instance(held=held) for _ in range(instances)],
             config=configs[0],
             killed=killed,
             worker=worker_pb2_grpc.WorkerStub(worker),

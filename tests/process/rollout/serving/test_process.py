@@ -10,24 +10,21 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 
-from plexsvc.clock import SystemClock
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core.instances import SERVING
 from plexsvc.rollout.deployment import APPLIED
-from plexsvc.rollout.fleet import Fleet
-from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rollout.serving.control import ask
-from tests.rigs.keys import KEYS, keys_file
-from tests.rigs.rollout_bench import Bench
+from tests.fakes.fake_instances import FakeInstance
+from tests.rigs.keys import keys_file
+from tests.rigs.rollout_bench import Bench, bench
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import vllm_instance
 
@@ -128,13 +125,14 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
     options = ("--lend", "--lend-model", str(model), "--keys", str(keys_file(tmp_path)))
     with vllm_instance(model) as dedicated, served(tmp_path, *options):
         lent = plexctl(tmp_path, "serve", "report", "chat")["instance"]
-        async with managed(dedicated) as rollout:
-            alone = await rollout.tokens()
-            fleet = rollout.fleet
+        others = cast("list[FakeInstance]", [Served(dedicated)])
+        async with bench(config=RolloutConfig(), others=others) as b:
+            alone = await tokens_of(b)
+            fleet = b.manager._deployments["rollout"].fleet
             await fleet.add(lent, kind=SERVING.name)
             guest = next(one for one in fleet.core.instances.values() if one.kind is SERVING)
             async with asyncio.TaskGroup() as group, asyncio.timeout(60):
-                generating = group.create_task(rollout.tokens())
+                generating = group.create_task(tokens_of(b))
                 while not guest.tokens:  # noqa: ASYNC110 - it counts, and tells nobody
                     await asyncio.sleep(0.002)
                 assert guest.load, "it is in the middle of its samples"
@@ -144,40 +142,21 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
             assert taken["left_bytes"] < 1 << 20, "resident, whatever was lent"
 
 
-class Rollout:
-    """A manager with one deployment, which generates the same batch each time."""
-
-    def __init__(self, manager: RolloutManager, address: str) -> None:
-        instances: Any = [SimpleNamespace(address=address)]
-        self._bench = Bench(manager, instances)
-
-    @property
-    def fleet(self) -> Fleet:
-        found = self._bench.manager._fleet("rollout")
-        assert found is not None
-        return found
-
-    async def start(self) -> None:
-        assert (await self._bench.initialize()).state == APPLIED
-
-    async def tokens(self) -> dict[tuple[int, int], list[int]]:
-        prompts = [[3 + i, 4, 12, 5] for i in range(16)]
-        operation = self._bench.generate(prompts, max_tokens=110, temperature=0.0, ignore_eos=True)
-        assert (await self._bench.execute(operation)).state == APPLIED
-        answers = await self._bench.answers(operation)
-        assert {len(answer.tokens) for answer in answers.values()} == {110}
-        return {key: answer.tokens for key, answer in answers.items()}
+async def tokens_of(b: Bench) -> dict[tuple[int, int], list[int]]:
+    """Return the tokens of the same batch each time."""
+    prompts = [[3 + i, 4, 12, 5] for i in range(16)]
+    operation = b.generate(prompts, n=1, max_tokens=110, temperature=0.0, ignore_eos=True)
+    assert (await b.execute(operation)).state == APPLIED
+    answers = await b.answers(operation)
+    assert {len(answer.tokens) for answer in answers.values()} == {110}
+    return {key: answer.tokens for key, answer in answers.items()}
 
 
-@asynccontextmanager
-async def managed(address: str) -> AsyncIterator[Rollout]:
-    manager = RolloutManager(RolloutConfig(), SystemClock(), KEYS)
-    async with asyncio.TaskGroup() as group:
-        host = group.create_task(manager.run())
-        made = Rollout(manager, address)
-        await asyncio.sleep(0)  # the manager begins
-        await made.start()
-        try:
-            yield made
-        finally:
-            host.cancel()
+class Served:
+    """An instance that somebody else ends."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def kill(self) -> None:
+        """Leave it."""
