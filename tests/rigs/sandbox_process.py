@@ -74,9 +74,9 @@ class SandboxProcess:
 
 
 @contextmanager
-def sandbox_process(user: str = "") -> Iterator[SandboxProcess]:
+def sandbox_process(user: str = "", *, python: str = sys.executable) -> Iterator[SandboxProcess]:
     """Yield a sandbox that ends with the block."""
-    command = [sys.executable, "-m", "tests.rigs.sandbox_process", *user.split()]
+    command = [python, "-m", "tests.rigs.sandbox_process", *user.split()]
     streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **streams) as process:
         sandbox = SandboxProcess(process)

@@ -93,6 +93,8 @@ class Inside(NamedTuple):
     filter: bytes
     users: int
     """The user namespace of commands; -1: the zygote's own."""
+    below_tmp: tuple[str, ...] = ()
+    """What commands may read that lies below the `/tmp` of the machine."""
 
     @property
     def owner(self) -> int:
@@ -133,8 +135,10 @@ def _prepare(instructions: bytes) -> Inside:
         _write_maps(os.getpid(), ids=ids, may_set_groups=False)
         kernel.unshare(apart)
     socket.sethostname("sandbox")
-    _make_root(_readable_directories())
-    return Inside(instructions, users)
+    readable = _readable_directories()
+    _make_root(readable)
+    below_tmp = tuple(place for place in readable if place.startswith("/tmp/"))
+    return Inside(instructions, users, below_tmp)
 
 
 def _user_namespace() -> int:
@@ -192,7 +196,7 @@ def _make_root(readonly: Sequence[str]) -> None:
         _bind(place)
     _make_devices()
     for name in ("/proc", "/tmp", _OLD_PROC):
-        Path(name).mkdir()
+        Path(name).mkdir(exist_ok=True)
     kernel.mount(f"{_OLD}/proc", _OLD_PROC, "", kernel.MS_BIND | kernel.MS_REC)
     Path("/etc").mkdir(exist_ok=True)
     Path("/etc/passwd").write_text(f"user:x:{INNER_ID}:{INNER_ID}::{BOX}:/bin/sh\n")
@@ -298,7 +302,7 @@ def _become(
     argv = asked["argv"]
     try:
         os.write(ends["joins"], b"0")
-        _mount_own(limits, owner=inside.owner)
+        _mount_own(limits, inside)
         _write_files(asked["files"], owner=inside.owner)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(ends[name], number)
@@ -337,13 +341,18 @@ def _is_script(argv: Sequence[str]) -> bool:
     return tuple(argv[: len(PYTHON)]) == PYTHON and bool(rest) and not rest[0].startswith("-")
 
 
-def _mount_own(limits: Limits, *, owner: int) -> None:
+def _mount_own(limits: Limits, inside: Inside) -> None:
     """Mount the command's `/proc` and `/tmp` and take the zygote's `/proc` away."""
+    owner, kept = inside.owner, [os.open(place, os.O_PATH) for place in inside.below_tmp]
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)
     kernel.unmount(_OLD_PROC)
     size = f"size={limits.disk_bytes},nr_inodes={MAX_FILES},mode=700,uid={owner},gid={owner}"
     kernel.mount("tmpfs", "/tmp", "tmpfs", safe, size)
+    for place, descriptor in zip(inside.below_tmp, kept, strict=True):
+        Path(place).mkdir(mode=0o755, parents=True)
+        kernel.mount(f"/proc/self/fd/{descriptor}", place, "", kernel.MS_BIND | kernel.MS_REC)
+        os.close(descriptor)
 
 
 def _write_files(files: Mapping[str, bytes], *, owner: int) -> None:

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -201,10 +203,24 @@ def test_of_what_is_left_only_regular_files_are_taken(
     assert sum(map(len, ran.files.values())) <= SMALL.disk_bytes
 
 
+def test_an_interpreter_that_lies_below_tmp_runs_commands(tmp_path: Path) -> None:
+    """As where the repository was cloned there: a command's own `/tmp` hides the machine's."""
+    place = tmp_path / "venv"
+    venv.create(place, symlinks=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(place)})
+    Path(packages, "all.pth").write_text(sysconfig.get_path("purelib"))
+    python = str(place / "bin" / "python")
+    code = b"import sys\nprint(sys.prefix)\nopen(sys.prefix + '/mine', 'w')"
+    with sandbox_process(python=python) as sandbox:
+        ran = sandbox.run([python, "-I", "main.py"], files={"main.py": code}, limits=QUICK)
+        assert ran.stdout == f"{place}\n"
+        assert "Read-only file system" in ran.stderr
+
+
 def test_runs_know_nothing_of_each_other(sandbox: Sandbox) -> None:
     run(sandbox, "open('/tmp/mine', 'w').write('secret of one tenant')")
-    ran = run(sandbox, "import os\nprint(os.listdir('/tmp'), os.listdir('.'))")
-    assert ran.stdout == "['box'] ['main.py']\n"
+    ran = run(sandbox, "import os\nprint(os.path.exists('/tmp/mine'), os.listdir('.'))")
+    assert ran.stdout == "False ['main.py']\n"
 
 
 def test_a_file_name_does_not_leave_the_sandbox(sandbox: Sandbox) -> None:

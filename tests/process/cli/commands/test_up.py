@@ -101,7 +101,7 @@ def test_a_cluster_runs_a_submitted_controller_and_leaves_nothing_at_term(
     job_id = done.stdout.splitlines()[0]
     assert f"done {job_id}" in done.stdout
     status = json.loads(plexctl(tmp_path, "status", "--json").stdout)
-    assert [device["kind"] for device in status["devices"]] == ["train"]
+    assert [device["kind"] for device in status["devices"]] == ["train", "reward"]
     jobs = json.loads(plexctl(tmp_path, "job", "list", "--all", "--json").stdout)["jobs"]
     assert [(job["job_id"], job["state"]) for job in jobs] == [(job_id, "JOB_STATE_COMPLETED")]
     family = [cluster_pid, *descendants(cluster_pid)]
