@@ -208,7 +208,7 @@ def test_an_interpreter_that_lies_below_tmp_runs_commands(tmp_path: Path) -> Non
     place = tmp_path / "venv"
     venv.create(place, symlinks=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(place)})
-    Path(packages, "all.pth").write_text(sysconfig.get_path("purelib"))
+    Path(packages, "all.pth").write_text("\n".join(filter(None, sys.path)))
     python = str(place / "bin" / "python")
     code = b"import sys\nprint(sys.prefix)\nopen(sys.prefix + '/mine', 'w')"
     with sandbox_process(python=python) as sandbox:
