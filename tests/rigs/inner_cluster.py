@@ -75,7 +75,10 @@ class InnerCluster:
         return tuple((place.node_id, place.device) for place in record.wpg.places)
 
     def pids(self) -> dict[str, list[int]]:
-        """Return the processes of each WPG on nodes that answer; blocks whoever asks."""
+        """Return the processes of each WPG on nodes that answer; blocks whoever asks.
+
+        The host of reward workers, which every node with such a device has, is none.
+        """
         found: dict[str, list[int]] = {}
         for link in self.driver.nodes.links:
             channel = open_blocking_channel(link.target, self.keys)
@@ -84,7 +87,8 @@ class InnerCluster:
                     node_pb2.NodeDescribeRequest(), timeout=5
                 )
                 for proc in reply.procs:
-                    found.setdefault(proc.wpg_id, []).append(proc.pid)
+                    if not proc.wpg_id.startswith("reward-"):
+                        found.setdefault(proc.wpg_id, []).append(proc.pid)
         return found
 
     def kill(self, deployment: plex.Deployment, *, is_new: bool) -> None:

@@ -81,4 +81,4 @@ def test_one_turn_of_a_session_at_a_time(router: FakeRouter, rollout: plex.Rollo
         session.generate([4])
     router.hold.set()
     assert len(first.result().tokens) == 100
-    assert session.generate([4], max_tokens=1)
+    assert len(session.generate([4], max_tokens=1).tokens) == 1
