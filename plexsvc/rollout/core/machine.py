@@ -496,12 +496,14 @@ class RolloutCore:
 
     def _may_leave(self, sample: Sample, instance_id: InstanceId) -> bool:
         """Whether a sample goes elsewhere: it was told to, or its instance handed it back."""
-        sender = self.instances.get(instance_id)
-        if sender is None or not sender.kind.hands_back or sample.instance_id != instance_id:
+        if sample.is_leaving or sample.instance_id != instance_id:
             return sample.is_leaving
-        if not sample.is_leaving:
+        sender = self.instances.get(instance_id)
+        if sender is None:  # it has left meanwhile, and its call goes on without the sample
+            return True
+        if sender.kind.hands_back:
             sender.rests = REST_TICKS
-        return True
+        return sender.kind.hands_back
 
     def _grow(self, event: events.TokensArrived, arrival: events.Arrival, sample: Sample) -> None:
         """Count the new tokens of a sample, and for the instance that sent them."""

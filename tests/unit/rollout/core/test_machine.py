@@ -321,6 +321,16 @@ def test_what_a_serving_instance_hands_back_goes_elsewhere_and_it_rests(core: Ro
     assert [(one.instance_id, one.samples) for one in begun] == [(three, [(1, 0), (2, 0)])]
 
 
+def test_what_an_instance_hands_back_after_it_has_left_goes_elsewhere(core: RolloutCore) -> None:
+    three = InstanceId(3)
+    core.handle(spot(3, kind="serving"))
+    core.handle(submitted((0, 0), (1, 0), (2, 0)))
+    core.handle(events.InstanceEnded(instance_id=three, because="reclaimed"))
+    back = Arrival((2, 0), 0, 0, is_last=False, is_aborted=True)
+    assert started(ONE, (2, 0), call=4) in core.handle(arrived(three, back))
+    check(core)
+
+
 def test_a_dedicated_instance_that_stops_a_sample_unasked_keeps_it_until_its_call_ends(
     core: RolloutCore,
 ) -> None:
