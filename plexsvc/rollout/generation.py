@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
 
 import grpc.aio
 
@@ -19,16 +18,12 @@ from plexsvc.rollout.answers import Answers, GarbageError
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import events, orders
 from plexsvc.rollout.core.events import SampleKey
-from plexsvc.rollout.engines.base import FINISH_ABORT
 from plexsvc.rollout.fleet import PROBE_CALL_S, Fleet, Line
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rollout.sampling import root_of_seed, sample_seed
 from plexsvc.rpc.errors import error_from, first_failure
 
 log = Log(__name__)
-
-UNFINISHED: Final = (operations_pb2.FINISH_REASON_UNSPECIFIED, FINISH_ABORT)
-"""Finish reasons that leave a sample incomplete."""
 
 
 class Generation:
@@ -223,8 +218,7 @@ class Generation:
             async with line.heard_within(self._config.stall_us):
                 while isinstance(frame := await stream.read(), rollout_pb2.InstanceFrame):
                     line.hear(self._config.stall_us)
-                    answers.check(frame.deltas)
-                    arrivals = [arrival_of(delta) for delta in frame.deltas]
+                    arrivals = answers.take(frame.deltas)
                     self._arrived = zip(frame.deltas, arrivals, strict=True)
                     arrived = events.TokensArrived(
                         operation_id=self._id, instance_id=order.instance_id, arrivals=arrivals
@@ -232,17 +226,6 @@ class Generation:
                     self._fleet.post(arrived)
         finally:
             stream.cancel()
-
-
-def arrival_of(delta: operations_pb2.SampleDelta) -> events.Arrival:
-    """Return a delta as the core sees it; an abort ends a call, never a sample."""
-    return events.Arrival(
-        (delta.prompt_index, delta.sample_index),
-        delta.position,
-        len(delta.token_ids),
-        delta.finish_reason not in UNFINISHED,
-        delta.finish_reason == FINISH_ABORT,
-    )
 
 
 def metrics_of(record: OperationRecord, *, wall_us: int, losses: int) -> Mapping[str, float]:

@@ -19,7 +19,6 @@ from typing import Final
 import xxhash
 
 from plexclient.wire.v1 import operations_pb2
-from plexsvc.ids import VersionId
 from plexsvc.rollout.core.events import SampleKey
 from plexsvc.rollout.engines.base import extend_spans
 from plexsvc.rollout.recordfiles import Entry, RecordFile
@@ -39,9 +38,21 @@ class SampleRecord:
     """Carries only the spans of all tokens so far."""
     has_prompt_logprobs: bool = False
     pending: operations_pb2.SampleDelta | None = None
+    """What the next frame has of it, but for these tokens, which are cheaper to gather in lists."""
+    new_tokens: list[int] = field(default_factory=list)
+    new_logprobs: list[float] = field(default_factory=list)
     is_complete: bool = False
     num_kept: int = 0
     """Spans of versions whose beginning is in the record's file."""
+
+    def take(self) -> operations_pb2.SampleDelta:
+        """Return what is pending, once."""
+        delta, self.pending = self.pending, None
+        assert delta is not None, self
+        delta.token_ids.extend(self.new_tokens)
+        delta.logprobs.extend(self.new_logprobs)
+        self.new_tokens, self.new_logprobs = [], []
+        return delta
 
 
 class OperationRecord:
@@ -156,21 +167,15 @@ class OperationRecord:
     def _append(
         self, sample: SampleRecord, delta: operations_pb2.SampleDelta, *, known: int
     ) -> None:
-        pending = self._pend(sample)
-        start = len(sample.tokens)
-        sample.tokens.extend(delta.token_ids[known:])
-        pending.token_ids.extend(delta.token_ids[known:])
-        pending.logprobs.extend(delta.logprobs[known:])
-        pending.texts.extend(delta.texts[known:])
-        self.generated += len(delta.token_ids) - known
+        pending, start, tokens = self._pend(sample), len(sample.tokens), delta.token_ids[known:]
+        sample.tokens.extend(tokens)
+        sample.new_tokens += tokens
+        sample.new_logprobs += delta.logprobs[known:]
+        if delta.texts:
+            pending.texts.extend(delta.texts[known:])
+        self.generated += len(tokens)
         for span in delta.versions:
-            low = max(span.start, start)
-            extend_spans(
-                sample.versions,
-                version=VersionId.of(span),
-                start=low,
-                count=max(0, span.end - low),
-            )
+            extend_spans(sample.versions, version=span, start=max(span.start, start), end=span.end)
 
     def _finish(self, sample: SampleRecord, delta: operations_pb2.SampleDelta) -> None:
         sample.is_complete = True
@@ -217,8 +222,7 @@ def _cut(samples: Sequence[SampleRecord]) -> Iterator[list[operations_pb2.Sample
     group: list[operations_pb2.SampleDelta] = []
     nbytes = 0
     for sample in samples:
-        delta, sample.pending = sample.pending, None
-        assert delta is not None, sample
+        delta = sample.take()
         size = delta.ByteSize()
         if group and nbytes + size > FRAME_BYTES:
             yield group

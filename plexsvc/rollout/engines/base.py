@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.errors import PlexError
-from plexsvc.ids import VersionId
+from plexsvc.ids import Versioned, VersionId
 
 if TYPE_CHECKING:
     from plexsvc.weights.reading import Published
@@ -172,8 +172,9 @@ class DeltaBox:
         delta.logprobs.extend(logprobs)
         delta.texts.extend(texts)
         delta.cached_tokens += cached_tokens
-        extend_spans(delta, version=version, start=state.position, count=len(tokens))
-        state.position += len(tokens)
+        end = state.position + len(tokens)
+        extend_spans(delta, version=version, start=state.position, end=end)
+        state.position = end
 
     def finish(self, request_id: str, *, reason: int, stop_reason: str = "") -> None:
         """Mark a sample as ended; nothing is accepted for it afterwards."""
@@ -227,13 +228,20 @@ class DeltaBox:
 
 
 def extend_spans(
-    delta: operations_pb2.SampleDelta, *, version: VersionId, start: int, count: int
+    delta: operations_pb2.SampleDelta, *, version: Versioned, start: int, end: int
 ) -> None:
-    """Say that tokens [start, start + count) came from `version`, widening the last span."""
-    if not count:
+    """Say that tokens [start, end) came from `version`, widening the last span."""
+    if end <= start:
         return
     spans = delta.versions
-    if spans and spans[-1].end == start and VersionId.of(spans[-1]) == version:
-        spans[-1].end = start + count
+    last = spans[-1] if spans else None
+    if (
+        last is not None
+        and last.end == start
+        and last.version == version.version
+        and last.incarnation == version.incarnation
+        and last.deployment_id == version.deployment_id
+    ):
+        last.end = end
     else:
-        spans.add(start=start, end=start + count, **version._asdict())
+        spans.add(start=start, end=end, **VersionId.of(version)._asdict())

@@ -8,6 +8,7 @@ import pytest
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.rollout.answers import Answers, GarbageError
+from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH
 from tests.rigs.rollout_requests import request
 
 ASKED = [request([3, 4], index=0, seed=1, generated=[5, 6]), request([3], index=1, seed=2)]
@@ -26,8 +27,21 @@ def delta(
 
 def test_tokens_in_their_order_are_taken_from_where_a_sample_stood() -> None:
     answers = Answers(ASKED, vocab_size=50)
-    answers.check([delta(0, 2, 7, 8), delta(1, 0, 49)])
-    answers.check([delta(0, 4, 9), delta(1, 1), delta(1, 1, 2)])
+    answers.take([delta(0, 2, 7, 8), delta(1, 0, 49)])
+    taken = answers.take([delta(0, 4, 9), delta(1, 1), delta(1, 1, 2)])
+    assert [(one.key, one.position, one.count) for one in taken] == [
+        ((0, 0), 4, 1),
+        ((1, 0), 1, 0),
+        ((1, 0), 1, 1),
+    ]
+
+
+def test_an_abort_ends_no_sample() -> None:
+    answers = Answers(ASKED, vocab_size=50)
+    aborted, ended = delta(0, 2, 7), delta(1, 0, 8)
+    aborted.finish_reason, ended.finish_reason = FINISH_ABORT, FINISH_LENGTH
+    taken = answers.take([aborted, ended])
+    assert [(one.is_last, one.is_aborted) for one in taken] == [(False, True), (True, False)]
 
 
 @pytest.mark.parametrize(
@@ -43,4 +57,4 @@ def test_tokens_in_their_order_are_taken_from_where_a_sample_stood() -> None:
 )
 def test_garbage_is_told_with_its_flaw(garbage: operations_pb2.SampleDelta, says: str) -> None:
     with pytest.raises(GarbageError, match=says):
-        Answers(ASKED, vocab_size=50).check([garbage])
+        Answers(ASKED, vocab_size=50).take([garbage])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from plexclient.wire.v1 import operations_pb2
 from plexsvc.ids import VersionId
+from plexsvc.rollout.answers import UNFINISHED
 from plexsvc.rollout.engines.base import FINISH_ABORT, FINISH_LENGTH, extend_spans
-from plexsvc.rollout.generation import arrival_of
 from plexsvc.rollout.records import FRAME_BYTES, OperationRecord
 from tests.rigs.rollout_bench import new_record
 from tests.rigs.rollout_requests import collect
@@ -45,15 +45,15 @@ def delta(
         logprobs=[-t for t in TOKENS[start:end]],
         finish_reason=finish,
     )
-    extend_spans(made, version=VersionId("job/actor", 1, version), start=start, count=end - start)
+    extend_spans(made, version=VersionId("job/actor", 1, version), start=start, end=end)
     return made
 
 
 def add(made: OperationRecord, given: operations_pb2.SampleDelta) -> None:
     """Add what is new, as the core orders."""
-    arrival = arrival_of(given)
-    known = len(made.samples[arrival.key].tokens) - arrival.position
-    made.add(arrival.key, given, known=known, is_last=arrival.is_last)
+    key = (given.prompt_index, given.sample_index)
+    known = len(made.samples[key].tokens) - given.position
+    made.add(key, given, known=known, is_last=given.finish_reason not in UNFINISHED)
 
 
 @given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 15), st.booleans()), max_size=30))
@@ -91,7 +91,6 @@ def test_versions_come_on_the_last_delta_and_span_instances() -> None:
 def test_an_aborted_call_does_not_finish_its_sample() -> None:
     made = record()
     aborted, complete = delta(0, 5, finish=FINISH_ABORT), delta(5, 6, finish=FINISH_LENGTH)
-    assert [arrival_of(given).is_last for given in (aborted, complete)] == [False, True]
     add(made, aborted)
     made.seal()
     add(made, complete)
