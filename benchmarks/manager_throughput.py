@@ -141,8 +141,9 @@ async def execute(
 async def run(
     stub: worker_pb2_grpc.WorkerAsyncStub, given: operations_pb2.Operation
 ) -> tuple[int, list[float]]:
-    """Return how many tokens came, and how long each delta was under way, in milliseconds."""
+    """Return how many tokens came, and how long each paced one was under way, in milliseconds."""
     tokens, late_ms = 0, []
+    is_paced = given.generate.sampling.min_tokens == PACED
     async with asyncio.TaskGroup() as group:
         group.create_task(execute(stub, given))
         request = worker_pb2.StreamFramesRequest(operation_id=given.operation_id)
@@ -150,7 +151,8 @@ async def run(
             at_us = now()
             for one in frame.deltas:
                 tokens += len(one.token_ids)
-                late_ms += [(at_us - stamp) % CYCLE_US / 1e3 for stamp in one.token_ids]
+                if is_paced:
+                    late_ms += [(at_us - stamp) % CYCLE_US / 1e3 for stamp in one.token_ids]
     return tokens, late_ms
 
 

@@ -25,6 +25,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.fencing import Gate
 from plexsvc.ids import show
 from plexsvc.log import Log
+from plexsvc.newest import Newest
 from plexsvc.rollout.config import RolloutConfig
 from plexsvc.rollout.core import orders
 from plexsvc.rollout.core.instances import DEDICATED
@@ -80,6 +81,8 @@ class RolloutManager:
         self._slots = Slots(
             Limit(total=config.max_streams, what="streams", key="rollout.max_streams")
         )
+        self._cancelled = Newest[bytes, None](MAX_ANSWERS)
+        """Operations whose end was asked for before they came here."""
         self._streams: Counter[str] = Counter()
         """Open streams by deployment."""
 
@@ -117,7 +120,8 @@ class RolloutManager:
     async def cancel(self, request: worker_pb2.CancelRequest) -> worker_pb2.CancelReply:
         """End a running operation with `cancelled`, or release the record of a finished one.
 
-        Without an operation id the whole WPG is forgotten.
+        One that is not known here ends so as soon as it comes: the manager before had it. Without
+        an operation id the whole WPG is forgotten.
 
         Raises:
             PlexError: `stale_fence`.
@@ -301,6 +305,9 @@ class RolloutManager:
             execution.answer.set_result(worker_pb2.ExecuteReply(result=record.result))
             return execution
         started_us = self._clock.monotonic_us()
+        if operation.operation_id in self._cancelled:
+            self._answer(execution, operation, _cancelled(operation), started_us=started_us)
+            return execution
         execution.task = group.create_task(self._carry(execution, request, started_us=started_us))
         # A task that is cancelled before its first step never gets to its own cleanup.
         execution.task.add_done_callback(
@@ -342,8 +349,7 @@ class RolloutManager:
         except asyncio.CancelledError:
             if not execution.is_cancelled:
                 raise
-            cause = f"{show(operation.operation_id)} was cancelled while it ran"
-            reply = failure(operation, PlexError(ErrorCode.CANCELLED, cause))
+            reply = _cancelled(operation)
         except Exception as error:  # noqa: BLE001 - the operation fails, not the manager
             log.error("operation failed", operation=show(operation.operation_id))  # noqa: TRY400 - adds the traceback
             broken = PlexError(ErrorCode.INTERNAL, f"the rollout manager failed: {error!r}")
@@ -386,7 +392,11 @@ class RolloutManager:
         execution = self._executions.get(operation_id)
         if execution is not None and execution.task is not None:
             self._stop(execution)
-        else:
+            return
+        record = self._records.get(operation_id)
+        if execution is None:
+            self._cancelled[operation_id] = None
+        if execution is not None or (record is not None and record.result is not None):
             self._executions.pop(operation_id, None)
             self._records.drop(operation_id)
 
@@ -482,6 +492,11 @@ def _unknown(deployment_id: str) -> PlexError:
 
 def _what(request: worker_pb2.ExecuteRequest) -> str:
     return f"{show(request.operation.operation_id)} on {request.wpg_id}"
+
+
+def _cancelled(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:
+    cause = f"{show(operation.operation_id)} was cancelled while it ran"
+    return failure(operation, PlexError(ErrorCode.CANCELLED, cause))
 
 
 def _stopped(operation: operations_pb2.Operation) -> worker_pb2.ExecuteReply:

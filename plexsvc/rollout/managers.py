@@ -209,14 +209,21 @@ class Managers:
         return reply
 
     async def cancel(self, request: worker_pb2.CancelRequest) -> None:
-        """End a generate early; one whose manager just died is cancelled at the successor.
+        """End a generate early; where its manager is away, at the successor.
 
         Raises:
-            PlexError: the manager is not there.
+            PlexError: `stale_fence`.
         """
         found = [d for d in self._deployments.values() if d.wpg_id == request.wpg_id]
         for deployment in found:
-            await _cancel(deployment.link, request)
+            while self._deployments.get(deployment.deployment_id) is deployment:
+                try:
+                    await _cancel(deployment.link, request)
+                    break
+                except PlexError as error:
+                    if error.code != ErrorCode.UNAVAILABLE:
+                        raise
+                    await self._clock.sleep(RETRY_US)
 
     async def release(self, deployment_id: str, operation_id: bytes) -> None:
         """Drop the record of an acknowledged operation.

@@ -84,6 +84,32 @@ async def test_a_released_record_is_not_there_for_a_successor() -> None:
         assert caught.value.code == ErrorCode.NOT_FOUND
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_cancel_while_the_manager_is_away_ends_the_generate_at_its_successor(
+    is_back: bool,
+) -> None:
+    async with bench(held=True) as b:
+        operation = b.generate()
+        request = worker_pb2.CancelRequest(
+            operation_id=operation.operation_id, wpg_id="wpg", fence=b.fence
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(b.execute(operation))
+            b.instances[0].engine.allow(3)
+            given = await frames_until(b, operation)
+            await b.serving.aclose()
+            if not is_back:
+                group.create_task(b.managers.cancel(request))
+                await asyncio.sleep(0.1)
+            await b.kill_manager()
+            if is_back:  # perhaps before it was told of the deployment
+                group.create_task(b.managers.cancel(request))
+        assert running.result().error.code == ErrorCode.CANCELLED
+        frames = await b.frames(operation.operation_id)
+        assert [frame.SerializeToString() for frame in frames[: len(given)]] == given
+        assert frames[-1].result == running.result()
+
+
 async def test_a_pull_under_way_is_done_by_the_successor() -> None:
     async with bench(instances=2) as b:
         await b.pull(1)
