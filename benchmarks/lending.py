@@ -2,12 +2,12 @@
 
     python -m benchmarks.lending [--trace azure_llm_2023_conv.csv.gz] [--rates 1 2 4] [--seconds 30]
 
-A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in the
-middle of the trace, faster or slower by one factor, so that they come at each of the rates a
-second; prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they
-come by chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one
-after the other. Policies: `alone` (no guest), `lending`, `alternate` (a step of each in turn) and
-`priority` (the guest steps when serving has nothing to do). All run in one process on one executor.
+A serving engine (a random Qwen3 of about 0.7 M parameters) gets requests that arrive as in a part
+of the trace, faster or slower by one factor, so that they come at each of the rates a second;
+prompts and answers have the trace's lengths divided by `--shorter`. Without a trace they come by
+chance, in bursts. The guest (27 M parameters) samples for a job: batches of prompts, one after the
+other. Policies: `alone` (no guest), `lending`, `alternate` (a step of each in turn) and `priority`
+(the guest steps when serving has nothing to do). All run in one process on one executor.
 
 Of idle compute, the share harvested is the guest's part of the time that the engine alone did not
 step. TPOT is the mean of a request's tokens after its first. Prints one JSON line.
@@ -86,10 +86,12 @@ def bursts() -> list[Request]:
     return made
 
 
-def at_rate(trace: Sequence[Request], *, rate: float, seconds: float) -> list[Request]:
-    """Return requests from the middle of a trace, faster or slower: so many in so long."""
-    middle = len(trace) // 2
-    part = trace[middle : middle + max(2, round(rate * seconds))]
+def at_rate(
+    trace: Sequence[Request], *, rate: float, seconds: float, begin: float = 0.5
+) -> list[Request]:
+    """Return requests from a part of a trace on, faster or slower: so many in so long."""
+    first = int(begin * len(trace))
+    part = trace[first : first + max(2, round(rate * seconds))]
     began_s, took_s = part[0].at_s, part[-1].at_s - part[0].at_s
     return [replace(one, at_s=(one.at_s - began_s) * seconds / took_s) for one in part]
 
@@ -226,22 +228,22 @@ async def measure(config: ServingConfig, options: argparse.Namespace) -> dict[st
     """Return what each policy does to each load."""
     trace = read_trace(options.trace, shorter=options.shorter) if options.trace else bursts()
     engine = await ServingEngine.start(config, clock=SystemClock())
-    bench, loads = Bench(engine), []
+    bench = Bench(engine)
     warm = at_rate(trace, rate=2.0, seconds=5.0)
     await bench.play(warm, policy="alone")
     await bench.play(warm, policy="lending")
-    for rate in options.rates:
-        requests = at_rate(trace, rate=rate, seconds=options.seconds)
-        found = {}
-        for policy in options.policies:
+    loads: dict[float, dict[str, Any]] = {rate: {} for rate in options.rates}
+    for policy in options.policies:  # the baselines' long steps would spoil the lender's forecasts
+        for rate, found in loads.items():
+            requests = at_rate(trace, rate=rate, seconds=options.seconds, begin=options.begin)
             found[policy] = await bench.play(requests, policy=policy)
             print(rate, policy, found[policy], file=sys.stderr)
+    for found in loads.values():
         if {"alone", "lending"} <= found.keys():
             idle = 1 - found["alone"]["serving_share"]
             found["harvested_of_idle"] = round(found["lending"]["guest_share"] / idle, 3)
-        loads.append({"rate": rate, **found})
     await engine.close()
-    return {"loads": loads}
+    return {"loads": [{"rate": rate, **found} for rate, found in loads.items()]}
 
 
 def main() -> None:
@@ -253,6 +255,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=None)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--begin", type=float, default=0.5, help="at which part of the trace")
     parser.add_argument("--shorter", type=int, default=8)
     parser.add_argument("--ttft", type=float, default=0.5)
     parser.add_argument("--tpot", type=float, default=0.15)
