@@ -1,4 +1,4 @@
-# make demo | make test | make check : each sets up .venv first; nothing else is installed by hand.
+# make demo | make test | make search | make check : each sets up .venv first; nothing else is installed by hand.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ LOCKS := requirements/base.txt requirements/cpu.txt requirements/dev.txt
 ENGINES ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 DEMO ?= arithmetic
 
-.PHONY: demo test check docs proto setup clean
+.PHONY: demo test search check docs proto setup clean
 
 setup: $(VENV)/.installed-$(ENGINES)
 
@@ -28,6 +28,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --run-slow $(PYTEST)
+
+search: setup
+	$(BIN)/python -m pytest --search -m hypothesis $(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .

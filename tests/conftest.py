@@ -11,12 +11,21 @@ from hypothesis import settings
 from tests.rigs.live_cluster import LiveCluster, start_cluster
 from tests.rigs.tiny_models import make_qwen3
 
-settings.register_profile("untimed", deadline=None)  # a loaded machine is no failure
-settings.load_profile("untimed")
+# No deadlines: a loaded machine is no failure. The same code gets the same examples, so that a run
+# tells about a change; `--search` draws new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--search", action="store_true", help="draw new examples for properties")
     parser.addoption("--run-slow", action="store_true", help="also run tests longer than a second")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--search"):
+        settings.load_profile("search")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
