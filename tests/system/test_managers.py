@@ -121,3 +121,27 @@ def test_a_manager_that_hangs_is_replaced(two_managers: LiveCluster, tiny_model:
                 finished.append(delta.sample)
         assert tokens(finished) == undisturbed
         assert not any(is_alive(pid) for pid in stopped)
+
+
+def test_scored_samples_and_a_cancelled_generate_outlive_their_manager(
+    two_managers: LiveCluster, tiny_model: Path
+) -> None:
+    cluster = two_managers
+    with cluster.connect() as connection, connection.job("scored") as job:
+        rollout = job.deploy("rollout", model=tiny_model, backend="vllm", max_model_len=512)
+        undisturbed = rollout.generate(PROMPTS, text=True, **OPTIONS)
+        references = [one.text for one in undisturbed[::2]]  # of the first sample of each prompt
+        future = rollout.generate.submit(PROMPTS, score="exact", references=references, **OPTIONS)
+        kill_all(cluster)
+        samples = future.result(120)
+        assert tokens(samples) == tokens(undisturbed)
+        assert [score.value for score in samples.scores] == [1.0, 0.0, 1.0, 0.0]
+
+        stream = rollout.generate.deltas(PROMPTS * 8, **OPTIONS)
+        next(stream)
+        kill_all(cluster)
+        stream.cancel()
+        with pytest.raises(plex.PlexError) as caught:
+            list(stream)
+        assert caught.value.code == "cancelled"
+        assert tokens(rollout.generate(PROMPTS, **OPTIONS)) == tokens(undisturbed)
