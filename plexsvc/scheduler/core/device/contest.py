@@ -16,7 +16,7 @@ from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.device.prefetch import Expected, next_arrival, spread_us
 from plexsvc.scheduler.core.place import placing
-from plexsvc.scheduler.core.planning.profile import Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
@@ -42,6 +42,7 @@ def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]
             entry.continues_burst = _continues_burst(
                 devices, wpg, operation, least_setup_us=min(s for s in others if s)
             )
+            entry.has_room = entry.continues_burst and _has_room(devices, wpg)
     return found
 
 
@@ -193,15 +194,15 @@ def _entry(devices: Devices, wpg: Wpg, operation: Operation) -> Entry:
     slack_us = 0
     if profile is not None:
         slack_us = profile.period_us if profile.mode is Mode.ASYNC1 else profile.busy_us
-    is_going_on = _is_going_on(pattern, max_gap_us=cost_us)
+    is_under_way = _is_going_on(pattern, max_gap_us=cost_us) and not pattern.cycles.is_last_of_cycle
     return Entry(
         resident_id=ResidentId(wpg.wpg_id),
         phase=operation.kind,
         since_us=since_us,
         service_us=service_us,
         setup_us=0 if wpg.residency is Residency.DEVICE else cost_us,
-        burst_us=service_us + pattern.cycles.burst_left_us(max_gap_us=cost_us),
-        deadline_us=(pattern.arrived_us if is_going_on else since_us) + slack_us,
+        burst_us=max(service_us, pattern.cycles.burst_us(max_gap_us=cost_us)),
+        deadline_us=(pattern.arrived_us if is_under_way else since_us) + slack_us,
         is_critical=_is_critical(devices, wpg, profile),
         continues_burst=False,
         is_paused=placing.paused(devices.placement, wpg) is not None,
@@ -234,6 +235,18 @@ def _continues_burst(
         operation.submitted_us < devices.now_us
     )
     return was_waiting and service_us <= 2 * least_setup_us
+
+
+def _has_room(devices: Devices, wpg: Wpg) -> bool:
+    """Return whether all who share devices with a WPG leave some time, with a switch a cycle."""
+    load_ppm = 0
+    for other_id in devices.groups[wpg.wpg_id]:
+        other = devices.wpgs[other_id]
+        profile = devices.deployments[other.deployment_id].pattern.profile
+        if profile is not None:
+            busy_us = profile.busy_us + switch_us(devices, other)
+            load_ppm += busy_us * PPM // profile.period_us
+    return load_ppm < PPM
 
 
 def _is_going_on(pattern: Pattern, *, max_gap_us: int) -> bool:

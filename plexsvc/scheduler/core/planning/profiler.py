@@ -170,17 +170,28 @@ class CycleProfiler:
         last, planned = self._open[-1], known.segments[-1]
         return planned.phase != last.phase or last.duration_us >= planned.duration_us * 3 // 4
 
-    def burst_left_us(self, *, max_gap_us: int) -> int:
-        """Return the device time known to follow the last operation without a longer gap."""
-        known, at = self.profile, len(self._open)
-        if known is None or not 0 < at <= len(known.segments):
+    def burst_us(self, *, max_gap_us: int) -> int:
+        """Return the device time from the next operation on until a longer gap; 0 if unknown.
+
+        A burst may go on into the next cycle: who publishes at the boundary trains right after.
+        """
+        known, open_ = self.profile, self._open
+        if known is None:
             return 0
-        left, end_us = 0, known.segments[at - 1].end_us
-        for segment in known.segments[at:]:
-            if segment.offset_us - end_us > max_gap_us:
+        segments, at, done_us = known.segments, len(open_), 0
+        if open_ and at <= len(segments):
+            last, planned = open_[-1], segments[at - 1]
+            if planned.phase == last.phase and last.duration_us < planned.duration_us * 3 // 4:
+                at, done_us = at - 1, last.duration_us
+        at = 0 if at >= len(segments) else at
+        found_us, end_us = segments[at].duration_us - done_us, segments[at].end_us
+        following = [(s, 0) for s in segments[at + 1 :]]
+        following += [(s, known.period_us) for s in segments[:at]]
+        for segment, later_us in following:
+            if segment.offset_us + later_us - end_us > max_gap_us:
                 break
-            left, end_us = left + segment.duration_us, segment.end_us
-        return left
+            found_us, end_us = found_us + segment.duration_us, segment.end_us + later_us
+        return found_us
 
     def _is_boundary(self, phase: str, start_us: int, *, starts_cycle: bool | None) -> bool:
         if len(self._open) >= _MAX_SEGMENTS:

@@ -7,7 +7,8 @@ and the highest `(W + S') / S'`. `plex` asks, in this order:
 So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
    operation with its switch of every other job of the group, unless its job is paused.
 2. A burst that is on the device is not torn, unless an operation whose wait lengthens its job's
-cycle is pending, the burst has the slack, and what is left of it exceeds the two extra switches.
+cycle is pending, the burst has the slack even for all of the other's, what is left of it exceeds
+   the two extra switches, and the devices have time for them: where they have none, all are later.
 3. Between bursts, one that waited `starve_factor * S'` goes first, the one that waited longest
 ahead. 4. Operations on a critical path go by response ratio; without one, the least slack first.
 """
@@ -72,13 +73,17 @@ class Entry:
     """The switch it needs now; 0 for the job on the device."""
 
     burst_us: int
-    """Service left in its burst, its own included."""
+    """Service left until its job pauses, its own included."""
 
     deadline_us: int
     """When the burst must be over for the cycle not to get longer."""
 
     is_critical: bool
     continues_burst: bool
+    has_room: bool = False
+    """Of what continues a burst: whether its devices have time for more switches than one a cycle
+    of each job."""
+
     is_paused: bool = False
     """Whether it goes only when no other waits: its job is why others are late."""
 
@@ -147,8 +152,8 @@ def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
 
 def _may_tear(kept: Entry, critical: Sequence[Entry], *, rules: Rules, now_us: int) -> bool:
     waiting = [e for e in critical if e is not kept and e.is_critical]
-    if not rules.uses_slack or kept.is_critical or not waiting:
+    if not (rules.uses_slack and kept.has_room) or kept.is_critical or not waiting:
         return False
     first = min(waiting, key=lambda e: e.effective_us)
-    detour_us = first.effective_us + first.setup_us
+    detour_us = first.burst_us + 2 * first.setup_us
     return kept.laxity_us(now_us) >= detour_us and kept.burst_us > 2 * first.setup_us

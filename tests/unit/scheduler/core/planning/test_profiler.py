@@ -217,11 +217,24 @@ def test_what_follows_is_predicted_from_the_cycle() -> None:
     play(profiler, 2, period=100, phases=["fwd", "bwd", "step"])
     profiler.observe("fwd", start_us=200, end_us=210)
     assert profiler.next_gap_us() == 0
-    assert profiler.burst_left_us(max_gap_us=1) == 20
+    assert profiler.burst_us(max_gap_us=1) == 20
     profiler.observe("bwd", start_us=210, end_us=220)
     profiler.observe("step", start_us=220, end_us=230)
     assert profiler.next_gap_us() == 70
-    assert profiler.burst_left_us(max_gap_us=1) == 0
+    assert profiler.burst_us(max_gap_us=1) == 30, "the next burst, of which nothing ran yet"
+
+
+def test_a_burst_that_begins_with_what_was_left_to_publish_goes_on_in_the_next_cycle() -> None:
+    segments = tuple(
+        Segment(phase=phase, offset_us=offset_us, duration_us=10)
+        for phase, offset_us in (("fwd", 0), ("step", 10), ("sync", 90))
+    )
+    profiler = CycleProfiler(known=Profile(period_us=100, segments=segments))
+    profiler.observe("fwd", start_us=0, end_us=4)
+    assert profiler.burst_us(max_gap_us=1) == 16, "a part of the first segment ran"
+    profiler.observe("step", start_us=10, end_us=20)
+    assert profiler.burst_us(max_gap_us=1) == 30
+    assert profiler.burst_us(max_gap_us=70) == 30, "no longer than a cycle"
 
 
 def test_training_between_two_rollouts_of_a_job_one_step_behind_is_at_the_boundary() -> None:

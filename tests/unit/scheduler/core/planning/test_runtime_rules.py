@@ -66,6 +66,15 @@ def test_a_critical_operation_goes_before_one_with_slack() -> None:
     assert first(slack, critical) == "c"
 
 
+def test_a_burst_with_slack_is_torn_for_a_critical_operation_where_switches_cost_nobody() -> None:
+    kept = replace(entry("k", since=90, service=50, burst=True), has_room=True)
+    waits = entry("w", since=90, setup=20, is_critical=True)
+    assert first(kept, waits) == "w"
+    assert first(replace(kept, has_room=False), waits) == "k", "all would be late for the switches"
+    whole = replace(waits, burst_us=300)
+    assert first(replace(kept, deadline_us=100 + 50 + 300), whole) == "k", "it goes on all along"
+
+
 def test_a_paused_job_goes_only_when_no_other_waits() -> None:
     paused, other = entry("p", since=0, is_paused=True), entry("o", since=99)
     for order in Order:
